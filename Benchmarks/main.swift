@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: MIT
+// The figures of this library, measured from another module, as a program of a user would see them.
+
+import Foundation
+
+exit(Bench.run(Array(CommandLine.arguments.dropFirst())))

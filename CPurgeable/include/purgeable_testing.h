@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+/// Seams for tests: counted faults in the system-call table, and switches that turn single rules of the protocol off.
+///
+/// Not part of the stable interface. Nothing here is needed, or useful, in a program.
+#ifndef PURGEABLE_TESTING_H
+#define PURGEABLE_TESTING_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// The calls that go through the table.
+typedef enum purgeable_testing_call {
+  purgeable_testing_call_mmap = 1 << 0,
+  purgeable_testing_call_munmap = 1 << 1,
+  purgeable_testing_call_madvise_free = 1 << 2,
+  purgeable_testing_call_madvise_dontneed = 1 << 3,
+  purgeable_testing_call_madvise_other = 1 << 4,
+  purgeable_testing_call_mincore = 1 << 5,
+  purgeable_testing_call_allocate = 1 << 6,
+  purgeable_testing_call_random = 1 << 7,
+  purgeable_testing_call_any = (1 << 8) - 1,
+} purgeable_testing_call_t;
+
+/// Makes the n-th call (1 is the next one) of the kinds in `calls` fail with `error`, once; n = 0 switches this off.
+/// With `and_after`, every later call of those kinds fails as well. Whole process.
+void purgeable_testing_fail(unsigned calls, uint64_t n, int error, bool and_after);
+
+/// How many calls of the kinds in `calls` went through the table since the process began.
+uint64_t purgeable_testing_call_count(unsigned calls);
+
+/// Whether the fault that was asked for has happened.
+bool purgeable_testing_has_failed(void);
+
+/// Rules that tests can switch off to prove that they are needed. Compiled in only with PURGEABLE_TEST_HOOKS.
+typedef enum purgeable_testing_rule {
+  /// A locker waits until no madvise is running on what it locks.
+  purgeable_testing_rule_wait_for_offer = 1 << 0,
+  /// A read without lock is valid only if the thread was neither preempted nor migrated meanwhile.
+  purgeable_testing_rule_rseq_sentinel = 1 << 1,
+  /// MADV_DONTNEED before anything new is written where something old was.
+  purgeable_testing_rule_dontneed_before_refill = 1 << 2,
+  /// No page is appended to once it has been on offer.
+  purgeable_testing_rule_no_append_after_offer = 1 << 3,
+  /// A slab is claimed from count 0 before it is given back.
+  purgeable_testing_rule_claim_before_give_back = 1 << 4,
+  /// An owner takes a moved element by compare-exchange, not by store.
+  purgeable_testing_rule_exchange_not_store = 1 << 5,
+  /// After a copy: witnesses, then header, then generation.
+  purgeable_testing_rule_order_of_checks = 1 << 6,
+  /// Generations are 32 bits wide (off: 2 bits).
+  purgeable_testing_rule_wide_generations = 1 << 7,
+} purgeable_testing_rule_t;
+
+/// Whether this build can switch rules off.
+bool purgeable_testing_has_hooks(void);
+
+/// Switches the rules in `rules` off, all others on. Returns false, and does nothing, in a build without hooks.
+bool purgeable_testing_switch_off(unsigned rules);
+
+/// Whether a rule is in force: for owners (tests, the cache) whose own code carries one of the rules.
+bool purgeable_testing_rule_holds(purgeable_testing_rule_t rule);
+
+/// In a build with hooks: every read without lock spins this many rounds between copy and check (0: none), and so do the births of
+/// large elements and the beginnings of offers in a heap, so that races show.
+void purgeable_testing_slow_reads(uint32_t rounds);
+
+/// In a build with hooks: every read without lock, in every thread, calls `pause` between copy and check, once per try (NULL: no
+/// more), and so do those births and offers. Whoever changes it sees to it that none of them is under way. Returns false, and does
+/// nothing, in a build without hooks.
+bool purgeable_testing_set_pause(void (*pause)(void *context), void *context);
+
+/// In a build with hooks: how many locks of regions found a madvise running when they began, and waited for it; else 0.
+uint64_t purgeable_testing_waited_lock_count(void);
+
+/// The same for locks of elements.
+uint64_t purgeable_testing_waited_heap_lock_count(void);
+
+struct purgeable_heap;
+/// In a build with hooks: lets the slab around a place be in the last of its lives, as if its generations were used up. False in a
+/// build without, and where there is no slab.
+bool purgeable_testing_begin_last_life(struct purgeable_heap *heap, uint64_t place);
+
+/// Makes the next `purgeable_probe` try again.
+void purgeable_testing_forget_probe(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: MIT
+// What purgeable_pressure.h declares is implemented in Swift, in Sources/Purgeable/Pressure/PressureMonitor+C.swift. Only this is C.
+
+#include "purgeable_pressure_event.h"
+
+#include <sys/eventfd.h>
+
+int32_t purgeable__pressure_event(void) { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+// Spans and raw memory: the few conversions that everything here is built from.
+
+extension Array where Element == UInt8 {
+  /// Copies the bytes of a span, so that they outlive the access that lent it.
+  public init(copying span: RawSpan) {
+    unsafe self.init(unsafeUninitializedCapacity: span.byteCount) { buffer, count in
+      // Safe: the buffer has room for exactly the span's bytes, and both are valid for the length of this closure.
+      unsafe span.withUnsafeBytes { bytes in
+        unsafe UnsafeMutableRawBufferPointer(buffer).copyMemory(from: bytes)
+      }
+      count = span.byteCount
+    }
+  }
+}
+
+/// Copies the whole of a span to the front of a larger or equal one; stops the program where it does not fit.
+func copy(_ source: RawSpan, to target: inout MutableRawSpan) {
+  // Safe: both are valid for the length of the closures, and the counts are compared.
+  unsafe target.withUnsafeMutableBytes { to in
+    unsafe source.withUnsafeBytes { from in
+      if from.count > to.count { stop("copy of \(from.count) bytes into \(to.count)") }
+      unsafe to.copyMemory(from: from)
+    }
+  }
+}
+
+/// Lends the bytes of a collection as a span; copies them first where they are not contiguous.
+func withRawSpan<Failure: Error>(
+  of bytes: some Collection<UInt8>, _ body: (RawSpan) throws(Failure) -> Void
+) throws(Failure) {
+  let outcome = bytes.withContiguousStorageIfAvailable { buffer in
+    Result { () throws(Failure) in
+      // Safe: the storage is valid for the length of this closure, bytes have no padding, and the span cannot leave `body`.
+      try unsafe body(UnsafeRawBufferPointer(buffer).bytes)
+    }
+  }
+  if let outcome { return try outcome.get() }
+  let copy = Array(bytes)
+  // Safe: as above; the copy lives until `body` returns.
+  try unsafe body(copy.span.bytes)
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+// A file descriptor that is still ours when it is closed.
+
+import CPurgeablePressure
+import Glibc
+
+/// A descriptor and what it was opened on.
+///
+/// A program that becomes a daemon closes all descriptors, ours too, and opens its own under the same numbers; a forked child does
+/// the same. So before one is closed late, it is compared with what it was.
+struct OwnedDescriptor: Sendable, Hashable {
+  let number: Int32
+  private let device: UInt64
+  private let inode: UInt64
+  /// Tells eventfds apart, which share one inode. Linux 5.2 and newer; empty elsewhere.
+  private let eventNumber: String
+
+  /// Takes a descriptor over; nil for a negative one, which is how a failed call is passed on.
+  init?(_ number: Int32) {
+    guard number >= 0, let identity = Self.identity(number) else { return nil }
+    self.number = number
+    (device, inode, eventNumber) = identity
+  }
+
+  /// Closes it, unless the number means something else by now.
+  func close() {
+    guard let identity = Self.identity(number), identity == (device, inode, eventNumber) else { return }
+    Glibc.close(number)
+  }
+
+  private static func identity(_ number: Int32) -> (UInt64, UInt64, String)? {
+    var status = stat()
+    guard unsafe fstat(number, &status) == 0 else { return nil }
+    // Only descriptors without a file of their own have no type.
+    guard status.st_mode & S_IFMT == 0 else { return (UInt64(status.st_dev), UInt64(status.st_ino), "") }
+    let line = SmallFile.text("/proc/self/fdinfo/\(number)")?.split(separator: "\n").first { $0.hasPrefix("eventfd-id:") }
+    return (UInt64(status.st_dev), UInt64(status.st_ino), line.map(String.init) ?? "")
+  }
+
+  /// Opens a file, closed on exec.
+  static func open(_ path: String, _ flags: Int32) -> OwnedDescriptor? {
+    OwnedDescriptor(unsafe Glibc.open(path, flags | O_CLOEXEC | O_NOCTTY))
+  }
+
+  /// An eventfd that does not block, closed on exec.
+  static func event() -> OwnedDescriptor? {
+    OwnedDescriptor(purgeable__pressure_event())
+  }
+
+  /// Writes the text in one call; whether all of it was taken.
+  func write(_ text: String) -> Bool {
+    let bytes = Array(text.utf8)
+    return unsafe bytes.withUnsafeBytes { unsafe Glibc.write(number, $0.baseAddress, $0.count) } == bytes.count
+  }
+
+  /// Sets an eventfd off.
+  func signal() {
+    var one: UInt64 = 1
+    // The counter is far from full: fails only where the descriptor is not ours any more.
+    _ = unsafe Glibc.write(number, &one, 8)
+  }
+
+  /// Takes what an eventfd has counted; 0 when there was nothing.
+  @discardableResult
+  func drain() -> UInt64 {
+    var count: UInt64 = 0
+    return unsafe read(number, &count, 8) == 8 ? count : 0
+  }
+}

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+// Events say "now"; a level has to last for a moment.
+
+/// The level that the events of the last second add up to. A value without a clock of its own.
+struct RecentEvents: Equatable, Sendable {
+  /// How long an event counts. Together with the two seconds of `PressureHysteresis` longer than the two seconds between two events
+  /// of a lasting stall, so that the level does not fall in between.
+  static let holdNanoseconds: UInt64 = 1_000_000_000
+
+  private var lastSome: UInt64?
+  private var lastCritical: UInt64?
+
+  mutating func note(_ level: PressureLevel, at now: UInt64) {
+    switch level {
+    case .none: break
+    case .some: lastSome = now
+    case .critical: lastCritical = now
+    }
+  }
+
+  func level(at now: UInt64) -> PressureLevel {
+    func isRecent(_ time: UInt64?) -> Bool { time.map { now < $0 || now - $0 < Self.holdNanoseconds } ?? false }
+    return isRecent(lastCritical) ? .critical : isRecent(lastSome) ? .some : .none
+  }
+}

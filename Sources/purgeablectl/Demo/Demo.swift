@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: MIT
+// The demonstration's own process, outside of the group: starts the others, listens to them, judges.
+//
+//   this process --files, limit--> worker       in the group: the cache, hits checked by digest
+//        ^                           |
+//        +--progress, what is left --+          compared here with the files, byte for byte
+//        |
+//        +--> neighbour   in the group, while the worker reads          +--> dictionary   in the group, afterwards
+
+import Glibc
+import Purgeable
+
+struct Demo {
+  let options: DemoOptions
+  private let start = Clock.now
+  private var progress = Progress()
+  private var corpus = Corpus()
+  /// nil where none could be made.
+  private var group: PressureGroup?
+  /// Why there is no limit on a group; empty while nothing speaks against it.
+  private var refusal = ""
+  private var limitBytes: UInt64 = 0
+  private var isRaised = false
+  private var neighbour: Child?
+  private var neighbourResult: NeighbourResult?
+
+  init(_ options: DemoOptions) {
+    self.options = options
+  }
+
+  /// Runs the demonstration and prints the report. Leaves no child and no group behind, however it ends.
+  mutating func run() throws -> Int32 {
+    try Children.watchSignals()
+    defer {
+      progress.end()
+      Children.endAll()
+      if let group, !group.remove() { Tool.complain("\(Tool.name) demo: could not remove \(group.files.directory)") }
+    }
+    do {
+      let report = try makeReport()
+      progress.end()
+      print(options.isJSON ? report.json.text : report.table)
+      return report.exitStatus
+    } catch {
+      let signal = Children.interruption
+      guard signal != 0 else { throw error }
+      progress.end()
+      Tool.complain("\(Tool.name) demo: ended by signal \(signal)")
+      return 128 + signal
+    }
+  }
+
+  private mutating func makeReport() throws -> DemoReport {
+    progress.show(.loading, share: nil, "looking for files in \(options.directory)")
+    corpus = Corpus.choose(in: options.directory, sizeBytes: options.sizeBytes, seed: options.seed) {
+      Children.interruption == 0
+    }
+    guard Children.interruption == 0 else { throw ToolFailure("interrupted") }
+    guard !corpus.files.isEmpty else {
+      throw ToolFailure("\"\(options.directory)\" has no readable file that is not empty and fits into --size")
+    }
+    limitBytes = options.limitBytes ?? max(1, corpus.sizeBytes / 2)
+    do throws(PressureGroup.Refusal) {
+      group = try PressureGroup(inside: MemoryGroup.current(), for: "demo")
+    } catch {
+      refusal = error.reason
+    }
+    let (worker, check) = try runWorker()
+    let dictionary = try runDictionary(worker)
+    return DemoReport(
+      directory: options.directory, options: options, fileCount: UInt64(corpus.files.count), fileBytes: corpus.sizeBytes,
+      limitBytes: limitBytes, pressure: pressureInWords(worker), worker: worker, check: check,
+      dictionary: dictionary.description(
+        limitBytes: limitBytes, totalBytes: worker[.loadedBytes], readCount: worker[.reads]),
+      nanoseconds: Clock.now - start)
+  }
+
+  // MARK: The worker
+
+  private mutating func runWorker() throws -> (WorkerResult, FinalCheck) {
+    var words = [DemoCommands.worker, "--seed=\(options.seed)"] + GroupProcess.words(group?.files)
+    if let spoiling = Self.spoiling { words.append("--spoil=\(spoiling.rawValue)") }
+    let child = try Children.start(words)
+    var result: WorkerResult?
+    var check = FinalCheck()
+    do {
+      try DemoProcess.send(corpus.files, to: child.writer)
+      while let frame = try child.reader.next() {
+        switch frame.tag {
+        case .ready: try begin(child)
+        case .progress: try follow(frame)
+        case .entry:
+          guard frame.number < UInt64(corpus.files.count) else { throw WireFailure() }
+          check.check(frame.bytes, against: corpus.files[Int(frame.number)])
+          progress.show(.comparing, share: nil, "\(ByteSize(check.bytes)), \(check.wrongBytes) wrong bytes")
+        case .result: result = WorkerResult(frame.words)
+        default: throw WireFailure()
+        }
+      }
+    } catch is WireFailure {
+      // How it ended tells more.
+    }
+    child.closeInput()
+    stopNeighbour()
+    let end = child.wait()
+    guard end == .exited(0), let result else {
+      let why: String =
+        switch end {
+        case .killed(let signal): "was ended by signal \(signal)"
+        case .exited(let status): "failed with status \(status)"
+        }
+      let killed = group?.files.killCount ?? 0
+      let whom = killed > 0 ? "; the kernel had to kill \(killed) in its group" : ""
+      throw ToolFailure("the process with the cache \(why)\(whom)")
+    }
+    return (result, check)
+  }
+
+  /// The worker has its tables: now it shows what a process needs for itself, and so how low the limit can be.
+  private mutating func begin(_ worker: Child) throws {
+    if let files = group?.files {
+      // For the neighbour as well, and some room to read files in.
+      let possible = max(limitBytes, 2 * (files.workingSetBytes ?? 0) + 8 << 20)
+      if corpus.sizeBytes <= Neighbour.roomBytes(limit: possible) * 3 / 2 {
+        refusal = "these files are too few to fill a group"
+      } else {
+        let error = files.setLimit(possible)
+        if error != 0 { refusal = "a limit could not be set: \(SystemError.text(error))" }
+        isRaised = error == 0 && possible > limitBytes
+        if error == 0 { limitBytes = possible }
+      }
+    }
+    let kind: PressureKind = refusal.isEmpty ? .group : .pageOut
+    try worker.writer.write(.begin, limitBytes, [kind.rawValue])
+  }
+
+  private mutating func follow(_ frame: Frame) throws {
+    guard let phase = DemoPhase(rawValue: frame.number) else { throw WireFailure() }
+    let words = frame.words
+    switch phase {
+    case .loading where words.count == 3:
+      let share = Double(words[0]) / Double(max(1, words[1]))
+      progress.show(phase, share: share, "\(ByteSize(words[2])) of \(ByteSize(corpus.sizeBytes))")
+    case .reading where words.count == 5:
+      if neighbour == nil, refusal.isEmpty, let files = group?.files {
+        neighbour = try Children.start(
+          [DemoCommands.neighbour, "--limit=\(limitBytes)"] + GroupProcess.words(files))
+      }
+      progress.show(
+        phase, share: min(Double(words[0]) / 100, 1),
+        "\(Figures.count(words[2])) hits, \(Figures.count(words[3])) misses, \(words[4]) wrong bytes")
+    case .measuring:
+      stopNeighbour()
+      progress.show(phase, share: nil, "")
+    default: throw WireFailure()
+    }
+  }
+
+  private mutating func stopNeighbour() {
+    guard let child = neighbour else { return }
+    neighbour = nil
+    child.closeInput()
+    if let frame = try? child.reader.next(), frame.tag == .result { neighbourResult = NeighbourResult(frame.words) }
+    _ = child.wait()
+  }
+
+  // MARK: The dictionary
+
+  private mutating func runDictionary(_ worker: WorkerResult) throws -> DictionaryOutcome {
+    progress.show(.dictionary, share: nil, "")
+    let files = refusal.isEmpty ? group?.files : nil
+    files?.dropLeftovers()
+    let killsBefore = files?.killCount
+    var words = [DemoCommands.dictionary, "--seed=\(options.seed)", "--reads=\(worker[.reads])"] + GroupProcess.words(files)
+    if files == nil { words.append("--address-space=\(limitBytes)") }
+    let child = try Children.start(words, isQuiet: true)
+    var outcome = DictionaryOutcome(end: .exited(0), hasGroup: files != nil)
+    do {
+      // As many as the worker had time for.
+      try DemoProcess.send(Array(corpus.files.prefix(Int(worker[.entries]))), to: child.writer)
+      while let frame = try child.reader.next() {
+        guard frame.words.count == 2, frame.tag == .progress || frame.tag == .result else { throw WireFailure() }
+        (outcome.loadedBytes, outcome.reads) = (frame.words[0], frame.words[1])
+        outcome.isDone = frame.tag == .result
+        progress.show(.dictionary, share: nil, "\(ByteSize(outcome.loadedBytes)), \(Figures.count(outcome.reads)) reads")
+      }
+    } catch is WireFailure {
+      // It is gone, as was to be expected: how it ended tells more.
+    }
+    child.closeInput()
+    outcome.end = child.wait()
+    if Children.interruption != 0 { throw ToolFailure("interrupted") }
+    if let killsBefore, let kills = files?.killCount { outcome.wasKilledForMemory = kills > killsBefore }
+    return outcome
+  }
+
+  // MARK: Words
+
+  private func pressureInWords(_ worker: WorkerResult) -> String {
+    let limit = "\(ByteSize(limitBytes))"
+    guard refusal.isEmpty, let version = group?.files.version.rawValue else {
+      if worker[.pageOutError] != 0 {
+        return "none: no memory group (\(refusal)), and the kernel does not page out on demand"
+      }
+      return "MADV_PAGEOUT on what is on offer, down to \(limit) and less: \(ByteSize(worker[.pagedOutBytes])) were taken; "
+        + "no memory group (\(refusal))"
+    }
+    let raised = isRaised ? " (raised to what the processes themselves need)" : ""
+    guard let neighbourResult, neighbourResult.waveCount > 0 else { return "cgroup v\(version), limit \(limit)\(raised)" }
+    return "cgroup v\(version), limit \(limit)\(raised), and a neighbour in it that took up to "
+      + "\(ByteSize(neighbourResult.peakBytes)) in \(neighbourResult.waveCount) waves"
+  }
+
+  /// For the tool's own tests: what is to be spoiled, so that they can see that it is found out.
+  private static var spoiling: Spoiling? {
+    unsafe getenv("PURGEABLECTL_DEMO_SPOIL").flatMap { unsafe Spoiling(rawValue: String(cString: $0)) }
+  }
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT
+// hot: of a set that is read by popularity, what is still answered after half of the cache was taken.
+
+import Purgeable
+
+extension Scenario {
+  static let hot = Scenario(
+    name: "hot",
+    shows: "reads still answered after half of the cache was taken, against an ideal LRU of the remaining size (Zipf 0.99)"
+  ) { stage in
+    var outcome = StressOutcome()
+    outcome.rows = [["entries", "who chose", "remaining size", "entries left", "answered", "ideal LRU", "share of ideal"]]
+    var variants: [JSON] = []
+    for size in [4096, 100] {
+      for isAlone in [true, false] {
+        let trial = try HotTrial.run(stage, size: size, isAlone: isAlone)
+        outcome.wrongBytes += trial.wrongBytes
+        outcome.rows.append(trial.cells)
+        outcome.highlights.append("\(size)-byte entries, \(trial.who): \(Rate.twoDecimals(trial.share))")
+        variants.append(trial.json)
+      }
+    }
+    outcome.facts = [("variants", .array(variants))]
+    return outcome
+  }
+}
+
+private struct HotTrial {
+  var size: Int
+  var isAlone: Bool
+  var keyCount: UInt64
+  /// The share of the cache's pages that was left.
+  var remaining: Double
+  var entriesLeft: UInt64
+  var reads: UInt64
+  var answered: UInt64
+  var ideal: UInt64
+  var wrongBytes: UInt64
+
+  var share: Double { Double(answered) / Double(max(1, ideal)) }
+  var who: String { isAlone ? "kernel alone" : "with reaction" }
+
+  var cells: [String] {
+    [
+      "\(size) bytes", who, Figures.oneDecimal(remaining * 100) + " %", Figures.share(entriesLeft, of: keyCount),
+      Figures.share(answered, of: reads), Figures.share(ideal, of: reads), Rate.twoDecimals(share),
+    ]
+  }
+
+  var json: JSON {
+    [
+      "entryBytes": .unsigned(UInt64(size)), "kernelAlone": .bool(isAlone), "keys": .unsigned(keyCount),
+      "remainingShare": .number(remaining), "entriesLeft": .unsigned(entriesLeft), "reads": .unsigned(reads),
+      "answered": .unsigned(answered), "idealAnswered": .unsigned(ideal), "shareOfIdeal": .number(share),
+    ]
+  }
+
+  static func run(_ stage: StressStage, size: Int, isAlone: Bool) throws -> HotTrial {
+    stage.clear()
+    // In short form the smallest entries are fewer, and the neighbour has the rest of the memory from the beginning.
+    let setShare: UInt64 = stage.options.isShort && size < 1000 ? 20 : 70
+    let load = StressContent(seed: stage.seed, totalBytes: stage.share(setShare), sizes: size...size)
+    let cache = try stage.startCache(load)
+    let neighbour = try stage.startMemory()
+    if setShare < 70 { _ = try stage.ask(neighbour, .take, ["bytes": stage.share(70 - setShare)]) }
+    if isAlone { _ = try stage.ask(cache, .leaveItToTheKernel) }
+    stage.show("\(size)-byte entries, filling")
+    let base = ProcessFacts.anonymousBytes(cache.id)
+    _ = try stage.ask(cache, .fill)
+    // Read while it is on offer, as caches are; and while the neighbour takes, for nobody stops reading for that.
+    let facts = try stage.ask(cache, .settle)
+    let ordinary = base + facts["ordinaryBytes"]
+    func held() -> UInt64 {
+      let bytes = ProcessFacts.anonymousBytes(cache.id)
+      return bytes - min(ordinary, bytes)
+    }
+    stage.show("\(size)-byte entries, reading")
+    try stage.order(cache, .run, ["interval": 100])
+    let wanted = stage.options.isShort ? load.keyCount / 2 : load.keyCount * 2
+    var warmReads: UInt64 = 0
+    while warmReads < wanted { warmReads += try stage.nextRow(of: cache)["reads"] }
+    let before = held()
+    stage.show("\(size)-byte entries, taking half of them")
+    // Step by step, so that whoever wants to react can.
+    let step = stage.limitBytes / (stage.options.isShort ? 40 : 128)
+    var taken = stage.share(70 - setShare)
+    while held() > before / 2, taken < stage.share(85) {
+      _ = try stage.ask(neighbour, .take, ["bytes": step])
+      taken += step
+      try stage.pause(20)
+    }
+    let warm = try stage.stop(cache)
+    let remaining = Double(held()) / Double(max(1, before))
+    let answered = try stage.ask(
+      cache, .run, ["reads": min(load.keyCount, stage.options.isShort ? 100_000 : 1_000_000), "salt": 1])
+    let left = try stage.ask(cache, .check, ["keys": load.keyCount])
+    let ideal = IdealLRU.answered(
+      load: load, warmReads: warm["reads"], size: UInt64(Double(load.keyCount) * remaining), reads: answered["reads"])
+    return HotTrial(
+      size: size, isAlone: isAlone, keyCount: load.keyCount, remaining: remaining, entriesLeft: left["hits"],
+      reads: answered["reads"], answered: answered["hits"], ideal: ideal,
+      wrongBytes: warm["wrongBytes"] + answered["wrongBytes"] + left["wrongBytes"])
+  }
+}
+
+/// What a cache would answer that has kept exactly those that were used last.
+enum IdealLRU {
+  /// After the keys were stored and read so many times, in the orders that the load gives; of `reads` more.
+  static func answered(load: StressContent, warmReads: UInt64, size: UInt64, reads: UInt64) -> UInt64 {
+    // When each key was used last. Every use has a moment of its own, so the newest are found by going back in time.
+    var owners = load.birthOrder.map { UInt32(truncatingIfNeeded: $0) }
+    var lastUse = [UInt32](repeating: 0, count: owners.count)
+    for (moment, owner) in owners.enumerated() { lastUse[Int(owner)] = UInt32(truncatingIfNeeded: moment) }
+    owners.reserveCapacity(owners.count + Int(warmReads))
+    var warm = ZipfNumbers(count: load.keyCount, seed: load.seed)
+    for _ in 0..<warmReads {
+      let number = warm.next() ?? 0
+      lastUse[Int(number)] = UInt32(truncatingIfNeeded: owners.count)
+      owners.append(UInt32(truncatingIfNeeded: number))
+    }
+    var oldestKept = owners.count
+    var kept: UInt64 = 0
+    while kept < min(size, load.keyCount), oldestKept > 0 {
+      oldestKept -= 1
+      if Int(lastUse[Int(owners[oldestKept])]) == oldestKept { kept += 1 }
+    }
+    var numbers = ZipfNumbers(count: load.keyCount, seed: load.seed &+ 1 << 32)
+    var answered: UInt64 = 0
+    for _ in 0..<reads where Int(lastUse[Int(numbers.next() ?? 0)]) >= oldestKept { answered += 1 }
+    return answered
+  }
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+// What a load is put on: the cache, or one of its rivals.
+
+import Purgeable
+
+/// A store of bytes by number. Called from as many threads as the load has.
+protocol StressStore: Sendable {
+  /// Copies a key's bytes into `buffer`; nil when it has none.
+  func read(_ key: UInt64, into buffer: UnsafeMutableRawBufferPointer) -> Int?
+  /// Whether it was stored.
+  func store(_ key: UInt64, _ bytes: UnsafeRawBufferPointer) -> Bool
+  /// What it says about its memory.
+  var facts: Tally { get }
+}
+
+extension StressStore {
+  var facts: Tally { [:] }
+}
+
+extension PurgeableCache: StressStore where Key == UInt64, Value == [UInt8] {
+  func read(_ key: UInt64, into buffer: UnsafeMutableRawBufferPointer) -> Int? {
+    guard case .hit(let byteCount) = unsafe read(forKey: key, into: buffer) else { return nil }
+    return byteCount
+  }
+
+  func store(_ key: UInt64, _ bytes: UnsafeRawBufferPointer) -> Bool {
+    let outcome = unsafe set(Array(bytes), forKey: key)
+    // Another thread may have been faster.
+    return outcome == .stored || outcome == .replaced
+  }
+
+  var facts: Tally {
+    let statistics = statistics
+    var tally: Tally = [
+      "entries": UInt64(statistics.count), "residentBytes": UInt64(statistics.residentBytes),
+      "offeredBytes": UInt64(statistics.offeredBytes), "heldBytes": UInt64(statistics.heldBytes),
+      "ordinaryBytes": UInt64(statistics.ordinaryBytes), "payloadBytes": UInt64(statistics.payloadBytes),
+      "refusals": statistics.refusals,
+    ]
+    tally["discardedEntries"] = statistics.departures[.discarded] ?? 0
+    return tally
+  }
+}

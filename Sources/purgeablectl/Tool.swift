@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+// The command-line tool: finds the command, gives it its arguments, and turns errors into messages and exit statuses.
+//
+//   0  done            1  the command failed            2  called wrongly; the message names what was wrong
+
+import Glibc
+
+@main
+package enum Tool {
+  package static let name = "purgeablectl"
+
+  static func main() {
+    let status = run(Array(CommandLine.arguments.dropFirst()))
+    // What `print` wrote is still in a buffer: an output that cannot be written (a full disk) shows here.
+    exit(fflush(nil) == 0 ? status : 1)
+  }
+
+  /// Runs one command line, without the tool's own name, and answers the exit status. `inner`: commands that no help lists.
+  package static func run(_ words: [String], commands: [Command] = Command.all, inner: [Command] = Command.inner) -> Int32 {
+    do {
+      guard let first = words.first else { throw UsageError("a command is missing") }
+      if first == "--help" || first == "-h" {
+        print(help(commands))
+        return 0
+      }
+      guard let command = (commands + inner).first(where: { $0.name == first }) else {
+        throw UsageError("unknown \(first.hasPrefix("-") ? "option" : "command") \"\(first)\"")
+      }
+      return try run(command, Array(words.dropFirst()))
+    } catch let error as UsageError {
+      complain("\(name): \(error.message)")
+      complain("Try \"\(name) --help\".")
+      return 2
+    } catch {
+      complain("\(name): \(error)")
+      return 1
+    }
+  }
+
+  private static func run(_ command: Command, _ words: [String]) throws -> Int32 {
+    do {
+      // Help goes before everything else, also where the rest of the line is wrong.
+      if words.prefix(while: { $0 != "--" }).contains(where: { $0 == "--help" || $0 == "-h" }) {
+        print(command.help)
+        return 0
+      }
+      return try command.run(Arguments(words, of: command))
+    } catch let error as UsageError {
+      complain("\(name) \(command.name): \(error.message)")
+      complain("Try \"\(name) \(command.name) --help\".")
+      return 2
+    } catch {
+      complain("\(name) \(command.name): \(error)")
+      return 1
+    }
+  }
+
+  /// What `--help` prints.
+  package static func help(_ commands: [Command]) -> String {
+    let width = commands.map(\.name.count).max() ?? 0
+    let rows = commands.map { "  \($0.name.padded(to: width))  \($0.summary)" }
+    return """
+      Purgeable memory for Linux: a look at what it does, and at what this machine allows.
+
+      usage: \(name) COMMAND [OPTIONS]
+
+      \(rows.joined(separator: "\n"))
+
+      "\(name) COMMAND --help" tells more about a command.
+      """
+  }
+
+  /// Writes a line to standard error.
+  package static func complain(_ line: String) {
+    var bytes = Array((line + "\n").utf8)[...]
+    while !bytes.isEmpty {
+      // `write` reads at most the bytes that the buffer has.
+      let written = unsafe bytes.withUnsafeBytes { unsafe write(STDERR_FILENO, $0.baseAddress, $0.count) }
+      if written < 0 && errno != EINTR { return }
+      bytes = bytes.dropFirst(max(written, 0))
+    }
+  }
+}
+
+extension String {
+  /// The text with spaces after it, up to a width.
+  package func padded(to width: Int) -> String {
+    self + String(repeating: " ", count: Swift.max(0, width - count))
+  }
+}

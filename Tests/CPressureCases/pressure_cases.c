@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: MIT
+// A C program's use of purgeable_pressure.h.
+
+// For usleep.
+#define _GNU_SOURCE
+
+#include "pressure_cases.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <purgeable_pressure.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <unistd.h>
+
+typedef struct {
+  _Atomic int32_t level;
+  _Atomic int32_t call_count;
+  /// When it is not NULL: the callback ends this watch, at its next call.
+  _Atomic(purgeable_pressure_watch_t *) ending;
+  _Atomic int32_t is_slow;
+  _Atomic int32_t is_inside;
+  pthread_t caller;
+} heard_t;
+
+static void note(int32_t level, void *context) {
+  heard_t *heard = context;
+  atomic_store(&heard->is_inside, 1);
+  if (atomic_load(&heard->is_slow)) usleep(300 * 1000);
+  heard->caller = pthread_self();
+  atomic_store(&heard->level, level);
+  purgeable_pressure_watch_t *ending = atomic_exchange(&heard->ending, NULL);
+  if (ending != NULL) purgeable_pressure_unwatch(ending);
+  atomic_store(&heard->is_inside, 0);
+  atomic_fetch_add(&heard->call_count, 1);
+}
+
+static int waits_for(const heard_t *heard, int32_t level) {
+  for (int i = 0; i < 12000; i++) {
+    if (atomic_load(&heard->call_count) > 0 && atomic_load(&heard->level) == level) return 1;
+    usleep(10 * 1000);
+  }
+  return 0;
+}
+
+const char *pressure_case_watch(void (*set_level)(int32_t level)) {
+  static heard_t heard, other;
+  purgeable_pressure_watch_t *watch = NULL, *second = NULL;
+  if (purgeable_pressure_watch(NULL, &heard, &watch) != EINVAL || watch != NULL) return "a missing callback is refused";
+  if (purgeable_pressure_watch(note, &heard, NULL) != EINVAL) return "a missing place for the watch is refused";
+  purgeable_pressure_unwatch(NULL);
+
+  heard.level = -1;
+  if (purgeable_pressure_watch(note, &heard, &watch) != 0 || watch == NULL) return "watches";
+  if (!waits_for(&heard, PURGEABLE_PRESSURE_NONE)) return "the current level first";
+  if (pthread_equal(heard.caller, pthread_self())) return "on the library's thread";
+  set_level(PURGEABLE_PRESSURE_CRITICAL);
+  if (!waits_for(&heard, PURGEABLE_PRESSURE_CRITICAL)) return "hears of critical";
+  if (purgeable_pressure_level() != PURGEABLE_PRESSURE_CRITICAL) return "the level can be asked for";
+
+  // One that comes later hears of the level that there is, and may end itself.
+  other.level = -1;
+  if (purgeable_pressure_watch(note, &other, &second) != 0) return "a second watch";
+  if (!waits_for(&other, PURGEABLE_PRESSURE_CRITICAL)) return "the second hears of the level that there is";
+  atomic_store(&other.ending, second);
+  set_level(PURGEABLE_PRESSURE_SOME);
+  if (!waits_for(&other, PURGEABLE_PRESSURE_SOME) || !waits_for(&heard, PURGEABLE_PRESSURE_SOME)) return "both hear of some";
+
+  // Ending waits for the call that is under way.
+  atomic_store(&heard.is_slow, 1);
+  set_level(PURGEABLE_PRESSURE_NONE);
+  for (int i = 0; i < 12000 && !atomic_load(&heard.is_inside); i++) usleep(10 * 1000);
+  purgeable_pressure_unwatch(watch);
+  if (atomic_load(&heard.is_inside)) return "no call is under way when the watch has ended";
+  if (atomic_load(&heard.level) != PURGEABLE_PRESSURE_NONE) return "hears of none";
+  // The other's last call, which ended it, is seconds ago: the level has fallen since.
+  int32_t last = atomic_load(&heard.call_count), calls = atomic_load(&other.call_count);
+  set_level(PURGEABLE_PRESSURE_CRITICAL);
+  usleep(1500 * 1000);
+  if (atomic_load(&heard.call_count) != last || atomic_load(&other.call_count) != calls) return "nobody is called any more";
+  return NULL;
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+// Filters of system calls (seccomp): how tests make another kernel, or a sandbox, of the one that they run on.
+
+#include "harness.h"
+
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+bool kernel_answers(long call, unsigned advice, unsigned action) {
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+  const unsigned low_half = 4;
+#else
+  const unsigned low_half = 0;
+#endif
+  // Another call jumps to the end. Where any advice will do, both ways of the second jump lead to the action.
+  struct sock_filter code[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)call, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (unsigned)offsetof(struct seccomp_data, args[2]) + low_half),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, advice, 0, advice == ANY_ADVICE ? 0 : 1),
+      BPF_STMT(BPF_RET | BPF_K, action),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  struct sock_fprog program = {.len = sizeof code / sizeof code[0], .filter = code};
+  // For every thread that there is already, as well as for those to come.
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
+}
+
+bool cases_refuse(cases_call_t call, int error) {
+  // process_madvise has one number on all processors, and older headers do not know it.
+  const long numbers[] = {SYS_madvise, SYS_mincore, 440, SYS_getrandom};
+  return kernel_answers(numbers[call], ANY_ADVICE, SECCOMP_RET_ERRNO | (unsigned)error);
+}
+
+bool cases_refuse_advice(unsigned advice, int error) {
+  return kernel_answers(SYS_madvise, advice, SECCOMP_RET_ERRNO | (unsigned)error);
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: MIT
+// Forks in the middle of it: the child finds everything gone, never hangs, and goes on with an empty heap; the parent notices
+// nothing.
+
+#include "heap_storm.h"
+
+#include <sys/wait.h>
+
+// Waits for a child; 0 when it ended well.
+static int child_status(pid_t child) {
+  int status = 0;
+  if (child < 0 || waitpid(child, &status, 0) != child) return -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+// What a child does: no report, which is the parent's; a number that says what was wrong. A hang ends in SIGALRM.
+static int in_child(purgeable_heap_t *heap, const element_t *elements, size_t count, size_t locked) {
+  (void)alarm(20);
+  for (size_t i = 0; i < count; i++) {
+    char byte;
+    size_t length;
+    bool matches;
+    if (i % 4 == 0) {
+      purgeable_outcome_t outcome =
+          purgeable_heap_read_matching(heap, elements[i].reference, "", 0, 0, &byte, 1, &length, &matches);
+      if (outcome == purgeable_outcome_intact) return 2;
+    }
+    if (!is_stale(heap, elements[i].reference)) return 3;
+    if (purgeable_heap_free(heap, elements[i].reference) != ESTALE) return 4;
+    if (i < locked && purgeable_heap_unlock(heap, elements[i].reference) != ESTALE) return 5;
+  }
+  purgeable_heap_statistics_t now;
+  if (purgeable_heap_statistics(heap, &now) != 0) return 6;
+  if (now.element_count + now.payload_bytes + now.locked_bytes != 0) return 7;
+  if (now.held_bytes + now.slab_count + now.offered_bytes != 0) return 7;
+  if (purgeable_heap_held_bytes(heap) != 0) return 8;
+  purgeable_slab_t slab;
+  if (purgeable_stream_oldest(heap, 0, &slab) != ENOENT) return 9;
+  // A life of its own, on the places of the parent's elements.
+  enum { OWN = 200 };
+  static element_t own[OWN];
+  for (size_t i = 0; i < OWN; i++) {
+    if (make(heap, 1 + i * 37 % 3000 + (i % 50 == 0 ? 200000 : 0), i, &own[i]) != 0) return 10;
+  }
+  if (offer_all(heap) != 0 || purgeable_heap_sweep(heap, NULL) != 0 || purgeable_heap_trim(heap, NULL) != 0) return 11;
+  for (size_t i = 0; i < OWN; i++) {
+    if (!is_intact(heap, &own[i]) || !locks_intact(heap, &own[i])) return 12;
+  }
+  for (size_t i = 0; i < count; i++) {
+    if (!is_stale(heap, elements[i].reference)) return 13;
+  }
+  for (size_t i = 0; i < OWN; i++) {
+    if (purgeable_heap_free(heap, own[i].reference) != 0) return 14;
+  }
+  if (purgeable_stream_seal(heap, 0) != 0 || purgeable_heap_held_bytes(heap) != 0) return 15;
+  return purgeable_heap_destroy(heap) != 0 ? 16 : 0;
+}
+
+#define NEED_WIPE_ON_FORK()                                                                      \
+  do {                                                                                           \
+    purgeable_probe_t probe_;                                                                    \
+    if (purgeable_probe(&probe_) != 0 || !probe_.wipe_on_fork) SKIP("no MADV_WIPEONFORK here");  \
+  } while (0)
+
+static void fork_at_rest(case_report_t *report) {
+  NEED_WIPE_ON_FORK();
+  enum { COUNT = 300, LOCKED = 20 };
+  static element_t elements[COUNT];
+  MAKE_HEAP(heap, .keeps_tags = true);
+  for (size_t i = 0; i < COUNT; i++) REQUIRE(make(heap, 1 + i * 31 % 2000 + (i == 99 ? 400000 : 0), i, &elements[i]) == 0);
+  EXPECT_EQUAL(offer_all(heap), 0);
+  for (size_t i = 0; i < LOCKED; i++) {
+    EXPECT_EQUAL(purgeable_heap_lock(heap, elements[i].reference, NULL, NULL), purgeable_outcome_intact);
+  }
+  purgeable_reference_t reference;
+  void *bytes;
+  REQUIRE(purgeable_heap_allocate(heap, 50, &reference, &bytes) == 0);
+  for (int round = 0; round < 5; round++) {
+    pid_t child = fork();
+    if (child == 0) {
+      // What was being written is gone as well; and so is everything in a grandchild.
+      if (purgeable_heap_commit(heap, reference) != ESTALE) _exit(30);
+      if (round == 1) {
+        pid_t grandchild = fork();
+        if (grandchild == 0) _exit(in_child(heap, elements, COUNT, LOCKED));
+        if (child_status(grandchild) != 0) _exit(31);
+      }
+      _exit(in_child(heap, elements, COUNT, LOCKED));
+    }
+    EXPECT_EQUAL(child_status(child), 0);
+    for (size_t i = 0; i < COUNT; i++) EXPECT(i < LOCKED ? check_pattern(elements[i].bytes, elements[i].length, i) : true);
+    for (size_t i = 0; i < COUNT; i++) EXPECT(is_intact(heap, &elements[i]));
+  }
+  fill_pattern(bytes, 50, 9);
+  EXPECT_EQUAL(purgeable_heap_commit(heap, reference), 0);
+  for (size_t i = 0; i < LOCKED; i++) EXPECT_EQUAL(purgeable_heap_unlock(heap, elements[i].reference), 0);
+  for (size_t i = 0; i < COUNT; i++) EXPECT(locks_intact(heap, &elements[i]));
+  END_HEAP(heap);
+}
+
+// The reborn places of a child are not those of references that it inherited, however often it goes on.
+static void generations_in_children(case_report_t *report) {
+  NEED_WIPE_ON_FORK();
+  NEED_HOOKS();
+  MAKE_HEAP(heap, .slab_bytes = 4 * PAGE);
+  element_t element, next;
+  REQUIRE(make(heap, 100, 1, &element) == 0);
+  EXPECT(purgeable_testing_begin_last_life(heap, element.reference.place));
+  pid_t child = fork();
+  if (child == 0) {
+    (void)alarm(20);
+    for (int round = 0; round < 100; round++) {
+      if (make(heap, 100, 2, &next) != 0 || next.reference.place == element.reference.place) _exit(1);
+      if (purgeable_stream_seal(heap, 0) != 0 || purgeable_heap_free(heap, next.reference) != 0) _exit(2);
+    }
+    _exit(0);
+  }
+  EXPECT_EQUAL(child_status(child), 0);
+  EXPECT(is_intact(heap, &element));
+  END_HEAP(heap);
+}
+
+typedef struct beside {
+  storm_t *storm;
+  element_t *elements;
+  size_t count;
+  uint64_t forks, bad;
+  int first_status;
+} beside_t;
+
+static void *storm_beside(void *context) {
+  const storm_role_t roles[] = {storm_anything, storm_anything, storm_discarder};
+  storm_run(((beside_t *)context)->storm, roles, 3);
+  return NULL;
+}
+
+// Other threads hold mutexes, are inside of a madvise, in the middle of a change, when the fork comes.
+static void fork_beside_storm(case_report_t *report) {
+  NEED_WIPE_ON_FORK();
+  NEED_DISCARDS();
+  enum { COUNT = 50 };
+  static element_t elements[COUNT];
+  storm_t storm;
+  REQUIRE(storm_begin(&storm, report->seed, false));
+  storm.end_ms = storm_now_ms() + 600000;
+  for (size_t i = 0; i < COUNT; i++) {
+    REQUIRE(make_in(storm.heap, 0, 400 + i, i, &elements[i]) == 0);
+    EXPECT_EQUAL(purgeable_heap_lock(storm.heap, elements[i].reference, NULL, NULL), purgeable_outcome_intact);
+  }
+  beside_t beside = {.storm = &storm, .elements = elements, .count = COUNT};
+  pthread_t thread;
+  REQUIRE(pthread_create(&thread, NULL, storm_beside, &beside) == 0);
+  uint64_t end = 60 * report->scale;
+  for (uint64_t round = 0; round < end; round++) {
+    pid_t child = fork();
+    if (child == 0) _exit(in_child(storm.heap, elements, COUNT, COUNT));
+    int status = child_status(child);
+    if (status != 0) beside.bad++;
+    if (status != 0 && beside.first_status == 0) beside.first_status = status;
+    (void)usleep((useconds_t)(report->seed >> (round % 32) & 1023));
+  }
+  storm.end_ms = 0;
+  pthread_join(thread, NULL);
+  EXPECT_EQUAL(beside.bad, 0);
+  EXPECT_EQUAL(beside.first_status, 0);
+  for (size_t i = 0; i < COUNT; i++) {
+    EXPECT(check_pattern(elements[i].bytes, elements[i].length, i));
+    EXPECT_EQUAL(purgeable_heap_unlock(storm.heap, elements[i].reference), 0);
+    EXPECT_EQUAL(purgeable_heap_free(storm.heap, elements[i].reference), 0);
+  }
+  storm_empty(&storm);
+  EXPECT_EQUAL(storm.wrong, 0);
+  EXPECT_EQUAL(storm.failed, 0);
+  purgeable_heap_statistics_t now = heap_statistics(storm.heap);
+  EXPECT_EQUAL(now.slab_count + now.held_bytes + now.payload_bytes + now.locked_bytes, 0);
+  NOTE("%llu forks beside %llu reads and %llu locks", (unsigned long long)end, (unsigned long long)storm.reads,
+       (unsigned long long)storm.locks);
+  storm_end(&storm);
+}
+
+const test_case_t fork_cases[] = {
+    {"fork: at rest, with locks and unfinished writing", fork_at_rest},
+    {"fork: generations that are used up stay so in children", generations_in_children},
+    {"fork: in the middle of a storm", fork_beside_storm},
+    {NULL, NULL},
+};

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT
+// The table of all cases, and the helpers they share.
+
+#include "harness.h"
+
+#include <stdarg.h>
+
+// MARK: The table
+
+static const test_case_t *const groups[] = {
+    region_cases, region_storm_cases, heap_cases, stream_cases, heap_storm_cases, stale_cases, fault_cases, fork_cases,
+    budget_cases, book_cases, pressure_cases,
+};
+
+static const test_case_t *find(size_t index) {
+  for (size_t group = 0; group < sizeof groups / sizeof groups[0]; group++) {
+    for (const test_case_t *one = groups[group]; one->name != NULL; one++) {
+      if (index-- == 0) return one;
+    }
+  }
+  return NULL;
+}
+
+size_t cases_count(void) {
+  size_t count = 0;
+  while (find(count) != NULL) count++;
+  return count;
+}
+
+const char *cases_name(size_t index) {
+  const test_case_t *one = find(index);
+  return one == NULL ? NULL : one->name;
+}
+
+static uint64_t from_environment(const char *name, uint64_t otherwise) {
+  const char *text = getenv(name);
+  if (text == NULL || *text == 0) return otherwise;
+  char *end;
+  errno = 0;
+  uint64_t value = strtoull(text, &end, 0);
+  if (errno != 0 || *end != 0 || value == 0) {
+    fprintf(stderr, "%s: not a positive number: \"%s\"\n", name, text);
+    exit(2);
+  }
+  return value;
+}
+
+void cases_run(size_t index, case_report_t *report) {
+  memset(report, 0, sizeof *report);
+  report->scale = from_environment("PURGEABLE_STORM", 1);
+  uint64_t now = (uint64_t)getpid() * 1000003u + (uint64_t)index;
+  report->seed = from_environment("PURGEABLE_SEED", next_random(&now) | 1);
+  const test_case_t *one = find(index);
+  REQUIRE(one != NULL);
+  one->run(report);
+  purgeable_testing_fail(0, 0, 0, false);
+  purgeable_testing_switch_off(0);
+  purgeable_testing_slow_reads(0);
+  if (report->failure_count != 0) report_note(report, "seed: PURGEABLE_SEED=%llu", (unsigned long long)report->seed);
+}
+
+// MARK: Reports
+
+static void append(case_report_t *report, const char *format, va_list arguments) {
+  size_t used = strlen(report->text);
+  if (used + 2 >= sizeof report->text) return;
+  (void)vsnprintf(report->text + used, sizeof report->text - used - 1, format, arguments);
+  strcat(report->text, "\n");
+}
+
+void report_note(case_report_t *report, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  append(report, format, arguments);
+  va_end(arguments);
+}
+
+void report_skip(case_report_t *report, const char *format, ...) {
+  report->skipped = true;
+  va_list arguments;
+  va_start(arguments, format);
+  append(report, format, arguments);
+  va_end(arguments);
+}
+
+void report_failure(case_report_t *report, const char *file, int line, const char *what) {
+  report->failure_count++;
+  if (report->failure_count > 8) return;
+  const char *slash = strrchr(file, '/');
+  report_note(report, "%s:%d: not so: %s", slash == NULL ? file : slash + 1, line, what);
+}
+
+void report_equal(case_report_t *report, const char *file, int line, const char *what, long long actual, long long expected) {
+  if (actual == expected) return;
+  report->failure_count++;
+  if (report->failure_count > 8) return;
+  const char *slash = strrchr(file, '/');
+  report_note(report, "%s:%d: %s is %lld, expected %lld", slash == NULL ? file : slash + 1, line, what, actual, expected);
+}
+
+// MARK: Content
+
+void fill_pattern(void *bytes, size_t length, uint64_t number) {
+  unsigned char *out = bytes;
+  for (size_t i = 0; i < length; i++) {
+    uint64_t mixed = (number + i / 8) * 0x9E3779B97F4A7C15u;
+    out[i] = (unsigned char)((mixed >> (8 * (i % 8))) | 1);
+  }
+}
+
+bool check_pattern(const void *bytes, size_t length, uint64_t number) {
+  const unsigned char *in = bytes;
+  for (size_t i = 0; i < length; i++) {
+    uint64_t mixed = (number + i / 8) * 0x9E3779B97F4A7C15u;
+    if (in[i] != (unsigned char)((mixed >> (8 * (i % 8))) | 1)) return false;
+  }
+  return true;
+}
+
+// MARK: Real discards
+
+#ifndef MADV_PAGEOUT
+#define MADV_PAGEOUT 21
+#endif
+
+long kernel_discard(void *start, size_t length) {
+  size_t page = PAGE;
+  char *from = (char *)((uintptr_t)start & ~(page - 1));
+  char *to = (char *)(((uintptr_t)start + length + page - 1) & ~(page - 1));
+  size_t bytes = (size_t)(to - from);
+  // The first call drains this CPU's batch of pages on their way to the kernel's lists, the second takes those too.
+  for (int round = 0; round < 2; round++) {
+    if (madvise(from, bytes, MADV_PAGEOUT) != 0) return -1;
+  }
+  unsigned char *pages = malloc(bytes / page);
+  if (pages == NULL) return -1;
+  long gone = 0;
+  if (mincore(from, bytes, pages) == 0) {
+    for (size_t i = 0; i < bytes / page; i++) gone += (pages[i] & 1) == 0;
+  }
+  free(pages);
+  return gone;
+}
+
+void discard_exactly(void *start, size_t length) {
+  size_t page = PAGE;
+  char *from = (char *)((uintptr_t)start & ~(page - 1));
+  char *to = (char *)(((uintptr_t)start + length + page - 1) & ~(page - 1));
+  (void)madvise(from, (size_t)(to - from), MADV_DONTNEED);
+}
+
+bool kernel_discards(const char **reason) {
+  purgeable_probe_t probe;
+  if (purgeable_probe(&probe) != 0) {
+    *reason = "the probe could not map memory";
+    return false;
+  }
+  *reason = purgeable_kernel_class_name(probe.kernel_class);
+  return probe.kernel_class == purgeable_kernel_class_works && probe.confirmed_by_pageout;
+}
+
+// MARK: Threads
+
+void run_threads(size_t count, void *(*body)(void *), void *contexts, size_t context_size) {
+  pthread_t *threads = calloc(count, sizeof *threads);
+  if (threads == NULL) abort();
+  for (size_t i = 0; i < count; i++) {
+    if (pthread_create(&threads[i], NULL, body, (char *)contexts + i * context_size) != 0) abort();
+  }
+  for (size_t i = 0; i < count; i++) pthread_join(threads[i], NULL);
+  free(threads);
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+/// The core's tests: plain C functions in one table, run one by one by Swift Testing and by the runner without Swift.
+#ifndef CASES_H
+#define CASES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/// What one run of a case said. Filled in by EXPECT, SKIP and NOTE.
+typedef struct case_report {
+  int failure_count;
+  bool skipped;
+  /// The first failure with its place, or the reason for skipping, or notes on what was seen. Lines end with '\n'.
+  char text[4096];
+  /// 1 for the short form that CI runs; larger for storms on demand (PURGEABLE_STORM in the environment).
+  uint64_t scale;
+  /// Every random choice follows from this. Printed when a case fails.
+  uint64_t seed;
+} case_report_t;
+
+typedef struct test_case {
+  const char *name;
+  void (*run)(case_report_t *report);
+} test_case_t;
+
+/// Every case of the core, in the order of the layers.
+size_t cases_count(void);
+const char *cases_name(size_t index);
+/// Runs one case in a report of its own; scale and seed come from PURGEABLE_STORM and PURGEABLE_SEED, if set.
+void cases_run(size_t index, case_report_t *report);
+
+/// Calls that a test can have refused in its own process, for good: by a filter (seccomp), as sandboxes do it.
+typedef enum cases_call {
+  cases_call_madvise,
+  cases_call_mincore,
+  cases_call_process_madvise,
+  cases_call_getrandom,
+} cases_call_t;
+
+/// From now on this process and its children get `error` for the call; 0 is success without any effect. False: no filters here.
+bool cases_refuse(cases_call_t call, int error);
+/// The same for madvise with one advice, by the kernel's number.
+bool cases_refuse_advice(unsigned advice, int error);
+
+#endif

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+// Every case of the core, one by one, in this build's configuration and under its sanitizers. Each in a process of its own: they
+// make system calls fail, switch rules off and set priorities, for the whole process, and a crash is one case's failure.
+
+import CPurgeableCases
+import PurgeableTestSupport
+import Testing
+
+struct CoreCase: Sendable, CustomTestStringConvertible {
+  let index: Int
+  let name: String
+  var testDescription: String { name }
+
+  static let all: [CoreCase] = (0..<cases_count()).map { index in
+    CoreCase(index: index, name: unsafe String(cString: cases_name(index)))
+  }
+}
+
+// One at a time: they need the machine's processors and memory for themselves.
+@Suite("the core, case by case", .serialized)
+struct CoreCases {
+  static let skipped: Int32 = 77
+
+  @Test("core", arguments: CoreCase.all)
+  func core(_ one: CoreCase) throws {
+    let run = try ChildProcess.runBuilt("core-cases", ["--case", String(one.index)])
+    if run.status == Self.skipped { try Test.cancel("\(one.name): \(run.output)") }
+    #expect(run.status == 0, "\(one.name): status \(run.status)\n\(run.output)\(run.errors)")
+  }
+}

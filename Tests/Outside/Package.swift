@@ -1,0 +1,20 @@
+// swift-tools-version: 6.3
+// SPDX-License-Identifier: MIT
+// A package of somebody else's: it sees what is public, and nothing more.
+
+import PackageDescription
+
+let package = Package(
+  name: "outside",
+  dependencies: [.package(name: "purgeable", path: "../..")],
+  targets: [
+    .executableTarget(
+      name: "outside",
+      dependencies: [
+        .product(name: "Purgeable", package: "purgeable"),
+        .product(name: "CPurgeable", package: "purgeable"),
+      ],
+      path: "Sources",
+      swiftSettings: [.swiftLanguageMode(.v6), .strictMemorySafety(), .treatAllWarnings(as: .error)])
+  ]
+)

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: MIT
+// What this build, and so the tool beside it, was instrumented with.
+
+import Foundation
+
+enum Sanitizer {
+  static let isAddress = isThere("__asan_init")
+  static let isThread = isThere("__tsan_init")
+
+  private static func isThere(_ name: String) -> Bool {
+    let program = unsafe dlopen(nil, RTLD_NOW)
+    defer { if let program = unsafe program { unsafe dlclose(program) } }
+    return unsafe dlsym(program, name) != nil
+  }
+}

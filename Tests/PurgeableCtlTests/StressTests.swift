@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT
+// The stress scenarios as they are run, in short form: the real tool, its reports, its exit statuses, and that it leaves nothing
+// behind. What a sanitizer keeps for itself does not fit into groups this small.
+
+import Foundation
+import PurgeableTestSupport
+import Testing
+
+@testable import Purgeable
+@testable import purgeablectl
+
+@Suite("stress", .serialized, .disabled(if: Sanitizer.isAddress || Sanitizer.isThread, "does not fit into the group"))
+struct StressTests {
+  /// The smallest group that is allowed.
+  private static let limit = "96M"
+
+  private static func run(_ words: [String], _ environment: [String] = []) throws -> ChildProcess {
+    let tests = try FileManager.default.destinationOfSymbolicLink(atPath: "/proc/self/exe")
+    let program = URL(fileURLWithPath: tests).deletingLastPathComponent().appendingPathComponent("purgeablectl").path
+    return try ChildProcess.run("/usr/bin/env", environment + [program, "stress"] + words)
+  }
+
+  /// Runs a scenario in short form and answers its object; nil where it was skipped, which has to have a reason.
+  private static func object(_ child: ChildProcess, _ scenario: String) throws -> [String: Any]? {
+    try #require(child.output.split(separator: "\n").count == 1, "\(child.errors)")
+    let object = try #require(try JSONSerialization.jsonObject(with: Data(child.output.utf8)) as? [String: Any])
+    #expect(object["scenario"] as? String == scenario)
+    if let reason = object["skipped"] {
+      #expect((reason as? String)?.isEmpty == false)
+      #expect(child.status == 0)
+      #expect(object["passed"] as? Bool == false)
+      return nil
+    }
+    return object
+  }
+
+  private static func short(_ scenario: String) throws -> [String: Any]? {
+    let child = try run([scenario, "--short", "--json", "--limit", limit, "--seed", "3"])
+    guard let object = try object(child, scenario) else { return nil }
+    #expect(child.status == 0, "\(object["failures"] ?? "") \(child.errors)")
+    #expect(try number(object, "wrongBytes") == 0)
+    #expect(try number(object, "kills") == 0)
+    #expect(try number(object, "seed") == 3)
+    #expect(object["passed"] as? Bool == true)
+    #expect((object["failures"] as? [Any])?.isEmpty == true)
+    #expect((object["swap"] as? String)?.isEmpty == false)
+    #expect((object["pressure"] as? String)?.contains("96 MiB") == true)
+    return object
+  }
+
+  private static func number(_ object: [String: Any], _ name: String) throws -> Int {
+    try #require(object[name] as? Int, "\(name)")
+  }
+
+  private static func fraction(_ object: Any?, _ name: String) throws -> Double {
+    try #require((object as? [String: Any])?[name] as? Double, "\(name)")
+  }
+
+  /// Groups of stress runs that are over.
+  private static func forgottenGroups() -> [String] {
+    guard let own = MemoryGroup.current()?.directories[0] else { return [] }
+    return (DiskFile.names(in: own) ?? []).map(\.name).filter { name in
+      guard name.hasPrefix("purgeable-stress-"), let process = Int32(name.split(separator: "-")[2]) else { return false }
+      return kill(process, 0) != 0
+    }
+  }
+
+  @Test("overcommit: nobody is killed, no byte is wrong; hits and times over time")
+  func overcommit() throws {
+    guard let object = try Self.short("overcommit") else { return }
+    #expect(try Self.number(object, "storedBytes") > 3 * 96 << 20)
+    #expect(try Self.number(object, "refusedStores") == 0)
+    #expect(try Self.number(object, "waves") > 1)
+    #expect(try Self.number(object, "discardedEntries") > 0)
+    #expect(try Self.number(object, "neighbourBytes") > 76 << 20)
+    let rows = try #require(object["intervals"] as? [[String: Any]])
+    #expect(rows.count > 3)
+    for row in rows {
+      #expect(try Self.number(row, "hits") > 0)
+      #expect(try Self.number(row, "p50Nanoseconds") <= Self.number(row, "p999Nanoseconds"))
+    }
+    // The index of what is gone must not stay: a few bytes for each entry that fits, not for each that was stored.
+    #expect(try Self.number(object, "ordinaryBytes") < 12 << 20)
+  }
+
+  @Test("compare: four participants, and the cache is the one that nobody was killed for")
+  func compare() throws {
+    guard let object = try Self.short("compare") else { return }
+    let participants = try #require(object["participants"] as? [[String: Any]])
+    #expect(participants.map { $0["name"] as? String } == ["Dictionary", "count-limited LRU", "NSCache", "PurgeableCache"])
+    #expect(participants.last?["became"] as? String == "survived")
+    // A dictionary that is offered four times the limit.
+    #expect((participants.first?["became"] as? String)?.contains("killed") == true)
+  }
+
+  @Test("neighbour: a rate for each holder of the memory, and their ratios")
+  func neighbour() throws {
+    guard let object = try Self.short("neighbour") else { return }
+    for name in [
+      "nobody", "files", "bare", "byHand", "cacheAlone", "cacheReacting", "aloneToBare", "reactingToFiles", "slowdownReacting",
+    ] {
+      #expect(try Self.fraction(object[name], "median") > 0, "\(name)")
+    }
+  }
+
+  @Test("stopped: memory is taken from a process that does not run, and what is left of it is right")
+  func stopped() throws {
+    guard let object = try Self.short("stopped") else { return }
+    #expect(try Self.number(object, "residentBytesAfter") < Self.number(object, "residentBytesBefore") * 3 / 4)
+    let hits = try Self.number(object, "hits")
+    #expect(hits > 0)
+    #expect(try hits < Self.number(object, "reads"))
+  }
+
+  @Test("streaming, forks, locked: under pressure, all right", arguments: ["streaming", "forks", "locked"])
+  func others(scenario: String) throws {
+    guard let object = try Self.short(scenario) else { return }
+    switch scenario {
+    case "streaming": #expect(try Self.number(object, "readBytes") > 0)
+    case "forks":
+      #expect(try Self.number(object, "childrenOfMisses") + Self.number(object, "childrenWithHits") > 0)
+    default:
+      #expect(try Self.number(object, "holds") > 0)
+      #expect(try Self.number(object, "peakLockedBytes") <= Self.number(object, "capBytes"))
+    }
+  }
+
+  @Test("hot: a share of an ideal LRU for both sizes, by the kernel alone and with the reaction")
+  func hot() throws {
+    guard let object = try Self.short("hot") else { return }
+    let variants = try #require(object["variants"] as? [[String: Any]])
+    #expect(variants.map { $0["entryBytes"] as? Int } == [4096, 4096, 100, 100])
+    for variant in variants {
+      let remaining = try Self.fraction(variant, "remainingShare")
+      #expect((0.3...0.6).contains(remaining))
+      #expect(try Self.fraction(variant, "shareOfIdeal") > 0.2)
+    }
+    #expect(Self.forgottenGroups() == [])
+  }
+
+  @Test("a spoiled byte is found, and makes the exit status 1", arguments: ["stopped", "locked"])
+  func spoiled(scenario: String) throws {
+    let child = try Self.run(
+      [scenario, "--short", "--json", "--limit", Self.limit, "--seconds", "1"], ["PURGEABLECTL_STRESS_SPOIL=hits"])
+    guard let object = try Self.object(child, scenario) else { return }
+    #expect(child.status == 1)
+    #expect(try Self.number(object, "wrongBytes") > 0)
+    #expect(object["passed"] as? Bool == false)
+  }
+
+  @Test("a process that is gone makes the exit status 1, and is told; nothing is left behind")
+  func killed() throws {
+    // Of this run: a child of the shell's own child.
+    let script = #"""
+      "$0" stress locked --short --json --limit 96M --seconds 8 & stress=$!
+      sleep 3
+      for status in /proc/[0-9]*/stat; do
+        read -r number name state parent others <$status 2>/dev/null || continue
+        if [ "$parent" = $stress ] && grep -q stress-cache /proc/$number/cmdline; then kill -KILL $number; fi
+      done
+      wait $stress
+      """#
+    let tests = try FileManager.default.destinationOfSymbolicLink(atPath: "/proc/self/exe")
+    let program = URL(fileURLWithPath: tests).deletingLastPathComponent().appendingPathComponent("purgeablectl").path
+    let child = try ChildProcess.run("/bin/sh", ["-c", script, program])
+    guard let object = try Self.object(child, "locked") else { return }
+    #expect(child.status == 1)
+    #expect((object["failures"] as? [String])?.first?.hasPrefix("the cache was ended by signal 9") == true)
+    #expect(Self.forgottenGroups() == [])
+  }
+
+  @Test("ended by a signal, it ends its children and removes its group")
+  func interrupted() throws {
+    let script = #""$0" stress locked --short --seconds 30 & stress=$!; sleep 1; kill -TERM $stress; wait $stress"#
+    let tests = try FileManager.default.destinationOfSymbolicLink(atPath: "/proc/self/exe")
+    let program = URL(fileURLWithPath: tests).deletingLastPathComponent().appendingPathComponent("purgeablectl").path
+    let child = try ChildProcess.run("/bin/sh", ["-c", script, program])
+    if child.output.contains("skipped") { return }
+    #expect(child.status == 143)
+    #expect(child.errors.contains("ended by signal 15"))
+    #expect(Self.forgottenGroups() == [])
+  }
+
+  @Test("called wrongly it says so and ends with 2")
+  func refuses() throws {
+    let wrong: [([String], String)] = [
+      ([], "a scenario or --all is missing"), (["nonsense"], "unknown scenario"), (["hot", "--all"], "not both"),
+      (["hot", "--limit", "1M"], "--limit"), (["hot", "--repeat", "0"], "--repeat"), (["hot", "--seconds", "0"], "--seconds"),
+      (["hot", "stopped"], "unexpected argument"),
+    ]
+    for (words, message) in wrong {
+      let child = try Self.run(words)
+      #expect(child.status == 2, "\(words)")
+      #expect(child.errors.contains(message), "\(words): \(child.errors)")
+      #expect(child.output.isEmpty)
+    }
+  }
+}

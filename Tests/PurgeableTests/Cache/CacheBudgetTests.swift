@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: MIT
+// Budgets: what may be locked, a share of the memory, the eager mode; and trimming by level.
+
+import CPurgeable
+import Glibc
+import Synchronization
+import Testing
+
+@testable import Purgeable
+
+@Suite("PurgeableCache, budgets")
+struct CacheBudgetTests {
+  // MARK: Locks
+
+  @Test("a lock above the limit is a miss with that reason, and a copying read answers", arguments: [false, true])
+  func lockLimit(tracksKeys: Bool) throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(lockedByteLimit: 5000, tracksKeys: tracksKeys)
+    for key in 0..<20 { cache[key] = pattern(1000 + key) }
+    cache.withBytes(forKey: 0) { first in
+      cache.withBytes(forKey: 1) { second in
+        #expect(first.array == pattern(1000) && second.array == pattern(1001))
+        cache.withBytes(forKey: 2) { _ in
+          cache.withBytes(forKey: 3) { _ in
+            let before = cache.statistics
+            var ran = false
+            cache.withBytes(forKey: 4) { _ in ran = true }
+            #expect(!ran)
+            let after = cache.statistics
+            let refused = after.missesByReason[.lockLimit, default: 0] - before.missesByReason[.lockLimit, default: 0]
+            #expect(refused == 1)
+            #expect(after.memory.refusedLocks == before.memory.refusedLocks + 1)
+            #expect(cache.value(forKey: 4) == pattern(1004))
+            #expect(cache.count == 20)
+          }
+        }
+      }
+    }
+    // Given back, they make room.
+    #expect(cache.withBytes(forKey: 4) { $0.array } == pattern(1004))
+    #expect(cache.statistics.lockedBytes == 0)
+    cache.lockedByteLimit = 10
+    #expect(cache.withBytes(forKey: 4) { $0.array } == nil)
+    cache.lockedByteLimit = nil
+    #expect(cache.withBytes(forKey: 4) { $0.array } == pattern(1004))
+    cache.checkBooks()
+  }
+
+  @Test("while memory is short less may be locked, and afterwards as much as before")
+  func lockLimitUnderPressure() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(lockedByteLimit: 100_000)
+    cache[0] = pattern(40_000)
+    func mayLock() -> Bool { cache.withBytes(forKey: 0) { _ in true } ?? false }
+    #expect(mayLock())
+    cache.engine.setPressure(.some)
+    #expect(mayLock())
+    cache.engine.setPressure(.critical)
+    #expect(!mayLock())
+    #expect(cache.statistics.pressure == .critical)
+    #expect(cache.value(forKey: 0) == pattern(40_000))
+    cache.engine.setPressure(.none)
+    #expect(mayLock())
+  }
+
+  @Test("threads that hold locks never hold more than the limit together")
+  func lockLimitAcrossThreads() throws {
+    let length = 1000
+    let limit = 3 * length
+    let cache = try PurgeableCache<Int, [UInt8]>(lockedByteLimit: limit)
+    for key in 0..<50 { cache[key] = pattern(length) }
+    let held = Atomic<Int>(0)
+    let most = Atomic<Int>(0)
+    let refused = Atomic<Int>(0)
+    onThreads(6) { thread in
+      for i in 0..<3000 / slowness {
+        let got: Bool? = cache.withBytes(forKey: (i * 7 + thread) % 50) { bytes in
+          let now = held.add(1, ordering: .relaxed).newValue
+          if now > most.load(ordering: .relaxed) { most.store(now, ordering: .relaxed) }
+          if i % 8 == 0 { sched_yield() }
+          let isWhole = bytes.byteCount == length
+          held.subtract(1, ordering: .relaxed)
+          return isWhole
+        }
+        if got == nil { refused.add(1, ordering: .relaxed) }
+        #expect(got != false)
+      }
+    }
+    // The counter here goes up after the lock, and down before the unlock: it never shows more than there were.
+    #expect(most.load(ordering: .relaxed) * length <= limit)
+    #expect(cache.statistics.lockedBytes == 0)
+    #expect(cache.statistics.memory.refusedLocks == UInt64(refused.load(ordering: .relaxed)))
+  }
+
+  // MARK: A share of the memory
+
+  @Test("a share of the memory is a byte limit", .notUnderThreadSanitizer)
+  func share() throws {
+    let memory = ProcessMemory.limit()
+    let share = Double(8 << 20) / Double(memory)
+    let cache = try PurgeableCache<Int, [UInt8]>(memoryShare: share)
+    let limit = 8 << 20
+    for key in 0..<20_000 { cache[key] = pattern(1000) }
+    #expect(cache.byteCount <= limit)
+    #expect(cache.byteCount > limit / 2)
+    // Beside a limit of its own the smaller one holds.
+    cache.byteLimit = limit / 4
+    #expect(cache.byteCount <= limit / 4)
+    #expect(cache.byteLimit == limit / 4)
+    cache.byteLimit = nil
+    cache.memoryShare = share / 2
+    for key in 0..<20_000 { cache[key] = pattern(1000) }
+    #expect(cache.byteCount <= limit / 2)
+    cache.memoryShare = nil
+    for key in 0..<20_000 { cache[key] = pattern(1000) }
+    #expect(cache.count == 20_000)
+    cache.checkBooks()
+  }
+
+  @Test("shares and times that are none are an error that names them", arguments: [0, -1, 1.5, .nan])
+  func badShares(share: Double) {
+    let error = #expect(throws: PurgeableError.self) { try PurgeableCache<Int, Int>(memoryShare: share) }
+    #expect(error?.kind == .invalidArgument("memoryShare"))
+    let other = #expect(throws: PurgeableError.self) { try PurgeableCache<Int, Int>(idleTime: .seconds(-1)) }
+    #expect(other?.kind == .invalidArgument("idleTime"))
+    let third = #expect(throws: PurgeableError.self) { try PurgeableCache<Int, Int>(lockedByteLimit: -1) }
+    #expect(third?.kind == .invalidArgument("lockedByteLimit"))
+  }
+
+  // MARK: Idle
+
+  /// The engine's own clock is handed in, so nothing here waits.
+  @Test(
+    "what nobody read for the idle time is given back, what was read stays", .notUnderThreadSanitizer, arguments: [false, true])
+  func idle(tracksKeys: Bool) throws {
+    let told = Departures<Int, [UInt8]>()
+    var observer: (@Sendable (Departure<Int, [UInt8]>) -> Void)?
+    if tracksKeys { observer = { told.note($0) } }
+    let cache = try PurgeableCache<Int, [UInt8]>(idleTime: .seconds(1000), onDeparture: observer)
+    for key in 0..<4000 { cache[key] = pattern(500) }
+    let held = cache.statistics.heldBytes
+    let used = (0..<4000).filter { $0 % 20 == 0 }
+    let second: UInt64 = 1_000_000_000
+    let start = MonotonicTime.now
+    // Within the time nothing goes.
+    for quarter in 0..<4 {
+      cache.engine.giveBackIdle(now: start + UInt64(quarter) * 250 * second)
+      for key in used { #expect(cache.value(forKey: key) == pattern(500)) }
+    }
+    #expect(cache.count == 4000)
+    for quarter in 4..<14 {
+      cache.engine.giveBackIdle(now: start + UInt64(quarter) * 250 * second)
+      for key in used { #expect(cache.value(forKey: key) == pattern(500)) }
+    }
+    #expect(cache.count == used.count)
+    #expect(cache.statistics.departures[DepartureReason.idle] == UInt64(4000 - used.count))
+    #expect(cache.statistics.heldBytes < held / 4)
+    #expect(cache.statistics.residentBytes <= cache.statistics.heldBytes)
+    if tracksKeys {
+      #expect(told.all.count == 4000 - used.count)
+      #expect(told.all.allSatisfy { $0.reason == .idle && $0.key % 20 != 0 })
+    }
+    cache.checkBooks()
+    // Then those go too.
+    for quarter in 14..<30 { cache.engine.giveBackIdle(now: start + UInt64(quarter) * 250 * second) }
+    #expect(cache.isEmpty)
+    #expect(cache.statistics.heldBytes == 0)
+    cache.checkBooks()
+  }
+
+  @Test("in the eager mode locked entries and large ones in use stay, and the library's thread does it by itself")
+  func idleByItself() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(idleTime: .milliseconds(400))
+    for key in 0..<1000 { cache[key] = pattern(500) }
+    cache[-1] = pattern(300_000)
+    cache.withBytes(forKey: 7) { locked in
+      let patience = MonotonicTime.now + 60_000_000_000
+      while cache.count > 2, MonotonicTime.now < patience {
+        #expect(cache.value(forKey: -1) == pattern(300_000))
+        usleep(20_000)
+      }
+      #expect(cache.value(forKey: -1) == pattern(300_000))
+      #expect(cache.value(forKey: 8) == nil)
+      #expect(locked.array == pattern(500))
+    }
+    cache.checkBooks()
+  }
+}

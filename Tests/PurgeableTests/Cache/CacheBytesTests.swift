@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT
+// The byte limit: it bounds slabs and bookkeeping together, and never makes a store fail that fits.
+
+import Glibc
+import Synchronization
+import Testing
+
+@testable import Purgeable
+
+@Suite("PurgeableCache, byte limit")
+struct CacheBytesTests {
+  /// Sizes of one kind of load, by number.
+  private static func size(_ kind: Int, _ random: inout SeededRandom) -> Int {
+    switch kind {
+    case 0: 0
+    case 1: 24
+    case 2: 1 + random.below(300)
+    case 3: 1 + random.below(20_000)
+    case 4: random.below(100) == 0 ? 200_000 : random.below(500)
+    default: 100_000
+    }
+  }
+
+  @Test(
+    "held bytes and bookkeeping stay below the limit after every store, and no store that fits fails", .notUnderThreadSanitizer,
+    arguments: [512 << 10, 4 << 20], [0, 1, 2, 3, 4, 5])
+  func bounds(limit: Int, kind: Int) throws {
+    var random = SeededRandom(seed: UInt64(kind) + 1)
+    let cache = try PurgeableCache<UInt32, [UInt8]>(byteLimit: limit)
+    var refused = 0
+    var stored = 0
+    var over = 0
+    var keys: [UInt32] = []
+    while stored < 5 * limit / 2, refused < 5 {
+      let key = UInt32(random.below(1 << 24))
+      keys.append(key)
+      let count = Self.size(kind, &random)
+      let outcome = cache.set(described(key, version: 7, count: count), forKey: key)
+      if outcome == .outOfMemory || (outcome == .tooLarge && count < limit / 4) { refused += 1 }
+      if cache.byteCount > limit { over += 1 }
+      // Small entries take their granules too.
+      stored += max(count, 60) + 100
+    }
+    #expect(refused == 0)
+    #expect(over == 0, "up to \(cache.byteCount)")
+    #expect(cache.totalCost > UInt64(limit / 8) || kind == 0, "\(cache.totalCost) of \(limit)")
+    var hits = 0
+    for key in keys.suffix(3000) {
+      if let bytes = cache.value(forKey: key) {
+        #expect(versionDescribed(in: bytes, key: key) == 7)
+        hits += 1
+      }
+    }
+    cache.checkBooksSwept()
+    cache.trim(toBytes: 0)
+    #expect(cache.isEmpty)
+  }
+
+  @Test(
+    "tiny entries, of which less than a quarter of a slab is payload, are evicted like others", .notUnderThreadSanitizer,
+    arguments: [false, true])
+  func tiny(uses: Bool) throws {
+    let cache = try PurgeableCache<UInt16, Bool>(byteLimit: 256 << 10)
+    for round in 0..<3 {
+      for key in UInt16.min...UInt16.max where key % 3 == round {
+        let outcome = cache.set(key % 2 == 0, forKey: key)
+        #expect(outcome == .stored || outcome == .replaced)
+        if uses { #expect(cache[key] == (key % 2 == 0)) }
+      }
+    }
+    #expect(cache.byteCount <= 256 << 10)
+    #expect(cache.count > 1000)
+    cache.checkBooksSwept()
+    cache.trim(toBytes: 0)
+    #expect(cache.isEmpty)
+    cache[1] = true
+    #expect(cache[1] == true)
+  }
+
+  @Test(
+    "one large value makes room for itself, however many slabs have to go", .notUnderThreadSanitizer,
+    arguments: [20 << 20, 40 << 20])
+  func largeAmongSmall(count: Int) throws {
+    let limit = 48 << 20
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: limit)
+    let small = pattern(2000)
+    for i in 0..<30_000 { cache[i] = small }
+    #expect(cache.byteCount > limit / 2)
+    let large = [UInt8](repeating: 7, count: count)
+    #expect(cache.set(large, forKey: -1) == .stored)
+    // Not an expectation on the arrays themselves: printing those takes minutes.
+    let isRight = cache[-1] == large
+    #expect(isRight)
+    #expect(cache.byteCount <= limit)
+    // And goes again when it is its turn.
+    for i in 100_000..<160_000 { #expect(cache.set(small, forKey: i) == .stored) }
+    #expect(!cache.contains(-1))
+    #expect(cache.byteCount <= limit)
+    cache.checkBooksSwept()
+  }
+
+  @Test("a value above the whole limit is refused alone")
+  func tooLarge() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 1 << 20)
+    for i in 0..<100 { cache[i] = pattern(1000) }
+    #expect(cache.set([UInt8](repeating: 1, count: 1 << 20), forKey: 5) == .tooLarge)
+    #expect(cache[5] == nil)
+    for i in 0..<100 where i != 5 { #expect(cache[i] == pattern(1000)) }
+    cache.checkBooksSwept()
+  }
+
+  @Test("lowering it gives memory back before it returns", .notUnderThreadSanitizer, arguments: [false, true])
+  func lowering(tracksKeys: Bool) throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(tracksKeys: tracksKeys)
+    let value = pattern(500)
+    for i in 0..<40_000 { cache[i] = value }
+    for limit in [16 << 20, 8 << 20, 6 << 20, 20 << 20] {
+      cache.byteLimit = limit
+      #expect(cache.byteCount <= limit)
+      #expect(cache.count > 1000)
+    }
+    for i in 0..<40_000 {
+      if let found = cache[i] { #expect(found == value) }
+    }
+    cache.checkBooksSwept()
+    // Lifted, it is gone.
+    cache.byteLimit = nil
+    for i in 0..<40_000 { cache[i] = value }
+    #expect(cache.count == 40_000)
+    cache.byteLimit = 1
+    #expect(cache.isEmpty)
+    #expect(cache.byteCount < 2 << 20, "what an empty cache needs")
+  }
+
+  @Test("tracked keys and the index count in it")
+  func bookkeeping() throws {
+    let limit = 4 << 20
+    let cache = try PurgeableCache<StructKey, UInt8>(byteLimit: limit)
+    for i in 0..<60_000 / slowness { cache[StructKey(a: i, b: "a key that is longer than fifteen bytes, \(i)")] = 1 }
+    #expect(cache.byteCount <= limit)
+    #expect(cache.statistics.ordinaryBytes > cache.count * MemoryLayout<StructKey>.size)
+    cache.checkBooksSwept()
+  }
+
+  @Test("threads that store at once stay below it together")
+  func threads() throws {
+    let limit = 8 << 20
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: limit)
+    let failures = Atomic<Int>(0)
+    let highest = Atomic<Int>(0)
+    onThreads(4) { thread in
+      let value = pattern(700)
+      for i in 0..<20_000 / slowness {
+        if cache.set(value, forKey: thread << 32 | i) != .stored { failures.add(1, ordering: .relaxed) }
+        if i % 8 == 0 { highest.store(max(cache.byteCount, highest.load(ordering: .relaxed)), ordering: .relaxed) }
+      }
+    }
+    #expect(failures.load(ordering: .relaxed) == 0)
+    #expect(cache.byteCount <= limit)
+    // Each of the others may have a slab on its way, and what it needs to book it.
+    #expect(highest.load(ordering: .relaxed) <= limit + 4 * (cache.engine.slabBytes + 4096))
+    cache.checkBooksSwept()
+  }
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: MIT
+// The delegate: told of every departure, once, with key, value, cost and reason, under no mutex.
+
+import Synchronization
+import Testing
+
+@testable import Purgeable
+
+private typealias Told = Departures<String, [UInt8]>
+
+/// What a departure comes down to in an expectation.
+private struct Line: Hashable {
+  var key: String
+  var value: [UInt8]?
+  var cost: UInt64
+  var reason: DepartureReason
+}
+
+extension Departures where Key == String, Value == [UInt8] {
+  fileprivate func takeLines() -> [Line] {
+    take().map { Line(key: $0.key, value: $0.value, cost: $0.cost, reason: $0.reason) }
+  }
+}
+
+@Suite("PurgeableCache, departures")
+struct CacheDepartureTests {
+  @Test("each reason is told with key, value and cost")
+  func reasons() throws {
+    let told = Told()
+    let cache = try PurgeableCache<String, [UInt8]>(countLimit: 3, costLimit: 100) { told.note($0) }
+    cache.set([1], forKey: "é", cost: 7)
+    #expect(told.takeLines() == [])
+    cache.set([2, 2], forKey: "e\u{301}")
+    #expect(told.takeLines() == [Line(key: "é", value: [1], cost: 7, reason: .replaced)])
+    cache.remove("é")
+    #expect(told.takeLines() == [Line(key: "é", value: [2, 2], cost: 2, reason: .removed)])
+    cache.remove("é")
+    cache["nobody"] = nil
+    #expect(told.takeLines() == [])
+
+    for i in 0..<4 { cache.set([UInt8(i)], forKey: "\(i)", cost: 10) }
+    #expect(told.takeLines() == [Line(key: "0", value: [0], cost: 10, reason: .count)])
+    cache.set([9], forKey: "3", cost: 85)
+    let forCost = told.takeLines()
+    #expect(forCost.contains(Line(key: "1", value: [1], cost: 10, reason: .cost)))
+    #expect(forCost.contains(Line(key: "3", value: [3], cost: 10, reason: .replaced)))
+    #expect(forCost.count == 2)
+
+    // Refused: told of as too large; the old value under that key is gone, and told of as replaced.
+    #expect(cache.set([4, 4, 4], forKey: "3", cost: 101) == .tooLarge)
+    #expect(
+      told.takeLines() == [
+        Line(key: "3", value: [9], cost: 85, reason: .replaced), Line(key: "3", value: [4, 4, 4], cost: 101, reason: .tooLarge),
+      ])
+    #expect(cache.set(pattern(200), forKey: "new") == .tooLarge)
+    #expect(told.takeLines() == [Line(key: "new", value: pattern(200), cost: 200, reason: .tooLarge)])
+
+    cache.trim(toCount: 0)
+    #expect(told.takeLines() == [Line(key: "2", value: [2], cost: 10, reason: .pressure)])
+    cache["x"] = [1]
+    cache["y"] = [2]
+    cache.removeAll()
+    #expect(
+      Set(told.takeLines()) == [
+        Line(key: "x", value: [1], cost: 1, reason: .removed), Line(key: "y", value: [2], cost: 1, reason: .removed),
+      ])
+    cache["z"] = [3]
+    cache.countLimit = 0
+    #expect(told.takeLines() == [Line(key: "z", value: [3], cost: 1, reason: .count)])
+    cache.checkBooksSwept()
+  }
+
+  @Test("the byte limit and pressure tell of every entry of a slab", .notUnderThreadSanitizer)
+  func bytes() throws {
+    let told = Told()
+    let cache = try PurgeableCache<String, [UInt8]>(byteLimit: 2 << 20) { told.note($0) }
+    for i in 0..<8000 { #expect(cache.set(pattern(400, seed: UInt8(i % 200)), forKey: "\(i)") == .stored) }
+    var left = Set<String>()
+    for departure in told.take() {
+      #expect(departure.reason == .bytes)
+      #expect(left.insert(departure.key).inserted)
+      #expect(departure.value == pattern(400, seed: UInt8(Int(departure.key)! % 200)))
+      #expect(departure.cost == 400)
+    }
+    for i in 0..<8000 { #expect(cache.contains("\(i)") != left.contains("\(i)")) }
+    #expect(cache.count == 8000 - left.count && left.count > 2000)
+    cache.trim(toBytes: 0)
+    #expect(told.all.count == 8000 - left.count)
+    #expect(told.all.allSatisfy { $0.reason == .pressure })
+    cache.checkBooksSwept()
+  }
+
+  @Test("the delegate may use the cache: store, look up, remove, trim")
+  func reentering() throws {
+    final class Holder: Sendable {
+      let cache = Mutex<PurgeableCache<Int, [UInt8]>?>(nil)
+      let depth = Atomic<Int>(0)
+    }
+    let holder = Holder()
+    let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 50) { departure in
+      guard let cache = holder.cache.withLock({ $0 }) else { return }
+      #expect(departure.value != nil)
+      #expect(cache.value(forKey: departure.key) == nil || departure.reason == .replaced)
+      #expect(cache.count <= 51)
+      _ = cache.statistics
+      // Storing in here evicts again, which is told in here again: not for ever.
+      guard holder.depth.add(1, ordering: .relaxed).newValue < 20 else { return }
+      cache[departure.key + 1000] = [1, 2, 3]
+      cache.remove(departure.key + 999)
+      cache.sweep()
+    }
+    holder.cache.withLock { $0 = cache }
+    for i in 0..<200 {
+      holder.depth.store(0, ordering: .relaxed)
+      cache[i] = pattern(100)
+      cache[i] = pattern(101)
+      #expect(cache.count <= 50)
+    }
+    cache.trim(toCount: 10)
+    holder.depth.store(100, ordering: .relaxed)
+    cache.removeAll()
+    #expect(cache.isEmpty)
+    holder.cache.withLock { $0 = nil }
+    cache.checkBooksSwept()
+  }
+
+  /// Uses the cache when it is destroyed.
+  private final class Token: Hashable, Sendable {
+    let number: Int
+    let onEnd: @Sendable () -> Void
+    init(_ number: Int, onEnd: @escaping @Sendable () -> Void) {
+      self.number = number
+      self.onEnd = onEnd
+    }
+    deinit { onEnd() }
+    static func == (left: Token, right: Token) -> Bool { left.number == right.number }
+    func hash(into hasher: inout Hasher) { hasher.combine(number) }
+  }
+
+  @Test("a key whose end uses the cache ends under no mutex", arguments: [false, true])
+  func keyEnds(hasDelegate: Bool) throws {
+    let other = try PurgeableCache<Int, Int>()
+    final class Ends: Sendable { let count = Atomic<Int>(0) }
+    let ends = Ends()
+    let told = Ends()
+    let tell: @Sendable (Departure<Token, [UInt8]>) -> Void = { _ in told.count.add(1, ordering: .relaxed) }
+    let cache = try PurgeableCache<Token, [UInt8]>(countLimit: 20, onDeparture: hasDelegate ? tell : nil)
+    func token(_ number: Int) -> Token {
+      Token(number) { [weak cache] in
+        ends.count.add(1, ordering: .relaxed)
+        other[number] = number
+        if let cache {
+          _ = cache.count
+          _ = cache.statistics.hits
+          cache.trim(toCount: 100)
+        }
+      }
+    }
+    for i in 0..<200 { cache[token(i)] = pattern(10) }
+    #expect(cache.count == 20)
+    for i in 190..<200 { #expect(cache.remove(token(i))) }
+    #expect(cache.count == 10)
+    cache.removeAll()
+    if hasDelegate { #expect(told.count.load(ordering: .relaxed) == 200) }
+    // One for storing, one for each removal's own token.
+    #expect(ends.count.load(ordering: .relaxed) == 210)
+  }
+
+  @Test("from many threads, what left and what is there add up to what was stored")
+  func threads() throws {
+    let told = Departures<Int, Int>()
+    let cache = try PurgeableCache<Int, Int>(countLimit: 500) { told.note($0) }
+    let stores = 3000 / slowness
+    onThreads(4) { thread in
+      var random = SeededRandom(seed: UInt64(thread) + 77)
+      for i in 0..<stores {
+        // Values are unique, keys are not.
+        cache[random.below(2000)] = thread << 32 | i
+        if i % 7 == 0 { cache.remove(random.below(2000)) }
+        if i % 500 == 0 { cache.trim(toCount: 300) }
+      }
+    }
+    var values = told.all.compactMap(\.value)
+    #expect(values.count == told.all.count)
+    for key in 0..<2000 { if let value = cache[key] { values.append(value) } }
+    #expect(values.count == 4 * stores)
+    #expect(Set(values).count == 4 * stores)
+    cache.checkBooksSwept()
+  }
+
+  @Test("dropping a cache tells of nothing")
+  func dropping() throws {
+    let told = Told()
+    do {
+      let cache = try PurgeableCache<String, [UInt8]> { told.note($0) }
+      for i in 0..<100 { cache["\(i)"] = [1] }
+    }
+    #expect(told.all.isEmpty)
+  }
+}

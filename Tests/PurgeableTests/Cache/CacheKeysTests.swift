@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: MIT
+// Keys of every kind: `==` decides, and nothing else.
+
+import Testing
+
+@testable import Purgeable
+
+@Suite("PurgeableCache, keys")
+struct CacheKeysTests {
+  /// Stores a value under every key, finds each again, and removes them in between.
+  private func check<Key: Hashable & Sendable>(_ keys: [Key], tracksKeys: Bool = false) throws {
+    let cache = try PurgeableCache<Key, Int>(tracksKeys: tracksKeys)
+    #expect(Set(keys).count == keys.count)
+    for (i, key) in keys.enumerated() { #expect(cache.set(i, forKey: key) == .stored) }
+    #expect(cache.count == keys.count)
+    for (i, key) in keys.enumerated() {
+      #expect(cache[key] == i)
+      #expect(cache.peek(key) == i)
+      #expect(cache.contains(key))
+      #expect(cache.withBytes(forKey: key) { $0.byteCount } == 8)
+    }
+    for (i, key) in keys.enumerated() where i % 2 == 0 {
+      #expect(cache.remove(key))
+      #expect(!cache.contains(key))
+    }
+    for (i, key) in keys.enumerated() { #expect(cache[key] == (i % 2 == 0 ? nil : i)) }
+    for (i, key) in keys.enumerated() { #expect(cache.set(-i, forKey: key) == (i % 2 == 0 ? .stored : .replaced)) }
+    for (i, key) in keys.enumerated() { #expect(cache[key] == -i) }
+    cache.checkBooksSwept()
+  }
+
+  @Test("integers of every size and sign", arguments: [false, true])
+  func integers(tracksKeys: Bool) throws {
+    func some<I: FixedWidthInteger & Sendable>(_ type: I.Type) -> [I] {
+      Array(Set([.min, .max, 0, 1, .max - 1, .min + 1, 17, 100, I(truncatingIfNeeded: -1), I(truncatingIfNeeded: 0x5A5A_5A5A)]))
+    }
+    try check(some(Int8.self), tracksKeys: tracksKeys)
+    try check(some(Int16.self), tracksKeys: tracksKeys)
+    try check(some(Int32.self), tracksKeys: tracksKeys)
+    try check(some(Int64.self), tracksKeys: tracksKeys)
+    try check(some(Int128.self), tracksKeys: tracksKeys)
+    try check(some(Int.self), tracksKeys: tracksKeys)
+    try check(some(UInt8.self), tracksKeys: tracksKeys)
+    try check(some(UInt16.self), tracksKeys: tracksKeys)
+    try check(some(UInt32.self), tracksKeys: tracksKeys)
+    try check(some(UInt64.self), tracksKeys: tracksKeys)
+    try check(some(UInt128.self), tracksKeys: tracksKeys)
+    try check(some(UInt.self), tracksKeys: tracksKeys)
+    try check(Array(UInt8.min...UInt8.max), tracksKeys: tracksKeys)
+  }
+
+  @Test("byte arrays of any length, also such as look like a length", arguments: [false, true])
+  func bytes(tracksKeys: Bool) throws {
+    var keys: [[UInt8]] = [0, 1, 2, 7, 8, 127, 128, 129, 255, 256, 511, 512, 513, 70_000].map { pattern($0) }
+    keys += [[0], [0, 0], [1, 0], [127], [128], [255], [255, 1, 0, 0, 0], [0x80, 0, 0, 1, 0]]
+    keys += [pattern(70_000, seed: 2), Array(pattern(70_000).dropLast())]
+    try check(keys, tracksKeys: tracksKeys)
+  }
+
+  @Test("strings, equal in whatever Unicode form", arguments: [false, true])
+  func strings(tracksKeys: Bool) throws {
+    try check(
+      [
+        "", " ", "a", "b", "ab", "a\u{0}b", "\u{0}", "é", "e", "ê", "日本語", "🇦🇹", "🇦", "\r\n", "\n", "\u{301}", "K", "k", ";", "`",
+        String(repeating: "x", count: 127), String(repeating: "x", count: 128), String(repeating: "é", count: 5000),
+        String(repeating: "K", count: 300),
+      ], tracksKeys: tracksKeys)
+    let cache = try PurgeableCache<String, Int>(tracksKeys: tracksKeys)
+    let pairs: [(String, String)] = [
+      ("caf\u{E9}", "cafe\u{301}"), ("\u{212A}elvin", "Kelvin"), ("a\u{37E}b", "a;b"), ("\u{1FEF}x\u{1FEF}", "`x`"),
+      ("\u{1E69}", "s\u{323}\u{307}"), ("\u{1E69}", "s\u{307}\u{323}"), ("\u{AC00}", "\u{1100}\u{1161}"), ("\u{2126}", "\u{3A9}"),
+      ("\u{212B}", "A\u{30A}"), ("K\u{301}", "\u{212A}\u{301}"),
+    ]
+    for (i, (one, other)) in pairs.enumerated() {
+      #expect(one == other)
+      for (first, second) in [(one, other), (other, one)] {
+        #expect(cache.set(i, forKey: first) == .stored)
+        #expect(cache[second] == i)
+        #expect(cache.contains(second) && cache.peek(second) == i)
+        #expect(cache.set(i + 100, forKey: second) == .replaced)
+        #expect(cache[first] == i + 100)
+        #expect(cache.count == 1)
+        #expect(cache.remove(second))
+        #expect(cache[first] == nil)
+      }
+    }
+    cache.checkBooksSwept()
+  }
+
+  @Test("strings with a buffer of another kind, and substrings made strings")
+  func bridged() throws {
+    let cache = try PurgeableCache<String, Int>()
+    let long = "the quick brown fox jumps over the lazy dog"
+    cache[String(long.dropFirst(4).prefix(5))] = 1
+    cache[String(decoding: Array("brown".utf8), as: UTF8.self)] = 2
+    #expect(cache["quick"] == 1)
+    #expect(cache["bro" + "wn"] == 2)
+  }
+
+  @Test("other Hashable types, without bytes of their own", arguments: [false, true])
+  func hashables(tracksKeys: Bool) throws {
+    try check((0..<500).map { StructKey(a: $0 % 17, b: "\($0)") }, tracksKeys: tracksKeys)
+    try check([0.0, 1.5, -1.5, .infinity, -.infinity, .leastNonzeroMagnitude], tracksKeys: tracksKeys)
+    try check([false, true], tracksKeys: tracksKeys)
+    try check([Optional<Int>.none, 0, 1], tracksKeys: tracksKeys)
+    try check([["a"], ["a", "b"], []], tracksKeys: tracksKeys)
+    let cache = try PurgeableCache<Double, Int>(tracksKeys: tracksKeys)
+    cache[0.0] = 1
+    #expect(cache[-0.0] == 1)
+  }
+
+  @Test("keys that all collide are told apart")
+  func colliding() throws {
+    try check((0..<200).map { CollidingKey(number: $0) })
+    try check((0..<200).map { CollidingKey(number: $0) }, tracksKeys: true)
+  }
+
+  @Test("an encoding of one's own decides for itself what counts", arguments: [false, true])
+  func encoded(tracksKeys: Bool) throws {
+    try check((0..<500).map { EncodedKey(number: $0, note: "note \($0)") }, tracksKeys: tracksKeys)
+    let cache = try PurgeableCache<EncodedKey, Int>(tracksKeys: tracksKeys)
+    cache[EncodedKey(number: 1, note: "a")] = 5
+    #expect(cache[EncodedKey(number: 1, note: "b")] == 5)
+    #expect(cache.set(6, forKey: EncodedKey(number: 1, note: "c")) == .replaced)
+    #expect(cache.count == 1)
+  }
+
+  @Test("a tracked key's number can be told from its slot, for all numbers that there are")
+  func numbers() {
+    var numbers: [UInt32] = [0, 1, 2, 255, 65_535, 65_536, EngineKey.trackedNumberLimit - 1]
+    var random = SeededRandom(seed: 5)
+    for _ in 0..<1000 { numbers.append(UInt32(random.below(Int(EngineKey.trackedNumberLimit)))) }
+    for number in numbers {
+      let key = EngineKey(trackedNumber: number, hash: random.next())
+      for isCosted in [false, true] {
+        let slot = Slot(identity: key.identity, place: UInt64(random.below(1 << 33)), counter: 3, isCosted: isCosted)
+        #expect(EngineKey.trackedNumber(of: slot) == number)
+        #expect(slot.isTracked && slot.isCosted == isCosted && slot.counter == 3)
+      }
+    }
+  }
+
+  @Test("numbers of keys that left are used again")
+  func reuse() throws {
+    let cache = try PurgeableCache<StructKey, [UInt8]>()
+    for round in 0..<2000 {
+      let key = StructKey(a: round, b: "x")
+      cache[key] = pattern(20)
+      #expect(cache[key] == pattern(20))
+      if round >= 10 { #expect(cache.remove(StructKey(a: round - 10, b: "x"))) }
+    }
+    #expect(cache.count == 10)
+    let table = try #require(cache.table)
+    let known = table.shards.reduce(0) { sum, shard in sum + shard.mutex.withLock { $0.keys.count } }
+    #expect(known < 100)
+    cache.removeAll()
+    #expect(table.shards.allSatisfy { $0.mutex.withLock { $0.numbers.isEmpty && $0.keys.isEmpty } })
+    cache.checkBooksSwept()
+  }
+}

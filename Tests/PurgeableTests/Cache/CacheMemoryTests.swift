@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: MIT
+// What a cache takes from the process, it gives back: mappings, memory, its thread. Each in a process of its own.
+
+import CPurgeable
+import Glibc
+import Testing
+
+@testable import Purgeable
+
+/// A number of /proc/self/status, in its unit.
+private func status(_ name: String) -> Int {
+  guard let text = try? SmallFile.read("/proc/self/status", limit: 1 << 16) else { return -1 }
+  for line in text.split(separator: "\n") where line.hasPrefix(name + ":") {
+    return line.split { $0 == " " || $0 == "\t" }.dropFirst().first.flatMap { Int($0) } ?? -1
+  }
+  return -1
+}
+
+private func residentKilobytes() -> Int { status("VmRSS") }
+
+/// How many of the process's threads are the library's, by their name.
+private func threadCount() -> Int {
+  guard let folder = unsafe opendir("/proc/self/task") else { return -1 }
+  defer { unsafe closedir(folder) }
+  var count = 0
+  while let entry = unsafe readdir(folder) {
+    // Safe: the name ends with a zero, within the entry.
+    let name = unsafe withUnsafePointer(to: &entry.pointee.d_name) { pointer in
+      unsafe pointer.withMemoryRebound(to: CChar.self, capacity: 256) { unsafe String(cString: $0) }
+    }
+    if (try? SmallFile.read("/proc/self/task/\(name)/comm", limit: 64)) == "purgeable\n" { count += 1 }
+  }
+  return count
+}
+
+private func mappingCount() -> Int {
+  (try? SmallFile.read("/proc/self/maps", limit: 16 << 20))?.split(separator: "\n").count ?? -1
+}
+
+/// Whether it becomes so within some seconds. `seconds` is what it takes where nothing else runs; a busy machine gets twenty times as long before the test gives up.
+private func within(_ seconds: Double, _ isSo: () -> Bool) -> Bool {
+  for _ in 0..<Int(seconds * 400) {
+    if isSo() { return true }
+    usleep(50_000)
+  }
+  return isSo()
+}
+
+@Suite("PurgeableCache, memory of the process")
+struct CacheMemoryTests {
+  @Test(
+    "dropping a cache of many entries gives its memory back within a second", .countsMemory, arguments: [false, true])
+  func dropping(tracksKeys: Bool) async {
+    await #expect(processExitsWith: .success) { [tracksKeys] in
+      // The first cache brings the library's thread and the runtime's own memory.
+      do {
+        let first = try PurgeableCache<Int, [UInt8]>(tracksKeys: tracksKeys)
+        for key in 0..<2000 { first[key] = [1] }
+      }
+      usleep(300_000)
+      let before = residentKilobytes()
+      let mappings = mappingCount()
+      let value = pattern(100)
+      let count = (tracksKeys ? 100_000 : 400_000) / slowness
+      var cache: PurgeableCache<Int, [UInt8]>? = try PurgeableCache(tracksKeys: tracksKeys)
+      for key in 0..<count { cache![key] = value }
+      require(cache!.count == count, "all there")
+      let full = residentKilobytes()
+      require(full - before > count * 100 / 1024, "\(full - before) KiB for \(count) entries")
+      let clock = ContinuousClock()
+      let time = clock.measure { cache = nil }
+      require(time < .seconds(1) * slowness, "dropping took \(time)")
+      // The library's thread may hold the last reference for the rest of its round. malloc keeps some of what keys took.
+      let limit = before + (full - before) / (tracksKeys ? 3 : 10) + 4096
+      require(within(2) { residentKilobytes() < limit }, "\(residentKilobytes()) KiB, \(before) before, \(full) full")
+      require(within(2) { mappingCount() <= mappings + 8 }, "\(mappingCount()) mappings, \(mappings) before")
+    }
+  }
+
+  @Test("making and dropping 200 caches leaves no mapping and no thread", .countsMemory)
+  func manyCaches() async {
+    await #expect(processExitsWith: .success) {
+      for round in 0..<20 {
+        let cache = try PurgeableCache<String, [UInt8]>(byteLimit: 1 << 20, tracksKeys: round % 2 == 0)
+        cache["a"] = [1]
+        require(within(1) { threadCount() == 1 }, "\(threadCount()) threads")
+      }
+      require(within(5) { threadCount() == 0 }, "the library's thread ends with the last cache")
+      let before = mappingCount()
+      for round in 0..<200 {
+        let cache = try PurgeableCache<String, [UInt8]>(
+          countLimit: round % 3 == 0 ? 10 : nil, byteLimit: round % 2 == 0 ? 1 << 20 : nil, tracksKeys: round % 5 == 0)
+        for key in 0..<20 { cache["\(key)"] = pattern(2000) }
+        require(cache["19"] == pattern(2000), "the newest")
+        if round % 4 == 0 { cache.offerIdle() }
+      }
+      require(within(5) { threadCount() == 0 }, "\(threadCount()) threads without a cache")
+      require(within(1) { mappingCount() <= before + 12 }, "\(mappingCount()) mappings, \(before) before")
+      // And it starts again for the next one.
+      let next = try PurgeableCache<Int, [UInt8]>()
+      for key in 0..<5000 { next[key] = pattern(100) }
+      require(within(5) { next.statistics.offeredBytes > 300_000 }, "\(next.statistics.offeredBytes) on offer")
+      require(threadCount() == 1, "\(threadCount()) threads")
+    }
+  }
+
+  @Test("the byte limit bounds what the process has resident", .countsMemory)
+  func resident() async {
+    await #expect(processExitsWith: .success) {
+      let limit = 32 << 20
+      let warm = try PurgeableCache<UInt32, [UInt8]>()
+      for key in 0..<UInt32(2000) { warm[key] = [1] }
+      let before = residentKilobytes()
+      let cache = try PurgeableCache<UInt32, [UInt8]>(byteLimit: limit)
+      let value = pattern(1000)
+      for key in 0..<UInt32(150_000 / slowness) { cache[key] = value }
+      let grown = (residentKilobytes() - before) << 10
+      require(cache.byteCount <= limit, "\(cache.byteCount) bytes held")
+      require(slowness > 1 || cache.byteCount > limit / 2, "\(cache.byteCount) bytes held")
+      require(grown < limit + limit / 8 + (4 << 20) * slowness, "\(grown) bytes resident for a limit of \(limit)")
+    }
+  }
+
+  @Test("everything sealed and idle is on offer within some seconds, without anybody asking")
+  func offering() async throws {
+    try needRealDiscards()
+    await #expect(processExitsWith: .success) {
+      let cache = try PurgeableCache<UInt32, [UInt8]>()
+      for key in 0..<UInt32(20_000) { cache[key] = described(key, version: 1, count: 500) }
+      let held = cache.statistics.heldBytes
+      // Two open slabs in each of 16 shards are at most a quarter of it.
+      require(within(4) { cache.statistics.offeredBytes > held * 3 / 4 }, "\(cache.statistics.offeredBytes) of \(held)")
+    }
+  }
+
+  @Test("a forked child finds a cache that is empty and works, and the parent's is untouched", .forks)
+  func fork() async {
+    await #expect(processExitsWith: .success) {
+      for tracksKeys in [false, true] {
+        let cache = try PurgeableCache<UInt32, [UInt8]>(tracksKeys: tracksKeys)
+        for key in 0..<UInt32(3000) { cache[key] = described(key, version: 1, count: 200) }
+        let isWell = childSays {
+          for key in 0..<UInt32(3000) where cache.value(forKey: key) != nil { return false }
+          for key in 0..<UInt32(3000) { cache[key] = described(key, version: 2, count: 200) }
+          for key in 0..<UInt32(3000) where cache[key] != described(key, version: 2, count: 200) { return false }
+          return cache.count == 3000 && cache.totalCost == 600_000
+        }
+        require(isWell, "the child")
+        for key in 0..<UInt32(3000) { require(cache[key] == described(key, version: 1, count: 200), "the parent") }
+        require(cache.count == 3000, "the parent's count")
+      }
+    }
+  }
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: MIT
+// Random operations beside a dictionary: whatever the cache answers is what the dictionary has.
+
+import CPurgeable
+import Testing
+
+@testable import Purgeable
+
+private struct ModelEntry {
+  var value: [UInt8]
+  var cost: UInt64
+}
+
+/// A cache and what it would hold if nobody ever took anything.
+private final class ModelRun<Key: Hashable & Sendable> {
+  var random: SeededRandom
+  let cache: PurgeableCache<Key, [UInt8]>
+  let key: (Int) -> Key
+  let keyCount: Int
+  /// Whether entries may leave by themselves.
+  let isLossy: Bool
+  var model: [Key: ModelEntry] = [:]
+  var failures: [String] = []
+  var hits = 0
+  var version: UInt32 = 0
+
+  init(seed: UInt64, cache: PurgeableCache<Key, [UInt8]>, keyCount: Int, isLossy: Bool, key: @escaping (Int) -> Key) {
+    random = SeededRandom(seed: seed)
+    self.cache = cache
+    self.keyCount = keyCount
+    self.isLossy = isLossy
+    self.key = key
+  }
+
+  func expect(_ condition: Bool, _ what: @autoclosure () -> String) {
+    if !condition, failures.count < 10 { failures.append(what()) }
+  }
+
+  /// What a look-up of any kind found, against the model.
+  func check(_ key: Key, _ found: [UInt8]?, _ how: String) {
+    if let found {
+      hits += 1
+      expect(model[key]?.value == found, "\(how) of \(key): \(found.count) bytes, model has \(model[key]?.value.count ?? -1)")
+    } else if isLossy {
+      // Gone is gone, until it is stored again.
+      model[key] = nil
+    } else {
+      expect(model[key] == nil, "\(how) of \(key): nothing, model has \(model[key]?.value.count ?? -1)")
+    }
+  }
+
+  func step() {
+    let key = key(random.below(random.below(3) == 0 ? keyCount : keyCount / 10 + 1))
+    switch random.below(100) {
+    case 0..<35:
+      version &+= 1
+      let size = random.below(50) == 0 ? random.below(30_000) : random.below(400)
+      let value = described(UInt32(truncatingIfNeeded: key.hashValue), version: version, count: size)
+      let cost: UInt64? = random.below(3) == 0 ? UInt64(random.below(100)) : nil
+      let outcome = cache.set(value, forKey: key, cost: cost)
+      if isLossy, outcome == .tooLarge {
+        // Above a limit of that moment: refused, and the old value is gone.
+        model[key] = nil
+        expect(!cache.contains(key), "contains what was refused")
+        return
+      }
+      expect(outcome == .stored || outcome == .replaced, "set: \(outcome)")
+      if !isLossy { expect((outcome == .replaced) == (model[key] != nil), "set of \(key): \(outcome)") }
+      model[key] = ModelEntry(value: value, cost: cost ?? UInt64(value.count))
+    case 35..<60: check(key, cache.value(forKey: key), "get")
+    case 60..<65: check(key, cache.peek(key), "peek")
+    case 65..<72: check(key, cache.withBytes(forKey: key) { $0.array }, "withBytes")
+    case 72..<78:
+      var buffer = [UInt8](repeating: 0, count: random.below(600))
+      switch unsafe buffer.withUnsafeMutableBytes({ unsafe cache.read(forKey: key, into: $0) }) {
+      case .hit(let count): check(key, Array(buffer[..<count]), "read")
+      case .bufferTooSmall(let needed): expect(model[key]?.value.count == needed, "read: \(needed) needed")
+      case .miss: check(key, nil, "read")
+      }
+    case 78..<84:
+      if !cache.contains(key) {
+        check(key, nil, "contains")
+      } else {
+        expect(model[key] != nil, "contains \(key), which the model has not")
+      }
+    case 84..<96:
+      let removed = cache.remove(key)
+      if !isLossy { expect(removed == (model[key] != nil), "remove of \(key): \(removed)") }
+      expect(!removed || model[key] != nil, "remove of \(key), which was not there")
+      model[key] = nil
+      expect(!cache.contains(key), "contains what was removed")
+    case 96: cache.offerIdle()
+    case 97: cache.sweep()
+    default:
+      expect(cache.count <= model.count, "count \(cache.count), model \(model.count)")
+      if !isLossy {
+        expect(cache.count == model.count, "count \(cache.count), model \(model.count)")
+        expect(cache.totalCost == model.values.reduce(0) { $0 + $1.cost }, "cost \(cache.totalCost)")
+      }
+    }
+  }
+
+  /// What only a cache that may lose things has done to it.
+  func disturb() {
+    switch random.below(8) {
+    case 0: cache.discardOffered()
+    case 1: cache.discardAll()
+    case 2:
+      let hand = random.below(4)
+      for range in cache.slabRanges() {
+        cache.offerIdle()
+        range.advise(advicePageout, page: hand, pageCount: 1)
+      }
+    case 3: cache.trim(toCount: cache.count / 2)
+    case 4: cache.trim(toFraction: 0.7)
+    case 5: cache.trim(toCost: cache.totalCost / 2)
+    case 6:
+      cache.countLimit = random.below(2) == 0 ? nil : 50 + random.below(500)
+      cache.costLimit = random.below(2) == 0 ? nil : 1000 + UInt64(random.below(100_000))
+      cache.byteLimit = random.below(2) == 0 ? nil : (2 << 20) + random.below(8 << 20)
+    default:
+      if random.below(4) == 0 {
+        cache.removeAll()
+        model = [:]
+        expect(cache.isEmpty && cache.totalCost == 0, "removeAll")
+      }
+    }
+  }
+
+  func run(steps: Int) {
+    for step in 0..<steps {
+      self.step()
+      if isLossy, step % 499 == 0 { disturb() }
+      if step % 5000 == 0 { cache.checkBooks() }
+    }
+    for number in 0..<keyCount { check(key(number), cache.value(forKey: key(number)), "the end") }
+    expect(cache.count == model.count, "at the end \(cache.count), model \(model.count)")
+    cache.checkBooksSwept()
+  }
+}
+
+@Suite("PurgeableCache, against a model")
+struct CacheModelTests {
+  private func run<Key: Hashable & Sendable>(
+    _ cache: PurgeableCache<Key, [UInt8]>, keyCount: Int, isLossy: Bool, steps: Int, key: @escaping (Int) -> Key
+  ) {
+    let run = ModelRun(seed: chosenSeed, cache: cache, keyCount: keyCount, isLossy: isLossy, key: key)
+    run.run(steps: steps / slowness)
+    #expect(run.failures == [], "PURGEABLE_SEED=\(chosenSeed)")
+    #expect(run.hits > steps / slowness / 50, "\(run.hits) hits, PURGEABLE_SEED=\(chosenSeed)")
+  }
+
+  @Test("without limits and discards it is a dictionary: integer keys", arguments: [false, true])
+  func integers(tracksKeys: Bool) throws {
+    try run(PurgeableCache(tracksKeys: tracksKeys), keyCount: 3000, isLossy: false, steps: 50_000) { $0 }
+  }
+
+  @Test("without limits and discards it is a dictionary: string keys, some outside of ASCII", arguments: [false, true])
+  func strings(tracksKeys: Bool) throws {
+    try run(PurgeableCache(tracksKeys: tracksKeys), keyCount: 1000, isLossy: false, steps: 25_000) {
+      $0 % 3 == 0 ? "kéy \($0)" : "key \($0)"
+    }
+  }
+
+  @Test("with discards, limits and trims, what is there is right: integer keys", arguments: [false, true])
+  func lossyIntegers(tracksKeys: Bool) throws {
+    try run(PurgeableCache(tracksKeys: tracksKeys), keyCount: 3000, isLossy: true, steps: 50_000) { $0 }
+  }
+
+  @Test("with discards, limits and trims, what is there is right: string keys", arguments: [false, true])
+  func lossyStrings(tracksKeys: Bool) throws {
+    try run(PurgeableCache(tracksKeys: tracksKeys), keyCount: 1000, isLossy: true, steps: 25_000) {
+      $0 % 3 == 0 ? "kéy \($0)" : "key \($0)"
+    }
+  }
+
+  @Test("with discards, limits and trims, what is there is right: keys that all collide")
+  func lossyCollisions() throws {
+    try run(PurgeableCache(), keyCount: 100, isLossy: true, steps: 10_000) { CollidingKey(number: $0) }
+  }
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: MIT
+// Many real threads at once: values that say what they are, versions that never go back, an index that grows under reads.
+
+import CPurgeable
+import Glibc
+import Synchronization
+import Testing
+
+@testable import Purgeable
+
+/// A word that counts, in an array.
+private final class Version: Sendable {
+  let stored = Atomic<UInt32>(0)
+}
+
+@Suite("PurgeableCache, from many threads", .serialized)
+struct CacheThreadTests {
+  /// Writers own keys and note a version once its store has returned; readers note it before they read.
+  private func storm(_ cache: PurgeableCache<UInt32, [UInt8]>, disturb: @escaping @Sendable (Int) -> Void) -> (
+    wrong: Int, hits: Int
+  ) {
+    let keyCount = 400
+    let versions = (0..<keyCount).map { _ in Version() }
+    let wrong = Atomic<Int>(0)
+    let hits = Atomic<Int>(0)
+    let seed = chosenSeed
+    onThreads(4) { thread in
+      var random = SeededRandom(seed: seed &+ UInt64(thread))
+      for round in 0..<15_000 / slowness {
+        let number = random.below(keyCount)
+        let key = UInt32(number)
+        if number % 4 == thread, random.below(3) == 0 {
+          let version = versions[number].stored.load(ordering: .relaxed) + 1
+          cache.set(described(key, version: version, count: random.below(20) == 0 ? 9000 : random.below(500)), forKey: key)
+          versions[number].stored.store(version, ordering: .releasing)
+          continue
+        }
+        if random.below(40) == 0 {
+          // Of nobody: whoever comes.
+          let shared = UInt32(keyCount + random.below(50))
+          if random.below(3) == 0 { cache.remove(shared) }
+          cache.set(described(shared, version: UInt32(round), count: 100), forKey: shared)
+          continue
+        }
+        let least = versions[number].stored.load(ordering: .acquiring)
+        let found: [UInt8]? =
+          switch random.below(4) {
+          case 0: cache.withBytes(forKey: key) { $0.array }
+          case 1: cache.peek(key)
+          default: cache.value(forKey: key)
+          }
+        if let found {
+          hits.add(1, ordering: .relaxed)
+          let version = versionDescribed(in: found, key: key)
+          if version == nil || version! < least { wrong.add(1, ordering: .relaxed) }
+        }
+        if thread == 3, round % 50 == 0 { disturb(round) }
+      }
+    }
+    return (wrong.load(ordering: .relaxed), hits.load(ordering: .relaxed))
+  }
+
+  @Test("a read that starts after a store returned sees it or a newer one", arguments: [false, true])
+  func undisturbed(tracksKeys: Bool) throws {
+    let cache = try PurgeableCache<UInt32, [UInt8]>(tracksKeys: tracksKeys)
+    let (wrong, hits) = storm(cache) { _ in }
+    #expect(wrong == 0, "of \(hits); PURGEABLE_SEED=\(chosenSeed)")
+    #expect(hits > 10_000 / slowness)
+    cache.checkBooksSwept()
+  }
+
+  @Test("the same beside discards, trims, sweeps and changing limits: gone or right", arguments: [false, true])
+  func disturbed(tracksKeys: Bool) throws {
+    let cache = try PurgeableCache<UInt32, [UInt8]>(tracksKeys: tracksKeys)
+    let (wrong, hits) = storm(cache) { round in
+      switch round / 50 % 8 {
+      case 0, 4: cache.discardOffered()
+      case 1: cache.sweep()
+      case 2: cache.discardAll()
+      case 3: cache.trim(toCount: cache.count * 3 / 4)
+      case 5: cache.countLimit = 300
+      case 6: cache.trim(toFraction: 0.8)
+      default: cache.countLimit = nil
+      }
+    }
+    #expect(wrong == 0, "of \(hits); PURGEABLE_SEED=\(chosenSeed)")
+    #expect(hits > 2000 / slowness, "\(hits)")
+    cache.checkBooksSwept()
+  }
+
+  @Test("keys that nobody removes are found at every moment while the index grows and shrinks", arguments: [false, true])
+  func growing(tracksKeys: Bool) throws {
+    let cache = try PurgeableCache<Int, Int>(tracksKeys: tracksKeys)
+    let residents = 500
+    for key in 0..<residents { cache[key] = key }
+    let growth = (tracksKeys ? 60_000 : 500_000) / slowness / (isOptimized ? 1 : 8)
+    let done = Atomic<Bool>(false)
+    let missing = Atomic<Int>(0)
+    let looks = Atomic<Int>(0)
+    onThreads(4) { thread in
+      if thread == 0 {
+        for round in 0..<2 {
+          for key in 0..<growth / 2 { cache[1000 + key] = round }
+          for key in 0..<growth / 2 { cache.remove(1000 + key) }
+          cache.sweep()
+        }
+        done.store(true, ordering: .releasing)
+        return
+      }
+      var random = SeededRandom(seed: UInt64(thread))
+      while !done.load(ordering: .acquiring) {
+        let key = random.below(residents)
+        let isThere =
+          switch random.below(3) {
+          case 0: cache.contains(key)
+          case 1: cache.withBytes(forKey: key) { $0.byteCount } == 8
+          default: cache.value(forKey: key) == key
+          }
+        if !isThere { missing.add(1, ordering: .relaxed) }
+        looks.add(1, ordering: .relaxed)
+      }
+    }
+    #expect(missing.load(ordering: .relaxed) == 0, "of \(looks.load(ordering: .relaxed))")
+    #expect(cache.count == residents)
+    for key in 0..<residents { #expect(cache[key] == key) }
+    cache.checkBooksSwept()
+  }
+
+  @Test("keys that nobody removes are found while the policy and compaction move them about")
+  func moving() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    let value = pattern(300)
+    for key in 0..<300 { cache[key] = value }
+    let done = Atomic<Bool>(false)
+    let missing = Atomic<Int>(0)
+    onThreads(3) { thread in
+      if thread == 0 {
+        for key in 0..<60_000 / slowness {
+          cache[1000 + key] = value
+          // Nine of ten go again: their slabs are left hardly alive.
+          if key >= 50, key % 10 != 0 { cache.remove(1000 + key - 50) }
+        }
+        done.store(true, ordering: .releasing)
+        return
+      }
+      var random = SeededRandom(seed: UInt64(thread))
+      while !done.load(ordering: .acquiring) {
+        if cache.value(forKey: random.below(300)) != value { missing.add(1, ordering: .relaxed) }
+      }
+    }
+    #expect(missing.load(ordering: .relaxed) == 0)
+    #expect(slowness > 1 || cache.statistics.copies > 0)
+    cache.checkBooksSwept()
+  }
+
+  @Test("removeAll beside stores leaves books that are right")
+  func removingAll() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 1000)
+    onThreads(4) { thread in
+      for i in 0..<3000 / slowness {
+        cache[thread << 32 | i] = [1, 2, 3]
+        if i % 100 == 99 { cache.removeAll() }
+      }
+    }
+    cache.checkBooksSwept()
+    cache.removeAll()
+    #expect(cache.isEmpty && cache.totalCost == 0)
+    #expect(cache.engine.ghostBytes.load(ordering: .relaxed) == 0)
+  }
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: MIT
+// What the tests of the memory types share: content, real discards, real threads, real forks.
+
+import Glibc
+import Purgeable
+import Synchronization
+import Testing
+
+// MARK: Content
+
+/// Bytes that differ from place to place and from seed to seed, none of them zero.
+func pattern(_ count: Int, seed: UInt8 = 1) -> [UInt8] {
+  (0..<count).map { UInt8(truncatingIfNeeded: ($0 &* 31 &+ Int(seed) &* 7) % 255 + 1) }
+}
+
+let pageSize = Int(sysconf(Int32(_SC_PAGESIZE)))
+
+extension RawSpan {
+  var array: [UInt8] { [UInt8](copying: self) }
+}
+
+extension MutableRawSpan {
+  mutating func write(_ bytes: [UInt8], at offset: Int = 0) {
+    for (index, byte) in bytes.enumerated() { storeBytes(of: byte, toByteOffset: offset + index, as: UInt8.self) }
+  }
+}
+
+extension PurgeableRegion {
+  func array() -> [UInt8]? { withBytes { $0.array } }
+}
+
+extension PurgeableData {
+  func array() -> [UInt8]? { withBytes { $0.array } }
+}
+
+// MARK: Discards
+
+/// Where bytes lie. Kept only to tell the kernel about them; never read or written through.
+struct PageRange: Sendable {
+  let start: UInt
+  let byteCount: Int
+
+  init(of span: RawSpan) {
+    (start, byteCount) = unsafe span.withUnsafeBytes { (UInt(bitPattern: $0.baseAddress), $0.count) }
+  }
+
+  /// Tells the kernel something about the pages from `page` on.
+  @discardableResult
+  func advise(_ advice: Int32, page: Int = 0, pageCount: Int? = nil) -> Bool {
+    let first = start & ~UInt(pageSize - 1)
+    let last = (start + UInt(byteCount) + UInt(pageSize - 1)) & ~UInt(pageSize - 1)
+    let length = pageCount.map { $0 * pageSize } ?? Int(last - first) - page * pageSize
+    // Safe for the tests' purposes: the pages are mapped for as long as the region, heap or data under test lives.
+    return unsafe madvise(UnsafeMutableRawPointer(bitPattern: first + UInt(page * pageSize)), length, advice) == 0
+  }
+}
+
+let adviceDontneed: Int32 = 4
+let advicePageout: Int32 = 21
+
+/// Ends the test as skipped where the kernel cannot be made to discard by MADV_PAGEOUT.
+func needRealDiscards() throws {
+  let support = try KernelSupport.probe()
+  guard support.behavior == .works, support.isConfirmed else {
+    try Test.cancel("this kernel does not discard on MADV_PAGEOUT: \(support.behavior)")
+  }
+}
+
+/// Has the kernel take what is on offer, until `isGone`. Pages in a CPU's batch are skipped: hence more than once.
+func waitForDiscard(of range: PageRange, isGone: () throws -> Bool, offerAgain: () throws -> Void) rethrows -> Bool {
+  for _ in 0..<200 {
+    range.advise(advicePageout)
+    if try isGone() { return true }
+    try offerAgain()
+    usleep(1000)
+  }
+  return false
+}
+
+/// Has every processor put the pages in its batch on the kernel's lists: until then they can be neither offered nor taken. Any
+/// madvise(MADV_FREE) does that for the processor it runs on, so it runs on each of them once. Swift does not import the call that
+/// chooses the processor, so it is looked up by name.
+func drainBatches() {
+  typealias SetAffinity = @convention(c) (pid_t, Int, UnsafeRawPointer?) -> Int32
+  // Safe: the C library's function has exactly this type.
+  let setAffinity = unsafe unsafeBitCast(dlsym(nil, "sched_setaffinity"), to: SetAffinity.self)
+  let thread = TestThread {
+    let scratch = unsafe mmap(nil, pageSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+    for processor in 0..<min(1024, sysconf(Int32(_SC_NPROCESSORS_CONF))) {
+      var set = [UInt64](repeating: 0, count: 16)
+      set[processor / 64] = 1 << (UInt64(processor) % 64)
+      // Safe: the call reads as many bytes as it is told of. One that is not ours to use is passed over.
+      _ = unsafe set.withUnsafeBytes { bytes in unsafe setAffinity(0, bytes.count, bytes.baseAddress) }
+      unsafe madvise(scratch, pageSize, 8)
+    }
+    unsafe munmap(scratch, pageSize)
+  }
+  thread.join()
+}
+
+// MARK: Threads
+
+/// Runs the closure on so many real threads at once (task groups have missed races that threads showed), and waits for all.
+func onThreads(_ count: Int, _ body: @escaping @Sendable (Int) -> Void) {
+  let gate = Atomic<Int>(0)
+  let start: @Sendable (Int) -> Void = { index in
+    gate.add(1, ordering: .acquiringAndReleasing)
+    while gate.load(ordering: .acquiring) < count { sched_yield() }
+    body(index)
+  }
+  let threads = (0..<count).map { index in TestThread { start(index) } }
+  for thread in threads { thread.join() }
+}
+
+final class TestThread: @unchecked Sendable {
+  // Written once before the thread is known to anybody, read once by `join`.
+  private var thread = pthread_t()
+
+  init(_ body: @escaping () -> Void) {
+    final class Box {
+      let body: () -> Void
+      init(_ body: @escaping () -> Void) { self.body = body }
+    }
+    let box = unsafe Unmanaged.passRetained(Box(body)).toOpaque()
+    let status = unsafe pthread_create(
+      &thread, nil,
+      { box in
+        // Safe: retained above for exactly this one release.
+        unsafe Unmanaged<Box>.fromOpaque(box!).takeRetainedValue().body()
+        return nil
+      }, box)
+    precondition(status == 0, "pthread_create: \(status)")
+  }
+
+  func join() { pthread_join(thread, nil) }
+}
+
+// MARK: Forks
+
+/// Forks, has the child say whether all is well, and answers what it said. Only for exit tests: those processes have no other
+/// threads that hold anything. Swift hides `fork`, so it is looked up by name.
+///
+/// The runtime makes the types it needs under locks of its own, which a fork may catch another thread in: a child that needs the
+/// same type then waits for ever. So what the children loop over is made here first, and a child that hangs is ended.
+///
+/// `meanwhile` runs here while the child does, and has to hold too.
+func childSays(_ isWell: () -> Bool, meanwhile: () -> Bool = { true }) -> Bool {
+  for range in [0..<1] { for number in range { _ = [number: [UInt8](repeating: 0, count: number)] } }
+  typealias Fork = @convention(c) () -> pid_t
+  // Safe: the C library's fork has exactly this type.
+  let fork = unsafe unsafeBitCast(dlsym(nil, "fork"), to: Fork.self)
+  let child = fork()
+  if child == 0 {
+    alarm(60)
+    _exit(isWell() ? 0 : 1)
+  }
+  let holds = meanwhile()
+  var status: Int32 = 0
+  return unsafe waitpid(child, &status, 0) == child && status == 0 && holds
+}
+
+/// For exit tests: stops the process unless the condition holds, and says where.
+func require(_ condition: Bool, _ what: String, line: UInt = #line) {
+  if !condition { fatalError("line \(line): \(what)") }
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: MIT
+// PurgeableData: appending, replacing, resizing, changing in place, beside readers.
+
+import Testing
+
+@testable import Purgeable
+
+@Suite("PurgeableData, changing")
+struct PurgeableDataChangeTests {
+  @Test("grows by appending, byte for byte, many times over its first room")
+  func appending() throws {
+    let data = try PurgeableData()
+    var expected: [UInt8] = []
+    for step in 0..<300 {
+      let bytes = pattern(step * 7 % 1000, seed: UInt8(truncatingIfNeeded: step))
+      try data.append(contentsOf: bytes)
+      expected += bytes
+      #expect(data.count == expected.count)
+    }
+    #expect(data.array() == expected)
+    #expect(data.accessCount == 1)
+    #expect(data.capacity >= data.count)
+    data.endContentAccess()
+    #expect(data.array() == expected)
+  }
+
+  @Test("takes bytes from any collection")
+  func collections() throws {
+    let data = try PurgeableData((1...5).lazy.map { UInt8($0) })
+    try data.append(contentsOf: [6, 7][...])
+    try data.append(contentsOf: "ab".utf8)
+    try data.append(contentsOf: EmptyCollection())
+    #expect(data.array() == [1, 2, 3, 4, 5, 6, 7, 97, 98])
+  }
+
+  @Test("states its room: a page at least, then doubled, from 1 MiB on a quarter more, and less when much shrinks")
+  func capacity() throws {
+    #expect(try PurgeableData().capacity == pageSize)
+    #expect(try PurgeableData(byteCount: pageSize + 1).capacity == 2 * pageSize)
+    let roomy = try PurgeableData(capacity: 1 << 18)
+    try roomy.append(contentsOf: [1])
+    #expect(roomy.capacity == 1 << 18)
+    try roomy.resize(to: (1 << 18) + 1)
+    #expect(roomy.capacity == 1 << 19)
+    try roomy.resize(to: 1 << 20)
+    try roomy.append(contentsOf: [1])
+    #expect(roomy.capacity == (1 << 20) + (1 << 18))
+    try roomy.resize(to: 1 << 18)
+    #expect(roomy.capacity == 1 << 18)
+    try roomy.resize(to: 0)
+    #expect(roomy.capacity == pageSize)
+    #expect(roomy.count == 0)
+  }
+
+  @Test("resizing adds zeros, also where something was before")
+  func resizing() throws {
+    let data = try PurgeableData(pattern(100))
+    try data.resize(to: 50)
+    try data.resize(to: 100)
+    #expect(data.array() == pattern(100)[..<50] + [UInt8](repeating: 0, count: 50))
+    try data.resize(to: 10_000)
+    #expect(data.array() == pattern(100)[..<50] + [UInt8](repeating: 0, count: 9950))
+  }
+
+  @Test("replaces all, by more or less")
+  func replacingAll() throws {
+    let data = try PurgeableData(pattern(100))
+    for count in [10, 100, 0, 20_000, 19_000, 3] {
+      let bytes = pattern(count, seed: UInt8(truncatingIfNeeded: count + 1))
+      try data.replaceBytes(with: bytes)
+      #expect(data.array() == bytes)
+    }
+  }
+
+  @Test("replaces a part, within what there is")
+  func replacingPart() throws {
+    let data = try PurgeableData(pattern(100), name: "parts")
+    func replace(_ bytes: [UInt8], at offset: Int) throws {
+      try unsafe data.replaceBytes(at: offset, with: bytes.span.bytes)
+    }
+    try replace([7, 8, 9], at: 97)
+    try replace([], at: 100)
+    #expect(data.array() == pattern(100)[..<97] + [7, 8, 9])
+    for (offset, count) in [(98, 3), (-1, 1), (101, 0), (Int.max, 1)] {
+      let error = #expect(throws: PurgeableError.self) { try replace(pattern(count), at: offset) }
+      #expect(error?.kind == .invalidArgument("offset"))
+      #expect(error?.description.contains("parts") == true)
+    }
+    #expect(data.array() == pattern(100)[..<97] + [7, 8, 9])
+    #expect(data.accessCount == 1)
+  }
+
+  @Test("changes in place; what a throwing closure wrote stands")
+  func inPlace() throws {
+    let data = try PurgeableData(pattern(10))
+    let length = try data.withMutableBytes { span throws(PurgeableError) in
+      span.write([1, 2])
+      return span.byteCount
+    }
+    #expect(length == 10)
+    let failure = PurgeableError(.busy, in: "test", explanation: "on purpose")
+    #expect(throws: failure) {
+      try data.withMutableBytes { span throws(PurgeableError) in
+        span.write([3])
+        throw failure
+      }
+    }
+    #expect(data.array() == [3, 2] + pattern(10)[2...])
+    #expect(data.accessCount == 1)
+  }
+
+  @Test("a reader keeps the bytes it began with, whatever changes meanwhile")
+  func snapshots() throws {
+    let data = try PurgeableData(pattern(5000))
+    data.withBytes { outer in
+      #expect(throws: Never.self) {
+        try data.append(contentsOf: [1, 2, 3])
+        try data.withMutableBytes { span throws(PurgeableError) in span.write([200]) }
+        try data.replaceBytes(with: [4, 5])
+      }
+      data.withBytes { inner in
+        #expect(inner.array == [4, 5])
+        #expect(throws: Never.self) { try data.append(inner) }
+        #expect(inner.array == [4, 5])
+      }
+      #expect(outer.array == pattern(5000))
+    }
+    #expect(data.array() == [4, 5, 4, 5])
+    #expect(data.accessCount == 1)
+  }
+
+  @Test("a closure's own change that throws beside a reader stands as well")
+  func snapshotThrows() throws {
+    let data = try PurgeableData(pattern(10))
+    let failure = PurgeableError(.busy, in: "test", explanation: "on purpose")
+    data.withBytes { _ in
+      #expect(throws: failure) {
+        try data.withMutableBytes { span throws(PurgeableError) in
+          span.write([3])
+          throw failure
+        }
+      }
+    }
+    #expect(data.array()?.first == 3)
+  }
+
+  @Test("what was changed under a lock is found lost afterwards, in every page")
+  func freshWitnesses() throws {
+    guard try KernelSupport.probe().behavior == .works else { try Test.cancel("memory cannot be offered here") }
+    for page in 0..<4 {
+      let data = try PurgeableData(byteCount: 4 * pageSize, offering: .immediate)
+      data.endContentAccess()
+      #expect(data.beginContentAccess())
+      try data.withMutableBytes { span throws(PurgeableError) in
+        span.write([1], at: page * pageSize + 100)
+      }
+      let range = try #require(data.withBytes { PageRange(of: $0) })
+      data.endContentAccess()
+      range.advise(adviceDontneed, page: page, pageCount: 1)
+      #expect(data.isContentDiscarded)
+    }
+  }
+
+  @Test("refuses lengths that cannot be")
+  func badLengths() throws {
+    #expect(#expect(throws: PurgeableError.self) { _ = try PurgeableData(byteCount: -1) }?.kind == .invalidArgument("byteCount"))
+    #expect(#expect(throws: PurgeableError.self) { _ = try PurgeableData(capacity: -1) }?.kind == .invalidArgument("capacity"))
+    #expect(#expect(throws: PurgeableError.self) { _ = try PurgeableData(byteCount: Int.max) }?.kind == .tooLarge)
+    let data = try PurgeableData([1, 2, 3])
+    #expect(#expect(throws: PurgeableError.self) { try data.resize(to: -1) }?.kind == .invalidArgument("byteCount"))
+    #expect(#expect(throws: PurgeableError.self) { try data.resize(to: Int.max) }?.kind == .tooLarge)
+    #expect(#expect(throws: PurgeableError.self) { try data.resize(to: Int.max - (1 << 20)) }?.kind == .outOfMemory)
+    #expect(data.array() == [1, 2, 3])
+    #expect(data.accessCount == 1)
+    try data.append(contentsOf: [4])
+    #expect(data.array() == [1, 2, 3, 4])
+  }
+}

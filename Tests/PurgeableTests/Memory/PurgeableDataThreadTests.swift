@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT
+// PurgeableData from many real threads at once.
+
+import Glibc
+import Synchronization
+import Testing
+
+@testable import Purgeable
+
+@Suite("PurgeableData, from many threads")
+struct PurgeableDataThreadTests {
+  @Test("begins and ends from many threads add up", arguments: [OfferingMode.deferred, .immediate])
+  func balance(offering: OfferingMode) throws {
+    let data = try PurgeableData(pattern(10_000), offering: offering)
+    let refused = Atomic<Int>(0)
+    onThreads(6) { _ in
+      for _ in 0..<2000 {
+        guard data.beginContentAccess() else {
+          refused.add(1, ordering: .relaxed)
+          continue
+        }
+        data.endContentAccess()
+      }
+    }
+    #expect(refused.load(ordering: .relaxed) == 0)
+    #expect(data.accessCount == 1)
+    #expect(data.unbalancedEndCount == 0)
+    #expect(data.array() == pattern(10_000))
+  }
+
+  @Test("beside discards, a begun access means the bytes are there until it ends")
+  func discards() throws {
+    let expected = pattern(9000)
+    let data = try PurgeableData(expected, offering: .immediate) { expected }
+    data.endContentAccess()
+    let wrong = Atomic<Int>(0)
+    onThreads(5) { index in
+      for _ in 0..<400 {
+        if index == 0 {
+          data.discardContentIfPossible()
+        } else if data.beginContentAccess() {
+          if data.isContentDiscarded || data.count != 9000 || data.array() != expected { wrong.add(1, ordering: .relaxed) }
+          data.endContentAccess()
+        } else {
+          wrong.add(1, ordering: .relaxed)
+        }
+      }
+    }
+    #expect(wrong.load(ordering: .relaxed) == 0)
+    #expect(data.accessCount == 0)
+  }
+
+  @Test("the kernel takes pages while threads begin and end: never a wrong byte")
+  func kernelBesideThreads() throws {
+    try needRealDiscards()
+    let expected = pattern(32 * pageSize)
+    let data = try PurgeableData(expected, offering: .immediate) { expected }
+    data.endContentAccess()
+    let wrong = Atomic<Int>(0)
+    let done = Atomic<Int>(0)
+    onThreads(4) { index in
+      if index == 0 {
+        while done.load(ordering: .acquiring) < 3 {
+          // The pages may be another region's by the time they are advised: harmless, for those are tests' own as well.
+          if let range = data.withBytes({ PageRange(of: $0) }) { range.advise(advicePageout) }
+          sched_yield()
+        }
+        return
+      }
+      for _ in 0..<300 {
+        if let seen = data.array(), seen == expected { continue }
+        wrong.add(1, ordering: .relaxed)
+      }
+      done.add(1, ordering: .acquiringAndReleasing)
+    }
+    #expect(wrong.load(ordering: .relaxed) == 0)
+  }
+
+  @Test("changes happen one after the other, and readers see whole ones")
+  func changes() throws {
+    let data = try PurgeableData([UInt8](repeating: 1, count: 5000))
+    let torn = Atomic<Int>(0)
+    onThreads(5) { index in
+      for turn in 0..<200 {
+        if index < 2 {
+          let byte = UInt8(index * 100 + turn % 100 + 1)
+          if turn.isMultiple(of: 2) {
+            try? data.withMutableBytes { span throws(PurgeableError) in
+              for offset in 0..<span.byteCount { span.storeBytes(of: byte, toByteOffset: offset, as: UInt8.self) }
+            }
+          } else {
+            try? data.replaceBytes(with: [UInt8](repeating: byte, count: 1 + turn * 97 % 9000))
+          }
+        } else {
+          let isWhole = data.withBytes { span in
+            let bytes = span.array
+            return bytes.allSatisfy { $0 == bytes[0] } && span.array == bytes
+          }
+          if isWhole != true { torn.add(1, ordering: .relaxed) }
+        }
+      }
+    }
+    #expect(torn.load(ordering: .relaxed) == 0)
+    #expect(data.accessCount == 1)
+  }
+
+  @Test("appends from many threads lose nothing")
+  func appends() throws {
+    let data = try PurgeableData()
+    onThreads(4) { index in
+      for _ in 0..<500 { try? data.append(contentsOf: [UInt8](repeating: UInt8(index + 1), count: 13)) }
+    }
+    let bytes = try #require(data.array())
+    #expect(bytes.count == 4 * 500 * 13)
+    for chunk in stride(from: 0, to: bytes.count, by: 13) {
+      #expect(bytes[chunk..<chunk + 13].allSatisfy { $0 == bytes[chunk] })
+    }
+    for index in 1...4 { #expect(bytes.count { $0 == UInt8(index) } == 500 * 13) }
+  }
+}
