@@ -36,9 +36,10 @@ extension Maintainer {
   private static let roundDelay: UInt64 = 500_000_000
 
   func run() {
+    let sleeper = signal.sleeper
     var watch = Watch()
-    while true {
-      let ready = wait(&watch)
+    // Ends here when another thread was started in this one's place.
+    while let ready = wait(&watch, sleeper) {
       wakeUps.add(1, ordering: .relaxed)
       let woken = MonotonicTime.now
       // Partner of both: the exchange in `wake(by:)`.
@@ -61,7 +62,7 @@ extension Maintainer {
     }
   }
 
-  private func wait(_ watch: inout Watch) -> [PressureDescriptor] {
+  private func wait(_ watch: inout Watch, _ sleeper: UInt64) -> [PressureDescriptor]? {
     let now = MonotonicTime.now
     let hearsEvents = signal.hearsDescriptors
     var deadline = watch.roundDue
@@ -73,7 +74,7 @@ extension Maintainer {
         }
       }
     }
-    return signal.wait(until: deadline, watch.descriptors(at: now))
+    return signal.wait(sleeper, until: deadline, watch.descriptors(at: now))
   }
 
   private func clients() -> Clients {

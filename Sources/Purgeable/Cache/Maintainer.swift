@@ -135,13 +135,12 @@ final class Maintainer: Sendable {
       signal.prepare()
       return true
     }
-    if needsThread, !start() {
-      // No thread to be had: the next note tries again. Until then the kernel simply has less to choose from.
-      state.withLock { $0.threadOwner = 0 }
-      mark.store(false, ordering: .releasing)
-      return
-    }
-    signal.wake()
+    // A thread that cannot hear, since the program closed what it sleeps on, is replaced.
+    let isHeard = signal.wake()
+    guard needsThread || !isHeard, !start() else { return }
+    // No thread to be had: the next note tries again. Until then the kernel simply has less to choose from.
+    state.withLock { $0.threadOwner = 0 }
+    mark.store(false, ordering: .releasing)
   }
 
   private func forgetMarks() {

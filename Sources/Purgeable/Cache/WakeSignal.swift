@@ -8,12 +8,18 @@ import Glibc
 /// Sleeps in poll(2) over an eventfd of its own and whatever else it is given. When there is no descriptor to be had, in
 /// pthread_cond_timedwait(3): then it can still be woken, but the descriptors are only looked at when it wakes.
 ///
+/// A program that closes every descriptor closes the eventfd too, and poll does not notice. Then nothing that is left here can wake
+/// the sleeper: `wake` says so, and another sleeper takes its place. The first, should it ever wake, finds that it was replaced.
+///
 /// `@unchecked Sendable`: the fields are a pthread mutex, its condition, and what the mutex guards.
 @safe final class WakeSignal: @unchecked Sendable {
   private let mutex = UnsafeMutablePointer<pthread_mutex_t>.allocate(capacity: 1)
   private let condition = UnsafeMutablePointer<pthread_cond_t>.allocate(capacity: 1)
   private var isSet = false
   private var event: OwnedDescriptor?
+  /// Whether the sleeper is in poll, on the eventfd that `event` is.
+  private var isPolling = false
+  private var currentSleeper: UInt64 = 0
 
   init() {
     unsafe pthread_mutex_init(mutex, nil)
@@ -38,8 +44,13 @@ import Glibc
       event?.close()
       event = OwnedDescriptor.event()
       isSet = false
+      isPolling = false
+      currentSleeper += 1
     }
   }
+
+  /// The number of whoever sleeps from here on: the thread that was started after `prepare`, or after a wake that nobody could hear.
+  var sleeper: UInt64 { withMutex { currentSleeper } }
 
   /// When the thread ends: nothing stays open.
   func release() {
@@ -52,20 +63,31 @@ import Glibc
   /// Whether descriptors end the sleep.
   var hearsDescriptors: Bool { withMutex { event != nil } }
 
-  func wake() {
+  /// False where the sleeper cannot hear it: another one has to be started, and finds itself woken.
+  func wake() -> Bool {
     withMutex {
       isSet = true
-      event?.signal()
       unsafe pthread_cond_signal(condition)
+      guard let event, !event.signal() else { return true }
+      self.event = OwnedDescriptor.event()
+      self.event?.signal()
+      guard isPolling else { return true }
+      isPolling = false
+      currentSleeper += 1
+      return false
     }
   }
 
   /// Sleeps until woken, until a descriptor is ready, or until the time (nil: for ever); answers the descriptors that are ready, with
-  /// what occurred.
-  func wait(until deadline: UInt64?, _ descriptors: [PressureDescriptor]) -> [PressureDescriptor] {
+  /// what occurred; nil when this sleeper was replaced.
+  func wait(_ sleeper: UInt64, until deadline: UInt64?, _ descriptors: [PressureDescriptor]) -> [PressureDescriptor]? {
     let own = withMutex { () -> OwnedDescriptor? in
-      // There may be one to be had by now.
-      if event == nil { event = OwnedDescriptor.event() }
+      // Closed by somebody while we were awake, or there was none to be had. What was set before is not lost.
+      if event?.isOurs != true {
+        event = OwnedDescriptor.event()
+        if isSet { event?.signal() }
+      }
+      isPolling = event != nil
       return event
     }
     guard let own else {
@@ -74,14 +96,13 @@ import Glibc
     }
     let items = [PressureDescriptor(descriptor: own.number, events: Int16(POLLIN))] + descriptors
     let ready = Self.poll(items, milliseconds: Self.milliseconds(until: deadline))
-    withMutex {
+    return withMutex {
+      guard currentSleeper == sleeper else { return nil }
       isSet = false
-      if let first = ready.first, first.descriptor == own.number {
-        // Closed by somebody: another one next time. A wake in between is lost with it, as with any such program.
-        if first.events & Int16(POLLNVAL) != 0 { event = nil } else { own.drain() }
-      }
+      isPolling = false
+      if ready.first?.descriptor == own.number { own.drain() }
+      return ready.filter { $0.descriptor != own.number }
     }
-    return ready.filter { $0.descriptor != own.number }
   }
 
   private func sleep(until deadline: UInt64?) {

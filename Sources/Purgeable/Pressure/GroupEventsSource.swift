@@ -9,7 +9,7 @@ import Glibc
 /// Sees: every time memory.high or memory.max of a visible group was met, at once, and kills. Blind to: limits that have no
 /// directory here, and the machine's shortage. A limit that is met only because the group is full of clean files is told like any
 /// other; limit, usage and working set then say how bad it is.
-final class GroupEventsSource: PressureSource {
+final class GroupEventsSource: SystemSourcePart {
   /// What one file counts, since the group was made.
   struct Counters: Equatable {
     var high: UInt64 = 0
@@ -88,6 +88,8 @@ final class GroupEventsSource: PressureSource {
   var descriptors: [PressureDescriptor] {
     state.withLock { $0.watched.map { PressureDescriptor(descriptor: $0.descriptor.number, events: Int16(POLLPRI)) } }
   }
+
+  var isIntact: Bool { state.withLock { $0.watched.allSatisfy(\.descriptor.isOurs) } }
 
   func level(ready: [PressureDescriptor]) -> PressureLevel {
     let level = state.withLock { state -> PressureLevel in

@@ -7,7 +7,7 @@ import Glibc
 /// A descriptor and what it was opened on.
 ///
 /// A program that becomes a daemon closes all descriptors, ours too, and opens its own under the same numbers; a forked child does
-/// the same. So before one is closed late, it is compared with what it was.
+/// the same. So before one is closed late, written to or read, it is compared with what it was.
 struct OwnedDescriptor: Sendable, Hashable {
   let number: Int32
   private let device: UInt64
@@ -22,10 +22,15 @@ struct OwnedDescriptor: Sendable, Hashable {
     (device, inode, eventNumber) = identity
   }
 
+  /// Whether the number still means what it did: up to four system calls.
+  var isOurs: Bool {
+    guard let identity = Self.identity(number) else { return false }
+    return identity == (device, inode, eventNumber)
+  }
+
   /// Closes it, unless the number means something else by now.
   func close() {
-    guard let identity = Self.identity(number), identity == (device, inode, eventNumber) else { return }
-    Glibc.close(number)
+    if isOurs { Glibc.close(number) }
   }
 
   private static func identity(_ number: Int32) -> (UInt64, UInt64, String)? {
@@ -53,16 +58,19 @@ struct OwnedDescriptor: Sendable, Hashable {
     return unsafe bytes.withUnsafeBytes { unsafe Glibc.write(number, $0.baseAddress, $0.count) } == bytes.count
   }
 
-  /// Sets an eventfd off.
-  func signal() {
+  /// Sets an eventfd off; false where it is not ours any more, which is then left alone.
+  @discardableResult
+  func signal() -> Bool {
+    guard isOurs else { return false }
     var one: UInt64 = 1
-    // The counter is far from full: fails only where the descriptor is not ours any more.
-    _ = unsafe Glibc.write(number, &one, 8)
+    // The counter is far from full.
+    return unsafe Glibc.write(number, &one, 8) == 8
   }
 
-  /// Takes what an eventfd has counted; 0 when there was nothing.
+  /// Takes what an eventfd has counted; 0 when there was nothing, or it is not ours any more.
   @discardableResult
   func drain() -> UInt64 {
+    guard isOurs else { return 0 }
     var count: UInt64 = 0
     return unsafe read(number, &count, 8) == 8 ? count : 0
   }

@@ -5,7 +5,7 @@
 /// shorter than its interval, and limits that are not visible here.
 ///
 /// A look costs some 10 system calls for the machine, and 10 for each level of nesting of the group.
-final class PollingSource: PressureSource {
+final class PollingSource: SystemSourcePart {
   private struct State {
     var lastLook: UInt64 = 0
     var level = PressureLevel.none
@@ -27,6 +27,8 @@ final class PollingSource: PressureSource {
   }
 
   var pollingInterval: Duration? { .seconds(1) }
+
+  var isIntact: Bool { true }
 
   /// Within nine tenths of a second: what it saw last.
   func level(ready: [PressureDescriptor]) -> PressureLevel {

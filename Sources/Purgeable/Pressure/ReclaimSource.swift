@@ -16,7 +16,7 @@ import Glibc
 /// Sees: reclaim in a visible group that has a limit, at once; in the root group, where that is visible, the machine's shortage.
 /// Without a limit anywhere there is no event but the root's. Blind to: limits that have no directory here. Registering takes the
 /// right to write to the group's files: most containers have them read-only.
-final class ReclaimSource: PressureSource {
+final class ReclaimSource: SystemSourcePart {
   private enum Strength: String, CaseIterable {
     case low, medium, critical
 
@@ -93,6 +93,8 @@ final class ReclaimSource: PressureSource {
   var descriptors: [PressureDescriptor] {
     state.withLock { $0.events.map { PressureDescriptor(descriptor: $0.number, events: Int16(POLLIN)) } }
   }
+
+  var isIntact: Bool { state.withLock { $0.events.allSatisfy(\.isOurs) } }
 
   func level(ready: [PressureDescriptor]) -> PressureLevel {
     let (strongest, known) = state.withLock { state -> (PressureLevel?, PressureLevel) in

@@ -12,7 +12,7 @@ import Glibc
 ///
 /// Stalls of the whole machine include those of neighbours that are at limits of their own: they count only when the machine
 /// itself is short (or, for "some", its free memory is used up).
-final class StallSource: PressureSource {
+final class StallSource: SystemSourcePart {
   enum Scope {
     case ownGroup
     case machine
@@ -68,6 +68,8 @@ final class StallSource: PressureSource {
       }
     }
   }
+
+  var isIntact: Bool { state.withLock { $0.some?.isOurs != false && $0.full?.isOurs != false } }
 
   func level(ready: [PressureDescriptor]) -> PressureLevel {
     let level = state.withLock { state -> PressureLevel in

@@ -9,6 +9,12 @@
 
 import Glibc
 
+/// What the best source is put together from.
+protocol SystemSourcePart: PressureSource {
+  /// Whether its descriptors are still what it opened.
+  var isIntact: Bool { get }
+}
+
 /// The source that the library uses unless it is told otherwise.
 ///
 /// Opens all that works here. Where no event tells of the group, or of the machine, that one is polled, once a second at most. The
@@ -18,7 +24,7 @@ import Glibc
 /// Descriptors: 2 for each PSI file, 3 for version 1, 1 for each level of nesting for version 2; all closed on exec. Any thread.
 public final class SystemPressureSource: PressureSource {
   private struct State {
-    var parts: [any PressureSource] = []
+    var parts: [any SystemSourcePart] = []
     /// What /proc/self/cgroup said when the parts were opened.
     var membership: String?
     var lastCheck: UInt64 = 0
@@ -45,13 +51,15 @@ public final class SystemPressureSource: PressureSource {
 
   package var partNames: [String] { parts.map(\.name) }
 
-  private var parts: [any PressureSource] { state.withLock { $0.parts } }
+  private var parts: [any SystemSourcePart] { state.withLock { $0.parts } }
 
   public var descriptors: [PressureDescriptor] { parts.flatMap(\.descriptors) }
 
   public var pollingInterval: Duration? { parts.compactMap(\.pollingInterval).min() }
 
   public func level(ready: [PressureDescriptor]) -> PressureLevel {
+    // A number that the program has closed and opened anew is not ours to read, and might be ready for ever.
+    if !ready.isEmpty, !parts.allSatisfy(\.isIntact) { reopen() }
     let parts = parts
     let level = parts.map { $0.level(ready: ready) }.max() ?? .none
     if mayBeStale() { reopen() }
@@ -65,7 +73,7 @@ public final class SystemPressureSource: PressureSource {
   }
 
   public func close() {
-    let parts = state.withLock { state -> [any PressureSource] in
+    let parts = state.withLock { state -> [any SystemSourcePart] in
       defer { state.parts = [] }
       return state.parts
     }
@@ -97,8 +105,8 @@ public final class SystemPressureSource: PressureSource {
     }
   }
 
-  private static func openParts(_ root: String) -> [any PressureSource] {
-    var parts: [any PressureSource] = []
+  private static func openParts(_ root: String) -> [any SystemSourcePart] {
+    var parts: [any SystemSourcePart] = []
     var hearsOfMachine = false
     var hearsOfGroup = false
     if let stalls = StallSource(file: MemoryGroup.join(root, "proc/pressure/memory"), scope: .machine, root: root) {

@@ -159,7 +159,10 @@ func childSays(_ isWell: () -> Bool, meanwhile: () -> Bool = { true }) -> Bool {
   return unsafe waitpid(child, &status, 0) == child && status == 0 && holds
 }
 
-/// For exit tests: stops the process unless the condition holds, and says where.
-func require(_ condition: Bool, _ what: String, line: UInt = #line) {
-  if !condition { fatalError("line \(line): \(what)") }
+/// For exit tests: stops the process unless the condition holds, and says where: what such a process prints is not shown.
+func require(_ condition: Bool, _ what: @autoclosure () -> String, at place: SourceLocation = #_sourceLocation) {
+  guard !condition else { return }
+  let text = what()
+  Issue.record("\(text)", sourceLocation: place)
+  fatalError("\(place): \(text)")
 }

@@ -237,12 +237,34 @@ struct PressureThreadTests {
       require(patiently { PurgeableMemory.pressureStatistics.sourceName != "" }, "watches")
       require(Self.comesToRest(seconds: 2), "rest")
       let name = PurgeableMemory.pressureStatistics.sourceName
-      let opened = openDescriptors().keys.filter { before[$0] == nil }
-      for number in opened { close(number) }
+      let opened = openDescriptors().filter { before[$0.key] == nil }
+      for number in opened.keys { close(number) }
       for key in 0..<100 { cache[key] = [1] }
-      require(patiently { openDescriptors().count >= before.count + opened.count }, "opened anew")
+      let areBack = patiently { openDescriptors().count >= before.count + opened.count }
+      require(areBack, "opened anew: first \(before), then \(opened), now \(openDescriptors())")
       require(PurgeableMemory.pressureStatistics.sourceName == name, "the same sources")
       require(Self.comesToRest(seconds: 2), "and rest again")
+    }
+  }
+
+  @Test("what the program has opened under the numbers that it closed is neither written to nor read")
+  func reusedByProgram() async {
+    await #expect(processExitsWith: .success) {
+      let before = openDescriptors()
+      let cache = try Self.filled()
+      require(patiently { PurgeableMemory.pressureStatistics.sourceName != "" }, "watches")
+      require(Self.comesToRest(seconds: 2), "rest")
+      let opened = openDescriptors().keys.filter { before[$0] == nil }
+      // An eventfd that counts 7 stands under each number: it is ready to be read at once, and a write would add to it.
+      let foreign = OwnedDescriptor.event()!
+      require(foreign.write("\u{7}\0\0\0\0\0\0\0"), "seven")
+      for number in opened { require(dup2(foreign.number, number) == number, "dup2") }
+      let woken = Self.wakeUps
+      for key in 0..<100 { cache[key] = [1] }
+      require(patiently { Self.wakeUps > woken + 1 && !cache.engine.hasPending }, "works")
+      require(Self.comesToRest(seconds: 2), "and rest again")
+      require(foreign.drain() == 7, "seven still")
+      require(opened.allSatisfy { fcntl($0, F_GETFD) >= 0 }, "and all are open")
     }
   }
 }
