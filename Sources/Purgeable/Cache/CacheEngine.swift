@@ -50,7 +50,7 @@ struct EngineDeparture {
 
 /// The shell's part in an entry's departure. `entriesDeparted` is called under the shard's mutex, only to take the numbers out of
 /// the key table; `deliver` is called afterwards, outside of all mutexes.
-protocol EngineObserver: AnyObject, Sendable {
+protocol EngineObserver: ForkProtected {
   var wantsValues: Bool { get }
   func entriesDeparted(_ departures: [EngineDeparture], shard: Int)
   func deliver()
@@ -142,7 +142,7 @@ struct EngineOptions {
   }
 }
 
-final class CacheEngine: Sendable {
+final class CacheEngine: ForkProtected {
   let heap: HeapHandle
   let shards: [EngineShard]
   let shardMask: UInt64
@@ -324,6 +324,20 @@ final class CacheEngine: Sendable {
     }
     told?.deliver()
     return result.value
+  }
+
+  func lockForFork() {
+    for shard in shards { shard.state.lock() }
+    totalCost.lock()
+    budget.lock()
+    observer.lock()
+  }
+
+  func unlockAfterFork() {
+    observer.unlock()
+    budget.unlock()
+    totalCost.unlock()
+    for shard in shards.reversed() { shard.state.unlock() }
   }
 
   /// In a forked child: the index is wiped, the heap begins anew by itself.

@@ -112,6 +112,16 @@ final class KeyTable<Key: Hashable & Sendable, Value: PurgeableValue>: EngineObs
     tell(departure)
   }
 
+  func lockForFork() {
+    for shard in shards { shard.mutex.lock() }
+    pending.lock()
+  }
+
+  func unlockAfterFork() {
+    pending.unlock()
+    for shard in shards { shard.mutex.unlock() }
+  }
+
   func deliver() {
     let taken = pending.withLock { pending in
       let taken = pending

@@ -32,7 +32,6 @@ final class Maintainer: Sendable {
     /// What the source of caches says, while the thread watches.
     var statistics = PressureStatistics()
     var isWatching = false
-    var handlesForks = false
   }
 
   struct WeakEngine: Sendable {
@@ -51,6 +50,10 @@ final class Maintainer: Sendable {
   let signal = WakeSignal()
   /// How often the thread has woken up, in this process and those it was forked from.
   let wakeUps = Atomic<UInt64>(0)
+
+  private init() {
+    _ = ForkGuard.shared.begin()
+  }
 
   // MARK: Who is worked for
 
@@ -78,6 +81,21 @@ final class Maintainer: Sendable {
       return state.threadOwner == getpid()
     }
     if hasThread { noteNews() }
+  }
+
+  /// Everything alive whose mutexes a child will want, in their order.
+  func forkProtected() -> [any ForkProtected] {
+    let (engines, monitors, shared) = state.withLock { state in
+      (state.alive.compactMap(\.value), state.monitors.compactMap(\.value), [state.given, state.best])
+    }
+    let tables = engines.compactMap { $0.observer.withLock { $0.value } }
+    var items: [any ForkProtected] = engines + tables + monitors
+    // One source may serve several; its mutex is taken once.
+    for source in (shared + monitors.map(\.source)).compactMap({ $0 as? any ForkProtected })
+    where !items.contains(where: { $0 === source }) {
+      items.append(source)
+    }
+    return items
   }
 
   // MARK: The source
@@ -128,10 +146,6 @@ final class Maintainer: Sendable {
       let process = getpid()
       guard state.threadOwner != process else { return false }
       state.threadOwner = process
-      if !state.handlesForks {
-        // What was noted in the parent is the parent's work; a mark that stands would keep the child from ever starting a thread.
-        state.handlesForks = pthread_atfork(nil, nil, { Maintainer.shared.forgetMarks() }) == 0
-      }
       signal.prepare()
       return true
     }
@@ -143,7 +157,8 @@ final class Maintainer: Sendable {
     mark.store(false, ordering: .releasing)
   }
 
-  private func forgetMarks() {
+  /// In a forked child.
+  func forgetMarks() {
     noted.store(false, ordering: .relaxed)
     hasNews.store(false, ordering: .relaxed)
   }

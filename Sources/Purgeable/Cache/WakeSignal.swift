@@ -38,6 +38,10 @@ import Glibc
     return body()
   }
 
+  /// Around a fork (ForkGuard.swift).
+  func lockForFork() { unsafe pthread_mutex_lock(mutex) }
+  func unlockAfterFork() { unsafe pthread_mutex_unlock(mutex) }
+
   /// Before a thread is started: opens the eventfd. One that was inherited by a fork is closed: it would wake the parent.
   func prepare() {
     withMutex {

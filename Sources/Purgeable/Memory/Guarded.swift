@@ -38,6 +38,10 @@ import Glibc
     return try unsafe body(&value.pointee)
   }
 
+  /// Without a scope, for the length of a fork (ForkGuard.swift).
+  borrowing func lock() { unsafe pthread_mutex_lock(mutex) }
+  borrowing func unlock() { unsafe pthread_mutex_unlock(mutex) }
+
   /// As `withLock`, but answers nil where that would wait.
   borrowing func withLockIfAvailable<Result: ~Copyable, Failure: Error>(
     _ body: (inout sending Value) throws(Failure) -> sending Result

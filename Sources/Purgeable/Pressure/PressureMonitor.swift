@@ -51,7 +51,7 @@ public final class PressureMonitor: Sendable {
 }
 
 /// What a monitor and the library's thread share.
-final class MonitorCore: Sendable {
+final class MonitorCore: ForkProtected {
   private struct State {
     var level: PressureLevel
     var isOver = false
@@ -116,6 +116,16 @@ final class MonitorCore: Sendable {
       return true
     }
     if isNews || isFirst { callback?(level) }
+  }
+
+  func lockForFork() {
+    process.lock()
+    state.lock()
+  }
+
+  func unlockAfterFork() {
+    state.unlock()
+    process.unlock()
   }
 
   func finish() {

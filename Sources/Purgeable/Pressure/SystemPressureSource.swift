@@ -22,7 +22,7 @@ protocol SystemSourcePart: PressureSource {
 /// opened anew.
 ///
 /// Descriptors: 2 for each PSI file, 3 for version 1, 1 for each level of nesting for version 2; all closed on exec. Any thread.
-public final class SystemPressureSource: PressureSource {
+public final class SystemPressureSource: PressureSource, ForkProtected {
   private struct State {
     var parts: [any SystemSourcePart] = []
     /// What /proc/self/cgroup said when the parts were opened.
@@ -43,66 +43,65 @@ public final class SystemPressureSource: PressureSource {
   /// `root` stands in front of every path, for tests.
   package init(root: String) {
     self.root = root
-    open()
+    reopen()
   }
 
   /// The names of its parts.
   public var name: String { partNames.joined(separator: ", ") }
 
-  package var partNames: [String] { parts.map(\.name) }
+  package var partNames: [String] { state.withLock { $0.parts.map(\.name) } }
 
-  private var parts: [any SystemSourcePart] { state.withLock { $0.parts } }
+  public var descriptors: [PressureDescriptor] { state.withLock { $0.parts.flatMap(\.descriptors) } }
 
-  public var descriptors: [PressureDescriptor] { parts.flatMap(\.descriptors) }
-
-  public var pollingInterval: Duration? { parts.compactMap(\.pollingInterval).min() }
+  public var pollingInterval: Duration? { state.withLock { $0.parts.compactMap(\.pollingInterval).min() } }
 
   public func level(ready: [PressureDescriptor]) -> PressureLevel {
-    // A number that the program has closed and opened anew is not ours to read, and might be ready for ever.
-    if !ready.isEmpty, !parts.allSatisfy(\.isIntact) { reopen() }
-    let parts = parts
-    let level = parts.map { $0.level(ready: ready) }.max() ?? .none
-    if mayBeStale() { reopen() }
-    return level
+    state.withLock { state in
+      // A number that the program has closed and opened anew is not ours to read, and might be ready for ever.
+      if !ready.isEmpty, !state.parts.allSatisfy(\.isIntact) { reopen(&state) }
+      let level = state.parts.map { $0.level(ready: ready) }.max() ?? .none
+      if mayBeStale(&state) { reopen(&state) }
+      return level
+    }
   }
 
   /// What it holds from before a fork is closed here only, and stays open for the parent.
   public func reopen() {
-    close()
-    open()
+    state.withLock { reopen(&$0) }
   }
 
   public func close() {
-    let parts = state.withLock { state -> [any SystemSourcePart] in
-      defer { state.parts = [] }
-      return state.parts
-    }
-    for part in parts { part.close() }
+    state.withLock { close(&$0) }
   }
 
-  private func mayBeStale() -> Bool {
+  // One mutex for all of it, so that a fork that waits for that finds the parts whole (ForkGuard.swift).
+
+  func lockForFork() { state.lock() }
+  func unlockAfterFork() { state.unlock() }
+
+  private func reopen(_ state: inout State) {
+    close(&state)
+    open(&state)
+  }
+
+  private func close(_ state: inout State) {
+    for part in state.parts { part.close() }
+    state.parts = []
+  }
+
+  private func mayBeStale(_ state: inout State) -> Bool {
     let now = MonotonicTime.now
-    let checks = state.withLock { state -> Bool in
-      guard now - min(now, state.lastCheck) >= Self.checkNanoseconds else { return false }
-      state.lastCheck = now
-      return true
-    }
-    guard checks else { return false }
-    let membership = SmallFile.text(MemoryGroup.join(root, "proc/self/cgroup"))
-    return state.withLock { $0.isIncomplete || $0.membership != membership }
+    guard now - min(now, state.lastCheck) >= Self.checkNanoseconds else { return false }
+    state.lastCheck = now
+    return state.isIncomplete || state.membership != SmallFile.text(MemoryGroup.join(root, "proc/self/cgroup"))
   }
 
-  private func open() {
-    let membership = SmallFile.text(MemoryGroup.join(root, "proc/self/cgroup"))
-    let parts = Self.openParts(root)
+  private func open(_ state: inout State) {
+    state.membership = SmallFile.text(MemoryGroup.join(root, "proc/self/cgroup"))
+    state.parts = Self.openParts(root)
     // With the last descriptor gone, nothing above could tell why it failed; this call can.
-    let isIncomplete = Self.descriptorsAreExhausted()
-    state.withLock { state in
-      state.parts = parts
-      state.membership = membership
-      state.isIncomplete = isIncomplete
-      state.lastCheck = MonotonicTime.now
-    }
+    state.isIncomplete = Self.descriptorsAreExhausted()
+    state.lastCheck = MonotonicTime.now
   }
 
   private static func openParts(_ root: String) -> [any SystemSourcePart] {

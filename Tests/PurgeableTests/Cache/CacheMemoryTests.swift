@@ -3,6 +3,7 @@
 
 import CPurgeable
 import Glibc
+import Synchronization
 import Testing
 
 @testable import Purgeable
@@ -148,6 +149,51 @@ struct CacheMemoryTests {
         require(isWell, "the child")
         for key in 0..<UInt32(3000) { require(cache[key] == described(key, version: 1, count: 200), "the parent") }
         require(cache.count == 3000, "the parent's count")
+      }
+    }
+  }
+
+  @Test("a fork at any moment, beside stores and the library's thread, leaves both sides with caches that work", .forks)
+  func forkInTheMiddle() async {
+    await #expect(processExitsWith: .success) {
+      let source = FakeSource()
+      PurgeableMemory.pressureSource = source
+      // One whose keys are bytes, and one that keeps them in tables.
+      let caches = try (0..<2).map { try PurgeableCache<UInt32, [UInt8]>(byteLimit: 8 << 20, tracksKeys: $0 == 1) }
+      let isOver = Atomic<Bool>(false)
+      let storing = (0..<2).map { index in
+        TestThread {
+          var key: UInt32 = 0
+          while !isOver.load(ordering: .relaxed) {
+            key = (key &+ 7919) % 40_000
+            caches[index][key] = described(key, version: 1, count: 300)
+            if key % 512 == 0 { source.set(.critical) }
+          }
+        }
+      }
+      var failures = 0
+      for _ in 0..<200 where failures == 0 {
+        let isWell = childSays {
+          for cache in caches {
+            for key in 0..<UInt32(200) where cache.value(forKey: key) != nil { return false }
+            for key in 0..<UInt32(200) { cache[key] = described(key, version: 2, count: 200) }
+            // Gone, since pressure goes on here as well, or right.
+            for key in 0..<UInt32(200) {
+              if let bytes = cache[key], bytes != described(key, version: 2, count: 200) { return false }
+            }
+          }
+          return true
+        }
+        if !isWell { failures += 1 }
+      }
+      isOver.store(true, ordering: .relaxed)
+      for thread in storing { thread.join() }
+      require(failures == 0, "a child")
+      for cache in caches {
+        for key in 0..<UInt32(40_000) {
+          guard let bytes = cache[key] else { continue }
+          require(bytes == described(key, version: 1, count: 300), "the parent's content")
+        }
       }
     }
   }

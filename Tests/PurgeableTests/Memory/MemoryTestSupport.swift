@@ -151,6 +151,11 @@ func childSays(_ isWell: () -> Bool, meanwhile: () -> Bool = { true }) -> Bool {
   let fork = unsafe unsafeBitCast(dlsym(nil, "fork"), to: Fork.self)
   let child = fork()
   if child == 0 {
+    // The threads of the concurrency runtime have it blocked.
+    var signals = sigset_t()
+    unsafe sigemptyset(&signals)
+    unsafe sigaddset(&signals, SIGALRM)
+    unsafe pthread_sigmask(SIG_UNBLOCK, &signals, nil)
     alarm(60)
     _exit(isWell() ? 0 : 1)
   }
