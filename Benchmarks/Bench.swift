@@ -23,7 +23,7 @@ enum Bench {
     Measurement(name: "hits", figures: Hits.figures), Measurement(name: "stores", figures: Stores.figures),
     Measurement(name: "regions", figures: Regions.figures), Measurement(name: "density", figures: Density.figures),
     Measurement(name: "memory", figures: Memory.figures), Measurement(name: "upkeep", figures: Upkeep.figures),
-    Measurement(name: "pressure", figures: Pressure.figures),
+    Measurement(name: "pressure", figures: Pressure.figures), Measurement(name: "survival", figures: Survival.figures),
   ]
 
   static let usage = """

@@ -222,6 +222,18 @@ int purgeable_slab_evacuate(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable
 /// wiped, in this order. Returns 0 (also when locks delay it to the last unlock), EBUSY (elements live), ESTALE, EINVAL.
 int purgeable_slab_give_back(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab);
 
+/// Between these two the wipes of slabs that are given back wait for each other, so that neighbours are wiped by one call to the
+/// kernel: for whoever gives back many. Such slabs count as given back at once; their memory follows when there are 256 of them (16 MiB
+/// of usual slabs), when somebody offers or trims, and at the end. Calls of several threads may overlap.
+void purgeable_heap_begin_giving_back(purgeable_heap_t *PURGEABLE_NULLABLE heap);
+void purgeable_heap_end_giving_back(purgeable_heap_t *PURGEABLE_NULLABLE heap);
+
+/// Frees every living element of a slab, as `purgeable_heap_free` would one after the other, and seals it: with the last lock it is
+/// given back, or at once. `*freed` (may be NULL) gets how many elements that were. Elements that are being written are not
+/// touched. Returns 0, ESTALE, EINVAL.
+int purgeable_slab_free_elements(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab,
+                                 uint32_t *PURGEABLE_NULLABLE freed);
+
 /// Puts a sealed slab at the young end of another stream, or of its own, without copying. Returns 0, EBUSY (open), ESTALE, EINVAL.
 int purgeable_slab_restream(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab, purgeable_stream_t stream);
 

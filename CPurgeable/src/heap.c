@@ -131,6 +131,8 @@ static void begin_anew(purgeable_heap_t *heap) {
   atomic_store(&heap->locked_bytes, 0);
   atomic_store(&heap->pending, false);
   atomic_store(&heap->unwiped, false);
+  heap->unwiped_first = heap->unwiped_end = heap->delayed_count = 0;
+  atomic_store(&heap->giving_count, 0);
   atomic_store(&heap->compacting, false);
 }
 

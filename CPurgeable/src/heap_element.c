@@ -101,7 +101,8 @@ static int keep_tag(purgeable_heap_t *heap, purgeable__slab_t *slab, uint32_t gr
 // Begins a slab, or a large run of `units`. Stream's mutex held.
 static int begin_slab(purgeable_heap_t *heap, purgeable_stream_t stream, uint32_t units, size_t bytes,
                       purgeable__slab_state_t state, purgeable__spot_t *spot) {
-  purgeable__wipe_unwiped(heap);
+  // While slabs are given back in numbers, what is copied out of them does not hurry that.
+  if (atomic_load_explicit(&heap->giving_count, memory_order_relaxed) == 0) purgeable__wipe_unwiped(heap);
   uint64_t limit = atomic_load_explicit(&heap->limit_bytes, memory_order_relaxed);
   pthread_mutex_lock(&heap->control->mutex);
   uint64_t held = atomic_load_explicit(&heap->held_bytes, memory_order_relaxed);
@@ -302,6 +303,25 @@ static bool abandon(purgeable_heap_t *heap, purgeable__spot_t spot, purgeable_re
   uint64_t expected = purgeable__header_while_written(header);
   return atomic_compare_exchange_strong_explicit(purgeable__header_at(spot), &expected, ~(uint64_t)0, memory_order_relaxed,
                                                  memory_order_relaxed);
+}
+
+uint32_t purgeable__free_living(purgeable_heap_t *heap, purgeable__spot_t spot, purgeable_slab_t slab) {
+  uint32_t end = purgeable__is_run(spot.slab) ? 1 : atomic_load_explicit(&spot.slab->used_granules, memory_order_acquire);
+  uint32_t freed = 0;
+  for (uint32_t first = 0; first < end; first += 64) {
+    spot.granule = first;
+    // The exchange makes this caller the one who frees them, as the single bit does in `purgeable_heap_free`.
+    uint64_t word = atomic_exchange(purgeable__living_word(heap, spot), 0);
+    freed += (uint32_t)__builtin_popcountll(word);
+    for (; word != 0; word &= word - 1) {
+      spot.granule = first + (uint32_t)__builtin_ctzll(word);
+      purgeable_reference_t reference = {(uint64_t)slab.index * heap->granules_per_slab + spot.granule, slab.generation};
+      forget_payload(heap, spot, reference);
+    }
+  }
+  atomic_fetch_sub_explicit(&heap->element_count, freed, memory_order_relaxed);
+  atomic_fetch_sub(&spot.slab->living_count, freed);
+  return freed;
 }
 
 int purgeable_heap_free(purgeable_heap_t *heap, purgeable_reference_t reference) {

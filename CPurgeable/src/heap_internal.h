@@ -42,6 +42,8 @@ typedef enum purgeable__slab_state {
   slab_continuation,
   // Given back, but the kernel refused to take the pages: to be wiped before it can be used again.
   slab_unwiped,
+  // Given back while slabs are given back in numbers: not held any more, and to be wiped together with its neighbours.
+  slab_delayed,
   // Its generations are used up: never used again.
   slab_retired,
 } purgeable__slab_state_t;
@@ -150,7 +152,11 @@ struct purgeable_heap {
   _Atomic uint64_t discarded_payload_bytes, given_back_count, moved_count, unbalanced_unlock_count, refused_offer_count;
   // Something is idle and not on offer, or empty and not given back.
   _Atomic bool pending;
+  // Some slab is `slab_unwiped` or `slab_delayed`: those of units in [unwiped_first, unwiped_end). The range is the heap mutex's.
   _Atomic bool unwiped;
+  uint32_t unwiped_first, unwiped_end, delayed_count;
+  // How many callers are giving slabs back in numbers.
+  _Atomic uint32_t giving_count;
   _Atomic bool compacting;
   // Some slab has been busy for `BUSY_ROUNDS`, or a multiple of it, since this was last asked.
   _Atomic bool has_busy;
@@ -206,6 +212,9 @@ static inline _Atomic uint32_t *purgeable__page_bytes(const purgeable_heap_t *he
   uint32_t page = (uint32_t)(((size_t)spot.granule * PURGEABLE_GRANULE_BYTES) >> heap->page_shift);
   return &spot.chunk->page_bytes[(size_t)spot.unit * heap->pages_per_slab + page];
 }
+
+// Ends every living element of a slab that the caller has pinned (heap_element.c). Returns how many there were.
+uint32_t purgeable__free_living(purgeable_heap_t *heap, purgeable__spot_t spot, purgeable_slab_t slab);
 
 // MARK: Slabs (heap_slab.c)
 

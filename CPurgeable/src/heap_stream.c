@@ -168,6 +168,8 @@ int purgeable_slab_next_element(purgeable_heap_t *heap, purgeable_slab_t slab, u
     if (granule >= end) break;
     *reference = (purgeable_reference_t){(uint64_t)slab.index * heap->granules_per_slab + granule, slab.generation};
     *cursor = granule + 1;
+    // Whoever walks the elements looks at them next, and they are far apart.
+    __builtin_prefetch(spot.unit_base + (size_t)granule * PURGEABLE_GRANULE_BYTES);
     return 0;
   }
   return ENOENT;
@@ -254,6 +256,22 @@ int purgeable_slab_give_back(purgeable_heap_t *heap, purgeable_slab_t slab) {
   // Whoever evicts needs the memory now; an offer that is running would only give it back when it ends.
   purgeable__wait_for_offer(heap, spot.slab);
   purgeable__give_back_if_empty(heap, spot, slab.generation);
+  return 0;
+}
+
+int purgeable_slab_free_elements(purgeable_heap_t *heap, purgeable_slab_t slab, uint32_t *freed) {
+  if (heap == NULL) return EINVAL;
+  purgeable__enter(heap);
+  purgeable__spot_t spot = find_slab(heap, slab);
+  if (spot.slab == NULL) return ESTALE;
+  seal_if_open(heap, slab, spot);
+  int error = 0;
+  // As many locks as the word can count (EOVERFLOW) hold the slab's life as well as a pin would.
+  bool pinned = purgeable__pin(spot.slab, slab.generation, &error);
+  if (!pinned && error != EOVERFLOW) return ESTALE;
+  uint32_t count = purgeable__free_living(heap, spot, slab);
+  if (freed != NULL) *freed = count;
+  if (pinned) purgeable__unpin(heap, spot);
   return 0;
 }
 

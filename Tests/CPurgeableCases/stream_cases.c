@@ -129,9 +129,34 @@ static void giving_back(case_report_t *report) {
   EXPECT_EQUAL(purgeable_heap_unlock(heap, two.reference), 0);
   EXPECT_EQUAL(heap_statistics(heap).given_back_count, given + 1);
   EXPECT_EQUAL(purgeable_slab_give_back(heap, slab), ESTALE);
-  // One that is being written holds the slab too.
+  // All at once: those that are locked stay readable until the unlock, and one that is being written is not touched.
+  REQUIRE(make(heap, 100, 4, &one) == 0 && make(heap, 100, 5, &two) == 0);
+  uint64_t payload = heap_statistics(heap).payload_bytes;
   purgeable_reference_t reference;
   void *bytes;
+  REQUIRE(purgeable_heap_allocate(heap, 100, &reference, &bytes) == 0);
+  slab = slab_of(heap, &one);
+  EXPECT_EQUAL(purgeable_heap_lock(heap, two.reference, NULL, NULL), purgeable_outcome_intact);
+  uint32_t freed = 0;
+  EXPECT_EQUAL(purgeable_slab_free_elements(NULL, slab, &freed), EINVAL);
+  EXPECT_EQUAL(purgeable_slab_free_elements(heap, slab, &freed), 0);
+  EXPECT_EQUAL(freed, 2);
+  EXPECT_EQUAL(heap_statistics(heap).payload_bytes, payload - 200);
+  EXPECT_EQUAL(heap_statistics(heap).element_count, 0);
+  EXPECT(check_pattern(two.bytes, 100, 5));
+  EXPECT_EQUAL(purgeable_heap_free(heap, one.reference), ESTALE);
+  EXPECT_EQUAL(purgeable_slab_free_elements(heap, slab, &freed), 0);
+  EXPECT_EQUAL(freed, 0);
+  fill_pattern(bytes, 100, 6);
+  EXPECT_EQUAL(purgeable_heap_commit(heap, reference), 0);
+  given = heap_statistics(heap).given_back_count;
+  EXPECT_EQUAL(purgeable_heap_unlock(heap, two.reference), 0);
+  EXPECT(is_intact(heap, &(element_t){reference, bytes, 100, 6}));
+  EXPECT_EQUAL(purgeable_slab_free_elements(heap, slab, NULL), 0);
+  EXPECT_EQUAL(heap_statistics(heap).given_back_count, given + 1);
+  EXPECT_EQUAL(heap_statistics(heap).payload_bytes, payload - 200);
+  EXPECT_EQUAL(purgeable_slab_free_elements(heap, slab, NULL), ESTALE);
+  // One that is being written holds the slab too.
   REQUIRE(purgeable_heap_allocate(heap, 100, &reference, &bytes) == 0 && purgeable_slab_of(heap, reference, &slab) == 0);
   EXPECT_EQUAL(purgeable_slab_give_back(heap, slab), 0);
   fill_pattern(bytes, 100, 3);

@@ -142,11 +142,34 @@ extension CacheEngine {
     let magnitude = cost.magnitude
     let new = cost >= 0 ? old + magnitude : old - min(old, magnitude)
     state.sums[queue.rawValue].cost = new
+    if state.emptying != nil {
+      state.emptying!.count += count
+      state.emptying!.cost += Int128(new) - Int128(old)
+      return
+    }
     totalCount.add(count, ordering: .relaxed)
     totalCost.withLock { $0 = $0 &+ new &- old }
   }
 
   // MARK: Leaving
+
+  /// Runs `body`, which ends entries of one slab, and settles what they have in common once: their elements, and the totals, which are
+  /// a little high until then.
+  func emptying(_ slab: purgeable_slab_t, _ state: inout ShardState, _ body: (inout ShardState) -> Void) {
+    state.emptying = Emptying()
+    body(&state)
+    guard let done = state.emptying else { return }
+    state.emptying = nil
+    totalCount.add(done.count, ordering: .relaxed)
+    totalCost.withLock { $0 &+= UInt128(truncatingIfNeeded: done.cost) }
+    var information = purgeable_slab_information_t()
+    if unsafe purgeable_slab_information(heap.raw, slab, &information) == 0, information.living_count == done.places.count {
+      unsafe purgeable_slab_free_elements(heap.raw, slab, nil)
+    } else {
+      // Some stay: lost ones, whose slots are still to be dropped.
+      for place in done.places { unsafe purgeable_heap_free(heap.raw, reference(place)) }
+    }
+  }
 
   /// Ends an entry: slot, books, element, ghost, report. `facts` spare a look at the element where they are known.
   func drop(
@@ -175,7 +198,11 @@ extension CacheEngine {
     found.pointer.store(releasing: 0)
     state.slotCount -= 1
     state.changes &+= 1
-    unsafe purgeable_heap_free(heap.raw, reference)
+    if state.emptying != nil {
+      state.emptying!.places.append(place)
+    } else {
+      unsafe purgeable_heap_free(heap.raw, reference)
+    }
     noteInGhost(slot, reason, shard, &state)
     report(slot, reason, cost: cost, value: value, &state)
   }
@@ -202,10 +229,13 @@ extension CacheEngine {
     }
     let limit = countLimit.load(ordering: .relaxed)
     let lives = limit == .max ? max(state.slotCount, 64) : max(1, limit / shards.count)
-    let before = state.ghost.byteCount
     // What the program removes, it knows: a small memory of that is enough, unless evictions asked for a larger one.
-    state.ghost.reserve(why == .removed ? max(64, state.ghost.rememberedLimit) : max(1, lives * 9 / 10))
-    ghostBytes.add(state.ghost.byteCount - before, ordering: .relaxed)
+    let wanted = why == .removed ? max(64, state.ghost.rememberedLimit) : max(1, lives * 9 / 10)
+    if state.ghost.isSmall(for: wanted) {
+      let before = state.ghost.byteCount
+      state.ghost.reserve(wanted)
+      ghostBytes.add(state.ghost.byteCount - before, ordering: .relaxed)
+    }
     var identity = slot.identity
     if slot.isTracked {
       let number = EngineKey.trackedNumber(of: slot)

@@ -286,8 +286,7 @@ extension CacheEngine {
     guard unsafe purgeable_slab_information(heap.raw, slab, &information) == 0 else { return true }
     if information.lost_page_count > 0 { sweepLost(shard, &state) }
 
-    var entries: [FoundEntry] = []
-    let hasLost = forEachEntry(of: slab, shard) { entries.append($0) }
+    let (entries, hasLost) = entries(of: slab, shard, state)
     if isSparse {
       for entry in entries {
         let (found, slot) = (entry.found, entry.found.slot)
@@ -297,7 +296,9 @@ extension CacheEngine {
     } else {
       var rule = copyRule(entries, information, reason)
       if information.is_large, !mayPassOn { rule.threshold = .max }
-      for entry in entries { _ = settle(entry, reason, &rule, shard, &state) }
+      emptying(slab, &state) { state in
+        for entry in entries { _ = settle(entry, reason, &rule, shard, &state) }
+      }
     }
     if hasLost { sweepLost(shard, &state) }
     let isGone = unsafe purgeable_slab_give_back(heap.raw, slab) == 0
@@ -397,7 +398,7 @@ extension CacheEngine {
       var information = purgeable_slab_information_t()
       guard unsafe purgeable_slab_information(heap.raw, slab, &information) == 0 else { continue }
       if information.lost_page_count > 0 { sweepLost(shard, &state) }
-      forEachEntry(of: slab, shard) { entry in
+      for entry in entries(of: slab, shard, state).living {
         let slot = entry.found.slot
         _ = move(entry.found, to: self.queue(at: slot.place), counter: slot.counter, entry.facts, shard, &state)
       }
@@ -407,19 +408,37 @@ extension CacheEngine {
   }
 
   /// The entries that live in a slab, in order of birth, but for those that are lost; whether there are such. Shard's mutex held.
-  @discardableResult
-  func forEachEntry(of slab: purgeable_slab_t, _ shard: EngineShard, _ body: (FoundEntry) -> Void) -> Bool {
-    var hasLost = false
+  func entries(
+    of slab: purgeable_slab_t, _ shard: EngineShard, _ state: borrowing ShardState
+  ) -> (living: [FoundEntry], hasLost: Bool) {
+    var information = purgeable_slab_information_t()
+    guard unsafe purgeable_slab_information(heap.raw, slab, &information) == 0 else { return ([], false) }
+    let count = Int(information.living_count)
+    var references: [purgeable_reference_t] = []
+    references.reserveCapacity(count)
     var cursor: UInt32 = 0
     var reference = purgeable_reference_t(place: 0, generation: 0)
-    while unsafe purgeable_slab_next_element(heap.raw, slab, &cursor, &reference) == 0 {
+    // The core has the processor fetch each one's header.
+    while unsafe purgeable_slab_next_element(heap.raw, slab, &cursor, &reference) == 0 { references.append(reference) }
+    var known: [(reference: purgeable_reference_t, facts: EntryFacts)] = []
+    known.reserveCapacity(references.count)
+    var hasLost = false
+    for reference in references {
       guard let facts = facts(of: reference, in: shard) else {
         hasLost = true
         continue
       }
-      guard let pointer = shard.index.find(identity: facts.identity, place: reference.place) else { continue }
-      body(FoundEntry(found: FoundSlot(pointer: pointer, slot: Slot(bits: pointer.relaxed)), facts: facts))
+      // Slots and ghosts lie anywhere: fetched while the others are read.
+      shard.index.prefetch(identity: facts.identity)
+      known.append((reference, facts))
     }
-    return hasLost
+    var living: [FoundEntry] = []
+    living.reserveCapacity(known.count)
+    for (reference, facts) in known {
+      guard let pointer = shard.index.find(identity: facts.identity, place: reference.place) else { continue }
+      state.ghost.prefetch(facts.identity)
+      living.append(FoundEntry(found: FoundSlot(pointer: pointer, slot: Slot(bits: pointer.relaxed)), facts: facts))
+    }
+    return (living, hasLost)
   }
 }

@@ -76,12 +76,8 @@ extension CacheEngine {
     var information = purgeable_slab_information_t()
     guard unsafe purgeable_slab_information(heap.raw, slab, &information) == 0 else { return }
     if information.lost_page_count > 0 { sweepLost(shard, &state) }
-    var usedBytes = 0
-    var entries: [FoundEntry] = []
-    forEachEntry(of: slab, shard) { entry in
-      entries.append(entry)
-      if entry.found.slot.counter > 0 { usedBytes += entry.facts.payloadByteCount }
-    }
+    let entries = entries(of: slab, shard, state).living
+    let usedBytes = entries.reduce(0) { $1.found.slot.counter > 0 ? $0 + $1.facts.payloadByteCount : $0 }
     // Mostly in use, or locked: it stays in one piece, and only what is idle leaves.
     let stays = information.lock_count > 0 || usedBytes * 2 > Int(information.held_bytes) || information.is_large && usedBytes > 0
     for entry in entries {

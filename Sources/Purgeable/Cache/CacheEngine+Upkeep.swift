@@ -42,9 +42,9 @@ extension CacheEngine {
     var hot: [FoundEntry] = []
     var hotBytes = 0
     var allBytes = 0
-    forEachEntry(of: slab, shard) { entry in
+    for entry in entries(of: slab, shard, state).living {
       allBytes += entry.facts.payloadByteCount
-      if unsafe purgeable_heap_is_on_offer(heap.raw, entry.found.slot.place) { return }
+      if unsafe purgeable_heap_is_on_offer(heap.raw, entry.found.slot.place) { continue }
       hotBytes += entry.facts.payloadByteCount
       hot.append(entry)
     }
@@ -126,6 +126,8 @@ extension CacheEngine {
   /// Evicts by policy, shard by shard in turn, until `isDone` or until nothing more can be had.
   func trim(_ evict: (EngineShard, inout ShardState) -> Bool, until isDone: () -> Bool) {
     var misses = 0
+    unsafe purgeable_heap_begin_giving_back(heap.raw)
+    defer { unsafe purgeable_heap_end_giving_back(heap.raw) }
     while !isDone(), misses < shards.count {
       // On from where the last call stopped: many small trims are as fair as a large one.
       let number = trimCursor.add(1, ordering: .relaxed).newValue

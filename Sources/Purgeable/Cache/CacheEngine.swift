@@ -74,8 +74,18 @@ struct ShardState {
   /// Bytes stored since the last look for slabs worth compacting.
   var storedSinceCompaction = 0
   var compactionCursor = purgeable_slab_t(index: 0, generation: 0)
+  /// While a whole slab is emptied.
+  var emptying: Emptying?
   /// Of the eager mode, by queue.
   var idleMarks: [[IdleMark]] = [[], []]
+}
+
+/// What the end of a slab's entries comes to, settled once for all of them.
+struct Emptying {
+  /// The places of entries that left; their elements live until all are through.
+  var places: [UInt64] = []
+  var count = 0
+  var cost: Int128 = 0
 }
 
 /// What happened in a shard since the cache was made.

@@ -7,6 +7,8 @@
 //   31         14 13    12 11          0
 //   | fingerprint | reason | time stamp |
 
+import CPurgeable
+
 struct Ghost {
   enum Reason: UInt32 {
     case evicted = 0
@@ -31,11 +33,22 @@ struct Ghost {
   /// How many keys it remembers.
   var rememberedLimit: Int { capacity }
 
+  /// Whether `reserve` would do anything.
+  func isSmall(for newCapacity: Int) -> Bool { newCapacity > capacity + capacity / 2 }
+
+  /// Has the processor fetch what `note` will touch.
+  func prefetch(_ identity: UInt64) {
+    guard capacity > 0 else { return }
+    let start = bucket(of: Self.mixed(identity))
+    // In bounds: a bucket of the table. Only its address is used.
+    unsafe entries.withUnsafeBufferPointer { unsafe purgeable_prefetch($0.baseAddress! + start) }
+  }
+
   /// Makes room for the last `newCapacity` keys, where that is much more than now: then it forgets what it knew, since a
   /// fingerprint alone does not say which bucket of another size it belongs to. Never smaller: a cache that has just lost most of
   /// its entries is the one that will be asked for them.
   mutating func reserve(_ newCapacity: Int) {
-    guard newCapacity > capacity + capacity / 2 else { return }
+    guard isSmall(for: newCapacity) else { return }
     capacity = max(newCapacity, 16)
     stampUnit = max(1, UInt64(capacity) / UInt64(Self.maximumAge))
     // A third more room than keys: buckets fill unevenly.

@@ -65,6 +65,8 @@ import Synchronization
   private static let wordCount = 8 + 128
   static let classCount = 56
   static let slotsPerBucket = 8
+  /// 4 KiB, the smallest page.
+  private static let slotsPerTouch = 512
 
   /// A table as one look-up sees it.
   @safe struct Table {
@@ -190,6 +192,15 @@ import Synchronization
     return (count, at)
   }
 
+  /// Has the processor fetch what `find` will touch.
+  func prefetch(identity: UInt64) {
+    let table = current()
+    guard let slots = table.slots else { return }
+    let (first, second) = table.buckets(of: identity)
+    slots[first].prefetch()
+    slots[second].prefetch()
+  }
+
   /// The slot of an entry whose place is known.
   func find(identity: UInt64, place: UInt64) -> SlotPointer? {
     let table = current()
@@ -210,6 +221,11 @@ import Synchronization
     guard sizeClass >= 0, sizeClass < Self.classCount, sizeClass != oldClass, map(sizeClass) else { return false }
     guard let slots = old.slots else { return false }
     let new = table(sizeClass)
+    // Written before it is read: else every page would first be the kernel's page of zeros, and then be copied, which interrupts the
+    // other processors.
+    if let newSlots = new.slots {
+      for i in stride(from: 0, to: new.slotCount, by: Self.slotsPerTouch) { newSlots[i].store(relaxed: 0) }
+    }
     for i in 0..<old.slotCount {
       let slot = Slot(bits: slots[i].relaxed)
       if slot.isEmpty { continue }

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT
+// Survival under real pressure, in short form: `purgeablectl stress`, run from here where it has been built beside this program
+// (`swift build -c release`), and where a memory group can be made.
+
+import Foundation
+import Purgeable
+
+enum Survival {
+  /// What one scenario reported.
+  private typealias Report = [String: Any]
+
+  static func figures(_ scale: Scale) throws -> [Figure] {
+    // In full every scenario once; else only those that are measured.
+    let words = scale.isQuick ? [["neighbour"], ["hot"]] : [["--all"]]
+    var reports: [String: Report] = [:]
+    var missing: String?
+    for words in words {
+      do {
+        for report in try run(words) { reports[report["scenario"] as? String ?? ""] = report }
+      } catch let error as Unavailable {
+        missing = error.reason
+      }
+    }
+    func figure(
+      _ name: String, _ kind: Figure.Kind, _ value: Double?, _ reach: Figure.Reach, _ unit: String, _ scenario: String
+    ) -> Figure {
+      let reason = missing ?? reports[scenario]?["skipped"] as? String
+      return Figure(name, kind, reason == nil ? value : nil, reach, unit, note: reason.map { "not measured: \($0)" })
+    }
+    func median(_ scenario: String, _ fact: String) -> Double? {
+      ((reports[scenario]?[fact] as? Report)?["median"] as? NSNumber)?.doubleValue
+    }
+    func share(_ size: Int, alone: Bool) -> Double? {
+      let variants = reports["hot"]?["variants"] as? [Report] ?? []
+      return variants.first { $0["entryBytes"] as? Int == size && $0["kernelAlone"] as? Bool == alone }
+        .flatMap { ($0["shareOfIdeal"] as? NSNumber)?.doubleValue }
+    }
+    let ran = reports.values.filter { $0["skipped"] == nil }
+    let faults = ran.reduce(0) { sum, report in
+      sum + (report["wrongBytes"] as? Int ?? 1) + (report["kills"] as? Int ?? 0) + ((report["passed"] as? Bool ?? false) ? 0 : 1)
+    }
+    let names = reports.keys.sorted().joined(separator: ", ")
+    var all = figure(
+      "kills, wrong bytes, hangs and failures", .count, ran.isEmpty ? nil : Double(faults), .atMost(0), "cases", "")
+    if missing == nil { all.note = names }
+    return [
+      all,
+      figure(
+        "a neighbour's rate into memory the cache holds, kernel alone, against bare MADV_FREE", .time,
+        median("neighbour", "aloneToBare"), .atLeast(0.95), "times", "neighbour"),
+      figure(
+        "a neighbour's rate into memory the cache holds, with the reaction, against clean page cache", .time,
+        median("neighbour", "reactingToFiles"), .atLeast(0.9), "times", "neighbour"),
+      figure(
+        "hit p99.9 during the sudden neighbour, against before", .time, median("neighbour", "slowdownReacting"), .atMost(10),
+        "times", "neighbour"),
+      figure(
+        "reads still answered, half taken, 4 KiB entries, kernel alone, against an ideal LRU", .time, share(4096, alone: true),
+        .atLeast(0.9), "ratio", "hot"),
+      figure(
+        "reads still answered, half taken, 4 KiB entries, with the reaction, against an ideal LRU", .time,
+        share(4096, alone: false), .atLeast(0.97), "ratio", "hot"),
+      figure(
+        "reads still answered, half taken, 100-byte entries, kernel alone, against an ideal LRU", .time, share(100, alone: true),
+        .atLeast(0), "ratio", "hot"),
+      figure(
+        "reads still answered, half taken, 100-byte entries, with the reaction, against an ideal LRU", .time,
+        share(100, alone: false), .atLeast(0.95), "ratio", "hot"),
+    ]
+  }
+
+  private struct Unavailable: Error { var reason: String }
+
+  private static func run(_ words: [String]) throws -> [Report] {
+    let own = URL(fileURLWithPath: try FileManager.default.destinationOfSymbolicLink(atPath: "/proc/self/exe"))
+    let tool = own.deletingLastPathComponent().appendingPathComponent("purgeablectl")
+    guard FileManager.default.isExecutableFile(atPath: tool.path) else {
+      throw Unavailable(reason: "purgeablectl is not built beside this program; swift build -c release builds it")
+    }
+    let process = Process()
+    let output = Pipe()
+    process.executableURL = tool
+    process.arguments = ["stress"] + words + ["--short", "--json"]
+    process.standardOutput = output
+    process.standardError = FileHandle.nullDevice
+    try process.run()
+    let data = output.fileHandleForReading.readDataToEndOfFile()
+    process.waitUntilExit()
+    let reports = data.split(separator: UInt8(ascii: "\n")).compactMap { line in
+      (try? JSONSerialization.jsonObject(with: Data(line))) as? Report
+    }
+    guard !reports.isEmpty else {
+      let command = "purgeablectl stress " + words.joined(separator: " ")
+      throw BenchError("\(command) reported nothing, status \(process.terminationStatus)")
+    }
+    return reports
+  }
+}
