@@ -141,7 +141,7 @@ static void do_discard(worker_t *worker) {
   atomic_fetch_add_explicit(&storm->discards, gone, memory_order_relaxed);
 }
 
-static void do_upkeep(worker_t *worker) {
+static void do_one_upkeep(worker_t *worker) {
   storm_t *storm = worker->storm;
   uint64_t number = next_random(&worker->random);
   purgeable_stream_t stream = storm->streams[(number >> 8) % 3], other = storm->streams[(number >> 16) % 3];
@@ -167,6 +167,17 @@ static void do_upkeep(worker_t *worker) {
       break;
   }
   if (error != 0 && error != EBUSY && error != ESTALE && error != ENOMEM) atomic_fetch_add(&storm->failed, 1);
+}
+
+// Half of the time as part of giving back many, so that wipes are late.
+static void do_upkeep(worker_t *worker) {
+  bool many = next_random(&worker->random) % 2 == 0;
+  if (many) purgeable_heap_begin_giving_back(worker->storm->heap);
+  do_one_upkeep(worker);
+  if (many) {
+    sched_yield();
+    purgeable_heap_end_giving_back(worker->storm->heap);
+  }
 }
 
 static bool is_over(const storm_t *storm) {

@@ -114,6 +114,57 @@ static void order_of_birth(case_report_t *report) {
   END_HEAP(heap);
 }
 
+// Slabs that are given back in numbers are wiped together; what the kernel refuses stays held, and is wiped later.
+static void giving_back_many(case_report_t *report) {
+  enum { SLABS = 40 };
+  MAKE_HEAP(heap, .slab_bytes = 4 * PAGE);
+  element_t elements[SLABS];
+  purgeable_slab_t slabs[SLABS];
+  for (int refuses = 0; refuses <= 1; refuses++) {
+    for (size_t i = 0; i < SLABS; i++) {
+      // One fills its slab.
+      REQUIRE(make(heap, 3 * PAGE, (unsigned)i + 1, &elements[i]) == 0);
+      slabs[i] = slab_of(heap, &elements[i]);
+    }
+    uint64_t held = heap_statistics(heap).held_bytes, given = purgeable_heap_given_back_bytes(heap);
+    uint64_t resident = heap_statistics(heap).resident_bytes;
+    uint64_t calls = purgeable_testing_call_count(purgeable_testing_call_madvise_dontneed);
+    purgeable_heap_begin_giving_back(heap);
+    for (size_t i = 0; i < SLABS; i++) EXPECT_EQUAL(purgeable_slab_free_elements(heap, slabs[i], NULL), 0);
+    // Given back as far as the books go, but still there.
+    uint64_t gone = held - purgeable_heap_held_bytes(heap);
+    EXPECT(gone >= SLABS * 3 * PAGE);
+    EXPECT_EQUAL(purgeable_heap_given_back_bytes(heap), given + gone);
+    EXPECT_EQUAL(heap_statistics(heap).resident_bytes, resident);
+    EXPECT_EQUAL(purgeable_testing_call_count(purgeable_testing_call_madvise_dontneed), calls);
+    EXPECT_EQUAL(purgeable_heap_length(heap, elements[0].reference, &(size_t){0}), purgeable_outcome_error);
+    // What is born now lies elsewhere.
+    element_t young;
+    REQUIRE(make(heap, 3 * PAGE, 99, &young) == 0);
+    if (refuses != 0) purgeable_testing_fail(purgeable_testing_call_madvise_dontneed, 1, ENOMEM, true);
+    purgeable_heap_end_giving_back(heap);
+    purgeable_testing_fail(0, 0, 0, false);
+    if (refuses != 0) {
+      EXPECT_EQUAL(purgeable_heap_given_back_bytes(heap), given);
+      EXPECT(purgeable_heap_held_bytes(heap) >= held);
+      EXPECT_EQUAL(purgeable_heap_trim(heap, NULL), 0);
+    }
+    EXPECT(purgeable_heap_given_back_bytes(heap) >= given + gone);
+    EXPECT(heap_statistics(heap).resident_bytes + gone <= resident + 4 * PAGE);
+    // Far fewer calls than slabs; without a refusal, where each is wiped alone.
+    if (refuses == 0) {
+      EXPECT(purgeable_testing_call_count(purgeable_testing_call_madvise_dontneed) - calls <= SLABS / 4);
+    }
+    EXPECT(is_intact(heap, &young));
+    EXPECT_EQUAL(purgeable_heap_free(heap, young.reference), 0);
+  }
+  purgeable_heap_begin_giving_back(NULL);
+  purgeable_heap_end_giving_back(NULL);
+  // One end too many is none.
+  purgeable_heap_end_giving_back(heap);
+  END_HEAP(heap);
+}
+
 static void giving_back(case_report_t *report) {
   MAKE_HEAP(heap, .slab_bytes = 4 * PAGE);
   element_t one, two;
@@ -513,6 +564,7 @@ static void sweeps_with_swap(case_report_t *report) {
 const test_case_t stream_cases[] = {
     {"stream: slabs and elements in order of birth", order_of_birth},
     {"stream: giving back, busy and locked", giving_back},
+    {"stream: giving back in numbers", giving_back_many},
     {"stream: moving one element", moves},
     {"stream: evacuating a slab", evacuation},
     {"stream: compaction frees at least half a slab a step", compaction_frees_half_slabs},
