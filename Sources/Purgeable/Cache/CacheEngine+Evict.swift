@@ -270,40 +270,80 @@ extension CacheEngine {
     // A large entry in use is passed on, which frees nothing yet: not for ever, since readers may use it all the time.
     let attempts = 16
     for attempt in 1...attempts {
-      guard let (slab, isSparse) = chooseSlab(reason, shard, state) else { return false }
-      if emptySlab(slab, isSparse: isSparse, mayPassOn: attempt < attempts, reason, shard, &state) { return true }
+      guard let slab = chooseSlab(reason, shard, state) else { return false }
+      let slabs = [slab] + (reason == .pressure ? neighbours(of: slab) : [])
+      if emptySlabs(slabs, mayPassOn: attempt < attempts, reason, shard, &state) { return true }
     }
     return false
   }
 
-  /// Copies or evicts what lives in a slab, and gives it back. False: that freed nothing.
-  private func emptySlab(
-    _ slab: purgeable_slab_t, isSparse: Bool, mayPassOn: Bool, _ reason: DepartureReason, _ shard: EngineShard,
-    _ state: inout ShardState
+  /// Where the kernel has begun to take: some slabs that come next in the queue. What was lost of a slab is found by a pass over the
+  /// shard's index, which one slab alone is not worth.
+  private func neighbours(of slab: purgeable_slab_t) -> [purgeable_slab_t] {
+    guard unsafe purgeable_heap_has_losses(heap.raw) else { return [] }
+    var next = slab
+    var found: [purgeable_slab_t] = []
+    while found.count < 7, unsafe purgeable_slab_next(heap.raw, next, &next) == 0 {
+      var information = purgeable_slab_information_t()
+      guard unsafe purgeable_slab_information(heap.raw, next, &information) == 0, !information.is_open else { break }
+      if information.lock_count == 0, !information.is_large { found.append(next) }
+    }
+    return found
+  }
+
+  /// A slab whose turn it is, and what was found in it.
+  private struct Chosen {
+    var slab: purgeable_slab_t
+    var information: purgeable_slab_information_t
+    var entries: [FoundEntry]
+  }
+
+  /// Copies or evicts what lives in some slabs, and gives them back. False: that freed nothing.
+  private func emptySlabs(
+    _ slabs: [purgeable_slab_t], mayPassOn: Bool, _ reason: DepartureReason, _ shard: EngineShard, _ state: inout ShardState
   ) -> Bool {
     let slots = state.slotCount
-    var information = purgeable_slab_information_t()
-    guard unsafe purgeable_slab_information(heap.raw, slab, &information) == 0 else { return true }
-    if information.lost_page_count > 0 { sweepLost(shard, &state) }
+    var hasLost = false
+    var chosen: [Chosen] = []
+    var isGone = false
+    for slab in slabs {
+      var information = purgeable_slab_information_t()
+      guard unsafe purgeable_slab_information(heap.raw, slab, &information) == 0 else {
+        isGone = true
+        continue
+      }
+      let (entries, lacks) = entries(of: slab, shard, state)
+      hasLost = hasLost || lacks || information.lost_page_count > 0
+      chosen.append(Chosen(slab: slab, information: information, entries: entries))
+    }
+    // Once for all of them, before the first is given back: no slot may be left that leads there.
+    if hasLost { sweepLost(shard, &state) }
+    for var item in chosen {
+      if hasLost { item.entries.removeAll { !Slot(bits: $0.found.pointer.relaxed).isSameEntry(as: $0.found.slot) } }
+      empty(item, mayPassOn: mayPassOn, reason, shard, &state)
+      if unsafe purgeable_slab_give_back(heap.raw, item.slab) == 0 { isGone = true }
+    }
+    // Not before: it moves the slots.
+    shrinkIndex(shard, &state)
+    return isGone || state.slotCount < slots
+  }
 
-    let (entries, hasLost) = entries(of: slab, shard, state)
-    if isSparse {
-      for entry in entries {
+  private func empty(
+    _ item: Chosen, mayPassOn: Bool, _ reason: DepartureReason, _ shard: EngineShard, _ state: inout ShardState
+  ) {
+    if isSparse(item.information) {
+      for entry in item.entries {
         let (found, slot) = (entry.found, entry.found.slot)
         if case .kept = move(found, to: queue(at: slot.place), counter: slot.counter, entry.facts, shard, &state) { continue }
         drop(found, reason, shard, &state, facts: entry.facts)
       }
     } else {
-      var rule = copyRule(entries, information, reason)
-      if information.is_large, !mayPassOn { rule.threshold = .max }
-      emptying(slab, &state) { state in
-        for entry in entries { _ = settle(entry, reason, &rule, shard, &state) }
+      var rule = copyRule(item.entries, item.information, reason)
+      if item.information.is_large, !mayPassOn { rule.threshold = .max }
+      emptying(item.slab, &state) { state in
+        for entry in item.entries { _ = settle(entry, reason, &rule, shard, &state) }
       }
     }
-    if hasLost { sweepLost(shard, &state) }
-    let isGone = unsafe purgeable_slab_give_back(heap.raw, slab) == 0
-    shrinkIndex(shard, &state)
-    return isGone || state.slotCount < slots
   }
 
   /// Never more than half a slab is copied, so that every eviction frees memory: where more was used, the most used of it. A large
@@ -344,9 +384,9 @@ extension CacheEngine {
 
   private func chooseSlab(
     _ reason: DepartureReason, _ shard: EngineShard, _ state: borrowing ShardState
-  ) -> (purgeable_slab_t, isSparse: Bool)? {
+  ) -> purgeable_slab_t? {
     for queue in EngineQueue.allCases {
-      if let sparse = findSparse(from: nil, looks: 16, shard.streams[queue.rawValue]).found { return (sparse, true) }
+      if let sparse = findSparse(from: nil, looks: 16, shard.streams[queue.rawValue]).found { return sparse }
     }
     var slab = purgeable_slab_t(index: 0, generation: 0)
     let queue = nextQueue(reason == .count || reason == .cost ? .bytes : reason, shard, state)
@@ -356,11 +396,18 @@ extension CacheEngine {
         // What is locked cannot be given back now; it keeps its place in the queue.
         var information = purgeable_slab_information_t()
         guard unsafe purgeable_slab_information(heap.raw, slab, &information) == 0 else { break }
-        if information.lock_count == 0 { return (slab, false) }
+        if information.lock_count == 0 { return slab }
         guard unsafe purgeable_slab_next(heap.raw, slab, &slab) == 0 else { break }
       }
     }
     return nil
+  }
+
+  /// Whether a slab is less than a quarter alive, or wholly lost, and sealed.
+  private func isSparse(_ information: purgeable_slab_information_t) -> Bool {
+    // With headers and padding, which are most of a small element. Lost elements are counted, but not their bytes.
+    let living = information.living_bytes + (information.lost_page_count == 0 ? UInt64(information.living_count) * 16 : 0)
+    return !information.is_open && !information.is_large && information.lock_count == 0 && living * 4 < information.held_bytes
   }
 
   /// Looks at some sealed slabs for one that is less than a quarter alive, or wholly lost.
@@ -376,11 +423,7 @@ extension CacheEngine {
     for _ in 0..<looks {
       var information = purgeable_slab_information_t()
       guard unsafe purgeable_slab_information(heap.raw, slab, &information) == 0 else { return (nil, nil) }
-      // With headers and padding, which are most of a small element. Lost elements are counted, but not their bytes.
-      let living = information.living_bytes + (information.lost_page_count == 0 ? UInt64(information.living_count) * 16 : 0)
-      if !information.is_open, !information.is_large, information.lock_count == 0, living * 4 < information.held_bytes {
-        return (slab, nil)
-      }
+      if isSparse(information) { return (slab, nil) }
       guard unsafe purgeable_slab_next(heap.raw, slab, &slab) == 0 else { return (nil, nil) }
     }
     return (nil, slab)

@@ -72,6 +72,7 @@ enum PressureReaction {
       let offered = engines.reduce(UInt64(0)) { $0 + UInt64($1.heldBytes) }
       let must = isFirst && (mustGive || level == .critical)
       guard must || isShort(offered) else { break }
+      if isFirst { for engine in engines { engine.ageCounters() } }
       isFirst = false
       let gave = engines.reduce(false) { gave, engine in engine.giveSlice(engine.heldBytes / sliceShare) || gave }
       if !gave { break }
@@ -113,6 +114,27 @@ extension CacheEngine {
   /// though only its first pages are there.
   var freedBytes: Int {
     unsafe Int(purgeable_heap_given_back_bytes(heap.raw)) - copiedBytes.load(ordering: .relaxed)
+  }
+
+  /// Before step 3: halves the counters of shards that were read as often as they have entries since that was done last. Counters go no
+  /// higher than 3: after many reads without an eviction nearly all stand there, and tell nothing. From here on they tell of the reads
+  /// between two reactions. A pass over the index, some 2 ns an entry.
+  func ageCounters() {
+    for shard in shards {
+      withState(shard) { state in
+        let hits = shard.index.hitCount
+        guard hits &- state.hitsAtAging >= UInt64(state.slotCount) else { return }
+        state.hitsAtAging = hits
+        let table = shard.index.current()
+        guard let slots = table.slots else { return }
+        for i in 0..<table.slotCount {
+          let bits = slots[i].relaxed
+          let counter = Slot(bits: bits).counter
+          // A reader that raises it meanwhile is as good.
+          if counter > 0 { slots[i].tryExchange(bits, for: bits & ~Slot.counterMask | counter / 2 << Slot.counterShift) }
+        }
+      }
+    }
   }
 
   /// Step 3: gives back so many bytes, or a little more, shard by shard in turn. False: nothing could be had.

@@ -74,6 +74,8 @@ struct ShardState {
   /// Bytes stored since the last look for slabs worth compacting.
   var storedSinceCompaction = 0
   var compactionCursor = purgeable_slab_t(index: 0, generation: 0)
+  /// Hits of the shard when counters were last halved.
+  var hitsAtAging: UInt64 = 0
   /// While a whole slab is emptied.
   var emptying: Emptying?
   /// Of the eager mode, by queue.

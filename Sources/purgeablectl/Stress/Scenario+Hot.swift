@@ -9,7 +9,9 @@ extension Scenario {
     shows: "reads still answered after half of the cache was taken, against an ideal LRU of the remaining size (Zipf 0.99)"
   ) { stage in
     var outcome = StressOutcome()
-    outcome.rows = [["entries", "who chose", "remaining size", "entries left", "answered", "ideal LRU", "share of ideal"]]
+    outcome.rows = [
+      ["entries", "who chose", "remaining size", "entries left", "taken", "evicted", "answered", "ideal LRU", "share of ideal"]
+    ]
     var variants: [JSON] = []
     for size in [4096, 100] {
       for isAlone in [true, false] {
@@ -32,6 +34,9 @@ private struct HotTrial {
   /// The share of the cache's pages that was left.
   var remaining: Double
   var entriesLeft: UInt64
+  /// By the kernel, and by the library.
+  var discarded: UInt64
+  var evicted: UInt64
   var reads: UInt64
   var answered: UInt64
   var ideal: UInt64
@@ -43,14 +48,16 @@ private struct HotTrial {
   var cells: [String] {
     [
       "\(size) bytes", who, Figures.oneDecimal(remaining * 100) + " %", Figures.share(entriesLeft, of: keyCount),
-      Figures.share(answered, of: reads), Figures.share(ideal, of: reads), Rate.twoDecimals(share),
+      Figures.share(discarded, of: keyCount), Figures.share(evicted, of: keyCount), Figures.share(answered, of: reads),
+      Figures.share(ideal, of: reads), Rate.twoDecimals(share),
     ]
   }
 
   var json: JSON {
     [
       "entryBytes": .unsigned(UInt64(size)), "kernelAlone": .bool(isAlone), "keys": .unsigned(keyCount),
-      "remainingShare": .number(remaining), "entriesLeft": .unsigned(entriesLeft), "reads": .unsigned(reads),
+      "remainingShare": .number(remaining), "entriesLeft": .unsigned(entriesLeft),
+      "discardedEntries": .unsigned(discarded), "evictedEntries": .unsigned(evicted), "reads": .unsigned(reads),
       "answered": .unsigned(answered), "idealAnswered": .unsigned(ideal), "shareOfIdeal": .number(share),
     ]
   }
@@ -90,14 +97,22 @@ private struct HotTrial {
       try stage.pause(20)
     }
     let warm = try stage.stop(cache)
+    // Whoever reacts goes on until there is room again.
+    var last = UInt64.max
+    for _ in 0..<20 where held() < last {
+      last = held()
+      try stage.pause(250)
+    }
     let remaining = Double(held()) / Double(max(1, before))
     let answered = try stage.ask(
       cache, .run, ["reads": min(load.keyCount, stage.options.isShort ? 100_000 : 1_000_000), "salt": 1])
     let left = try stage.ask(cache, .check, ["keys": load.keyCount])
+    let end = try stage.ask(cache, .settle)
     let ideal = IdealLRU.answered(
       load: load, warmReads: warm["reads"], size: UInt64(Double(load.keyCount) * remaining), reads: answered["reads"])
     return HotTrial(
       size: size, isAlone: isAlone, keyCount: load.keyCount, remaining: remaining, entriesLeft: left["hits"],
+      discarded: end["discardedEntries"], evicted: end["evictedEntries"],
       reads: answered["reads"], answered: answered["hits"], ideal: ideal,
       wrongBytes: warm["wrongBytes"] + answered["wrongBytes"] + left["wrongBytes"])
   }

@@ -38,6 +38,8 @@ extension PurgeableCache: StressStore where Key == UInt64, Value == [UInt8] {
       "refusals": statistics.refusals,
     ]
     tally["discardedEntries"] = statistics.departures[.discarded] ?? 0
+    tally["evictedEntries"] = statistics.departures[.pressure] ?? 0
+    tally["copies"] = statistics.copies
     return tally
   }
 }
