@@ -14,6 +14,8 @@ private struct Watch {
   /// Monitors that were told the level once.
   var told: Set<UInt64> = []
   var lastReaction: UInt64 = 0
+  /// Until then the thread looks every few milliseconds whether memory is short again.
+  var followsUntil: UInt64 = 0
   var roundDue: UInt64?
 
   func descriptors(at now: UInt64) -> [PressureDescriptor] {
@@ -58,6 +60,7 @@ extension Maintainer {
       }
       refresh(&watch, clients)
       listen(&watch, clients, ready, woken: woken, isAwake: worksRound)
+      follow(&watch, clients.engines, woken: woken)
       if clients.isEmpty, watch.roundDue == nil, ends() { return }
     }
   }
@@ -74,6 +77,7 @@ extension Maintainer {
         }
       }
     }
+    if now < watch.followsUntil { deadline = min(deadline ?? .max, now + Self.followPause) }
     return signal.wait(sleeper, until: deadline, watch.descriptors(at: now))
   }
 
@@ -211,6 +215,29 @@ extension Maintainer {
   /// waits to fall nothing is given back: there is no reason any more.
   private static let reactionPause: UInt64 = 100_000_000
 
+  /// Whoever takes memory takes more than is given back at once, and the next event comes when the kernel has begun to choose: so after a
+  /// reaction that gave something back the thread looks by itself, for as long as there is need for more.
+  private static let followPause: UInt64 = 4_000_000
+  private static let followTime: UInt64 = 100_000_000
+
+  private func follow(_ watch: inout Watch, _ engines: [CacheEngine], woken: UInt64) {
+    guard woken < watch.followsUntil, watch.lastReaction != woken, let level = watch.shared?.level, level > .none else { return }
+    let offered = engines.reduce(UInt64(0)) { $0 + UInt64($1.heldBytes) }
+    guard MemoryShortage.current(isShort: false, offeredBytes: offered).byteCount > 0 else { return }
+    note(PressureReaction.run(engines, level, mustGive: false), &watch, begun: woken, woken: woken)
+  }
+
+  private func note(_ relief: PressureRelief, _ watch: inout Watch, begun: UInt64, woken: UInt64) {
+    let offered = begun + UInt64(relief.offeringTime / .nanoseconds(1))
+    let done = MonotonicTime.now
+    if relief.givenBackByteCount > 0 { watch.followsUntil = done + Self.followTime }
+    state.withLock { state in
+      state.statistics.reactionCount += 1
+      state.statistics.lastOfferNanoseconds = offered - min(offered, woken)
+      state.statistics.lastReactionNanoseconds = done - min(done, woken)
+    }
+  }
+
   private func react(to answer: PressureFeed.Answer, _ watch: inout Watch, _ engines: [CacheEngine], woken: UInt64) {
     if answer.level == .none {
       if answer.before > .none { PressureReaction.run(engines, .none) { _ in false } }
@@ -222,13 +249,6 @@ extension Maintainer {
     purgeable_offer_pending(nil)
     let begun = MonotonicTime.now
     // A source of the program's own knows better than our figures whether memory is short.
-    let relief = PressureReaction.run(engines, answer.raw, mustGive: givenSource != nil)
-    let offered = begun + UInt64(relief.offeringTime / .nanoseconds(1))
-    let done = MonotonicTime.now
-    state.withLock { state in
-      state.statistics.reactionCount += 1
-      state.statistics.lastOfferNanoseconds = offered - min(offered, woken)
-      state.statistics.lastReactionNanoseconds = done - min(done, woken)
-    }
+    note(PressureReaction.run(engines, answer.raw, mustGive: givenSource != nil), &watch, begun: begun, woken: woken)
   }
 }
