@@ -78,7 +78,7 @@ static void compare(case_report_t *report, const books_t *books, const char *ste
 }
 
 static void every_state(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   MAKE_HEAP(heap, .chunk_bytes = CHUNK_BYTES, .slab_bytes = 16 * PAGE);
   static element_t elements[ALL_COUNT];
   books_t books = {.heap = heap, .elements = elements};
@@ -202,7 +202,7 @@ static int in_group(const memory_group_t *group, int tell) {
 }
 
 static void the_groups_counters(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
 #if defined(WATCHED)
   SKIP("the sanitizer's own memory is in the group's counters");
 #endif

@@ -45,6 +45,15 @@ static uint64_t from_environment(const char *name, uint64_t otherwise) {
   return value;
 }
 
+void stay_on_one_processor(void) {
+  int cpu = sched_getcpu();
+  if (cpu < 0) return;
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET((size_t)cpu, &one);
+  (void)sched_setaffinity(0, sizeof one, &one);
+}
+
 void cases_run(size_t index, case_report_t *report) {
   memset(report, 0, sizeof *report);
   report->scale = from_environment("PURGEABLE_STORM", 1);
@@ -52,7 +61,10 @@ void cases_run(size_t index, case_report_t *report) {
   report->seed = from_environment("PURGEABLE_SEED", next_random(&now) | 1);
   const test_case_t *one = find(index);
   REQUIRE(one != NULL);
+  cpu_set_t processors;
+  bool known = sched_getaffinity(0, sizeof processors, &processors) == 0;
   one->run(report);
+  if (known) (void)sched_setaffinity(0, sizeof processors, &processors);
   purgeable_testing_fail(0, 0, 0, false);
   purgeable_testing_switch_off(0);
   purgeable_testing_slow_reads(0);
@@ -123,23 +135,45 @@ bool check_pattern(const void *bytes, size_t length, uint64_t number) {
 #define MADV_PAGEOUT 21
 #endif
 
+// The first call drains this processor's batch of pages on their way to the kernel's lists, the second takes those too.
+static bool page_out(char *from, size_t bytes) {
+  for (int round = 0; round < 2; round++) {
+    if (madvise(from, bytes, MADV_PAGEOUT) != 0) return false;
+  }
+  return true;
+}
+
+static long count_gone(char *from, size_t count) {
+  unsigned char *pages = malloc(count);
+  if (pages == NULL) return -1;
+  long gone = 0;
+  if (mincore(from, count * PAGE, pages) == 0) {
+    for (size_t i = 0; i < count; i++) gone += (pages[i] & 1) == 0;
+  }
+  free(pages);
+  return gone;
+}
+
 long kernel_discard(void *start, size_t length) {
   size_t page = PAGE;
   char *from = (char *)((uintptr_t)start & ~(page - 1));
   char *to = (char *)(((uintptr_t)start + length + page - 1) & ~(page - 1));
   size_t bytes = (size_t)(to - from);
-  // The first call drains this CPU's batch of pages on their way to the kernel's lists, the second takes those too.
-  for (int round = 0; round < 2; round++) {
-    if (madvise(from, bytes, MADV_PAGEOUT) != 0) return -1;
+  if (!page_out(from, bytes)) return -1;
+  long gone = count_gone(from, bytes / page);
+  if (gone < 0 || (size_t)gone == bytes / page) return gone;
+  // What was offered on another processor, before this thread was moved here, waits in that one's batch.
+  cpu_set_t before;
+  if (sched_getaffinity(0, sizeof before, &before) != 0) return gone;
+  for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+    if (!CPU_ISSET(cpu, &before)) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    if (sched_setaffinity(0, sizeof one, &one) == 0) (void)page_out(from, bytes);
   }
-  unsigned char *pages = malloc(bytes / page);
-  if (pages == NULL) return -1;
-  long gone = 0;
-  if (mincore(from, bytes, pages) == 0) {
-    for (size_t i = 0; i < bytes / page; i++) gone += (pages[i] & 1) == 0;
-  }
-  free(pages);
-  return gone;
+  (void)sched_setaffinity(0, sizeof before, &before);
+  return count_gone(from, bytes / page);
 }
 
 void discard_exactly(void *start, size_t length) {

@@ -62,6 +62,10 @@ bool check_pattern(const void *bytes, size_t length, uint64_t number);
 // Has the real kernel discard what is on offer in [start, start + length): MADV_PAGEOUT, twice, after draining this CPU's batch.
 // Answers how many pages are not resident afterwards, or -1 where the kernel refuses.
 long kernel_discard(void *start, size_t length);
+
+// Keeps this thread, and those it makes, on one processor until the case ends. An offer passes over pages that wait in another
+// processor's batch: a thread that is moved between writing and offering has nothing discarded, rightly.
+void stay_on_one_processor(void);
 // Gives up one range by MADV_DONTNEED behind the library's back: exact, for pages in the middle.
 void discard_exactly(void *start, size_t length);
 // Whether MADV_FREE and MADV_PAGEOUT really discard here; the reason otherwise.

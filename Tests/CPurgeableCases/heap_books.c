@@ -125,7 +125,7 @@ static long from_smaps(const char *field, const void *from, size_t length) {
 }
 
 void heap_books_against_kernel(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   MAKE_HEAP(heap, .chunk_bytes = (size_t)16 << 20);
   enum { COUNT = 4000 };
   static element_t elements[COUNT];

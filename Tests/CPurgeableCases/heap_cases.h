@@ -107,6 +107,12 @@ typedef struct owner {
   bool refuses;
 } owner_t;
 
+// As NEED_DISCARDS, for cases of one thread that say exactly what is taken.
+#define NEED_EXACT_DISCARDS() \
+  do {                        \
+    NEED_DISCARDS();          \
+    stay_on_one_processor();  \
+  } while (0)
 #define NEED_DISCARDS()                                                  \
   do {                                                                   \
     const char *reason_;                                                 \

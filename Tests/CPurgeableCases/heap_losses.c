@@ -24,7 +24,7 @@ static bool touches(const element_t *element, const char *start) {
 static char *page_start(const void *bytes) { return (char *)((uintptr_t)bytes & ~(uintptr_t)(PAGE - 1)); }
 
 void heap_all_pages_lost(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   MAKE_HEAP(heap, .keeps_tags = true);
   static element_t elements[MANY];
   REQUIRE(fill_many(heap, elements, MANY, report->seed));
@@ -105,7 +105,7 @@ void heap_one_page_lost(case_report_t *report) {
 
 // The real kernel this time: whatever it took, exactly the elements on those pages are gone.
 void heap_neighbours_survive(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   MAKE_HEAP(heap, .offering = purgeable_offering_deferred);
   static element_t elements[MANY];
   REQUIRE(fill_many(heap, elements, MANY, report->seed));
@@ -243,7 +243,7 @@ void heap_zero_pages(case_report_t *report) {
 
 // Reading a discarded page maps the zero page: mincore then says "resident".
 void heap_touched_before_asked(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   static element_t elements[MANY];
   for (int how = 0; how < 4; how++) {
     MAKE_HEAP(heap, .offering = purgeable_offering_deferred);
@@ -274,7 +274,7 @@ void heap_touched_before_asked(case_report_t *report) {
 
 // A rescue that is optimised into a load leaves the offer standing. Only the kernel can tell.
 void heap_lock_cancels_offer(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   const size_t lengths[] = {20, 1016, 3 * PAGE, 20 * PAGE, 1000 * PAGE};
   for (size_t i = 0; i < 5; i++) {
     MAKE_HEAP(heap, .offering = purgeable_offering_deferred);
@@ -296,7 +296,7 @@ void heap_lock_cancels_offer(case_report_t *report) {
 }
 
 void heap_locked_stays_neighbours_go(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   MAKE_HEAP(heap, .slab_bytes = 16 * PAGE);
   enum { COUNT = 15 };
   element_t elements[COUNT];

@@ -189,7 +189,7 @@ static long append_to_offered_page(case_report_t *report) {
 
 void rule_no_append(case_report_t *report) {
   NEED_HOOKS();
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   compare(report, purgeable_testing_rule_no_append_after_offer, append_to_offered_page);
 }
 

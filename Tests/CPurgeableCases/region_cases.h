@@ -24,6 +24,12 @@ static inline purgeable_region_statistics_t statistics_now(void) {
 }
 
 // Skips where the kernel does not really discard.
+// As NEED_DISCARDS, for cases of one thread that say exactly what is taken.
+#define NEED_EXACT_DISCARDS() \
+  do {                        \
+    NEED_DISCARDS();          \
+    stay_on_one_processor();  \
+  } while (0)
 #define NEED_DISCARDS()                                               \
   do {                                                                \
     const char *reason;                                               \

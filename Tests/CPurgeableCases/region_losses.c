@@ -9,7 +9,7 @@ enum { PAGES = 9 };
 
 // A rescue that is optimised into a load leaves the offer standing. Only the kernel can tell: it must not take what is locked.
 void lock_cancels_offer(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   const size_t length = 64 * PAGE;
   for (int way = 0; way < 3; way++) {
     purgeable_region_t *region = filled_region(length, &at_once, 40 + (uint64_t)way);
@@ -32,7 +32,7 @@ void lock_cancels_offer(case_report_t *report) {
 // MARK: Losses
 
 void all_pages_lost(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   const size_t lengths[] = {1, PAGE, PAGES * PAGE - 7, (16u << 20) + 1};
   for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
     purgeable_region_t *region = filled_region(lengths[i], &at_once, i);
@@ -101,7 +101,7 @@ void one_page_lost(case_report_t *report) {
 
 // After a read of a discarded page mincore calls it resident: the zero page is mapped.
 void touched_before_asked(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   for (question_t question = by_lock; question < questions; question++) {
     purgeable_region_t *region = filled_region(PAGES * PAGE, &at_once, 3);
     REQUIRE(region != NULL);
@@ -183,7 +183,7 @@ void zeros_then_written(case_report_t *report) {
 
 // The one non-zero byte of a page moves through it; each time its loss is found, and each time the page is rescued by it.
 void sparse_witnesses(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   purgeable_region_t *region = NULL;
   REQUIRE(purgeable_region_create(2 * PAGE, &at_once, &region) == 0);
   unsigned char *bytes = purgeable_region_bytes(region);
@@ -281,7 +281,7 @@ void loss_gives_back(case_report_t *report) {
 }
 
 void offered_again(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   purgeable_region_t *region = filled_region(PAGES * PAGE, NULL, 2);
   REQUIRE(region != NULL);
   for (uint64_t round = 0; round < 200; round++) {

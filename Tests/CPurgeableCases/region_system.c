@@ -131,7 +131,7 @@ void faults_in_operations(case_report_t *report) {
 }
 
 void faults_in_offers(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   const size_t length = 2 * PAGE;
   uint64_t refused = statistics_now().refused_offer_count;
   // At once: the unlock succeeds, nothing counts as offered, the next offer is a real one.

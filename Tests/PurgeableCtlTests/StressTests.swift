@@ -132,7 +132,8 @@ struct StressTests {
     #expect(variants.map { $0["entryBytes"] as? Int } == [4096, 4096, 100, 100])
     for variant in variants {
       let remaining = try Self.fraction(variant, "remainingShare")
-      #expect((0.3...0.6).contains(remaining))
+      // Less than half, where the reaction goes on until there is room again.
+      #expect((0.05...0.6).contains(remaining))
       #expect(try Self.fraction(variant, "shareOfIdeal") > 0.2)
     }
     #expect(Self.forgottenGroups() == [])

@@ -278,12 +278,13 @@ extension CacheEngine {
   }
 
   /// Where the kernel has begun to take: some slabs that come next in the queue. What was lost of a slab is found by a pass over the
-  /// shard's index, which one slab alone is not worth.
+  /// shard's index, which one slab alone is not worth. So few that no more is given back than was asked for, give or take a 256th.
   private func neighbours(of slab: purgeable_slab_t) -> [purgeable_slab_t] {
     guard unsafe purgeable_heap_has_losses(heap.raw) else { return [] }
+    let limit = min(7, heldBytes / (256 * slabBytes))
     var next = slab
     var found: [purgeable_slab_t] = []
-    while found.count < 7, unsafe purgeable_slab_next(heap.raw, next, &next) == 0 {
+    while found.count < limit, unsafe purgeable_slab_next(heap.raw, next, &next) == 0 {
       var information = purgeable_slab_information_t()
       guard unsafe purgeable_slab_information(heap.raw, next, &information) == 0, !information.is_open else { break }
       if information.lock_count == 0, !information.is_large { found.append(next) }

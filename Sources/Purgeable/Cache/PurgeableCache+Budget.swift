@@ -44,7 +44,8 @@ extension PurgeableCache {
 
   /// Does now what the library does when memory is short at this level: offers everything idle, drops what is lost, gives slabs back
   /// in the policy's order (a sixteenth of what is held at `some`, a quarter at `critical`; nothing at `none`), makes bookkeeping
-  /// smaller, and grows slowly for a minute. Returns what that came to. Some 0.4 s for each GiB given back; 0.2 s at most.
+  /// smaller, and grows slowly for a minute. Returns what that came to. About a second for each GiB of
+  /// values of a kilobyte, of which a fifth is copied; 0.2 s at most.
   @discardableResult
   public func trim(level: PressureLevel) -> PressureRelief { engine.trim(level: level) }
 }
