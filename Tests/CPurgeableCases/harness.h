@@ -66,10 +66,23 @@ long kernel_discard(void *start, size_t length);
 // Keeps this thread, and those it makes, on one processor until the case ends. An offer passes over pages that wait in another
 // processor's batch: a thread that is moved between writing and offering has nothing discarded, rightly.
 void stay_on_one_processor(void);
+
 // Gives up one range by MADV_DONTNEED behind the library's back: exact, for pages in the middle.
 void discard_exactly(void *start, size_t length);
 // Whether MADV_FREE and MADV_PAGEOUT really discard here; the reason otherwise.
 bool kernel_discards(const char **reason);
+// Skips the case where not.
+#define NEED_DISCARDS()                                                  \
+  do {                                                                   \
+    const char *reason_;                                                 \
+    if (!kernel_discards(&reason_)) SKIP("no real discards: %s", reason_); \
+  } while (0)
+// The same, for cases of one thread that say exactly what is taken.
+#define NEED_EXACT_DISCARDS() \
+  do {                        \
+    NEED_DISCARDS();          \
+    stay_on_one_processor();  \
+  } while (0)
 
 // A kernel that answers `action` (SECCOMP_RET_...) to this call, for this process and for good. `advice`: only with this third
 // argument; ANY_ADVICE: whatever the arguments. False where there are no filters.

@@ -107,17 +107,6 @@ typedef struct owner {
   bool refuses;
 } owner_t;
 
-// As NEED_DISCARDS, for cases of one thread that say exactly what is taken.
-#define NEED_EXACT_DISCARDS() \
-  do {                        \
-    NEED_DISCARDS();          \
-    stay_on_one_processor();  \
-  } while (0)
-#define NEED_DISCARDS()                                                  \
-  do {                                                                   \
-    const char *reason_;                                                 \
-    if (!kernel_discards(&reason_)) SKIP("no real discards: %s", reason_); \
-  } while (0)
 #define NEED_HOOKS()                                                                              \
   do {                                                                                            \
     if (!purgeable_testing_has_hooks()) SKIP("rules cannot be switched off: built without hooks"); \

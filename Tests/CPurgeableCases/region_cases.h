@@ -23,19 +23,6 @@ static inline purgeable_region_statistics_t statistics_now(void) {
   return statistics;
 }
 
-// Skips where the kernel does not really discard.
-// As NEED_DISCARDS, for cases of one thread that say exactly what is taken.
-#define NEED_EXACT_DISCARDS() \
-  do {                        \
-    NEED_DISCARDS();          \
-    stay_on_one_processor();  \
-  } while (0)
-#define NEED_DISCARDS()                                               \
-  do {                                                                \
-    const char *reason;                                               \
-    if (!kernel_discards(&reason)) SKIP("no real discards: %s", reason); \
-  } while (0)
-
 // Runs `body` (an expression that answers whether all is well) in a forked child; true when it did and the child ended well.
 int wait_for_child(int child);
 #define IN_CHILD(body)                     \
