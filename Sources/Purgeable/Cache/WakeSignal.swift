@@ -64,6 +64,9 @@ import Glibc
     }
   }
 
+  /// The eventfd, while there is one.
+  var descriptor: Int32? { withMutex { event?.number } }
+
   /// Whether descriptors end the sleep.
   var hearsDescriptors: Bool { withMutex { event != nil } }
 
