@@ -123,8 +123,10 @@ extension CacheEngine {
     for shard in shards {
       withState(shard) { state in
         let hits = shard.index.hitCount
-        guard hits &- state.hitsAtAging >= UInt64(state.slotCount) else { return }
+        state.countAtAging = max(state.countAtAging, state.slotCount)
+        guard hits &- state.hitsAtAging >= UInt64(state.countAtAging) else { return }
         state.hitsAtAging = hits
+        state.countAtAging = state.slotCount
         let table = shard.index.current()
         guard let slots = table.slots else { return }
         for i in 0..<table.slotCount {

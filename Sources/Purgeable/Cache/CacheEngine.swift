@@ -76,6 +76,8 @@ struct ShardState {
   var compactionCursor = purgeable_slab_t(index: 0, generation: 0)
   /// Hits of the shard when counters were last halved.
   var hitsAtAging: UInt64 = 0
+  /// The entries there were then, or at a later reaction, whichever is more.
+  var countAtAging = 0
   /// While a whole slab is emptied.
   var emptying: Emptying?
   /// Of the eager mode, by queue.
