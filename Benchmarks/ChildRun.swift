@@ -75,22 +75,28 @@ enum ChildRun {
     return calls
   }
 
-  private static func ownPath() throws -> String {
+  static func ownPath() throws -> String {
     try FileManager.default.destinationOfSymbolicLink(atPath: "/proc/self/exe")
   }
 
-  private static func run(_ words: [String]) throws -> Numbers {
+  /// Runs a program by its path and waits for its end: what it printed, and whether it ended with 0 or else with what.
+  static func output(of words: [String], hidesErrors: Bool = false) throws -> (data: Data, failure: Int32?) {
     let process = Process()
     let output = Pipe()
     process.executableURL = URL(fileURLWithPath: words[0])
     process.arguments = Array(words.dropFirst())
     process.standardOutput = output
+    if hidesErrors { process.standardError = FileHandle.nullDevice }
     try process.run()
     let data = output.fileHandleForReading.readDataToEndOfFile()
     process.waitUntilExit()
-    guard process.terminationReason == .exit, process.terminationStatus == 0 else {
-      throw BenchError("\(words.joined(separator: " ")) ended with status \(process.terminationStatus)")
-    }
+    let isWell = process.terminationReason == .exit && process.terminationStatus == 0
+    return (data, isWell ? nil : process.terminationStatus)
+  }
+
+  private static func run(_ words: [String]) throws -> Numbers {
+    let (data, failure) = try output(of: words)
+    if let failure { throw BenchError("\(words.joined(separator: " ")) ended with status \(failure)") }
     var numbers: Numbers = [:]
     for line in String(decoding: data, as: UTF8.self).split(separator: "\n") {
       let parts = line.split(separator: " ")

@@ -43,7 +43,7 @@ enum Survival {
     var all = figure(
       "kills, wrong bytes, hangs and failures", .count, ran.isEmpty ? nil : Double(faults), .atMost(0), "cases", "")
     if missing == nil { all.note = names }
-    return [
+    var figures = [
       all,
       figure(
         "a neighbour's rate into memory the cache holds, kernel alone, against bare MADV_FREE", .time,
@@ -54,44 +54,35 @@ enum Survival {
       figure(
         "hit p99.9 during the sudden neighbour, against before", .time, median("neighbour", "slowdownReacting"), .atMost(10),
         "times", "neighbour"),
-      figure(
-        "reads still answered, half taken, 4 KiB entries, kernel alone, against an ideal LRU", .time, share(4096, alone: true),
-        .atLeast(0.9), "ratio", "hot"),
-      figure(
-        "reads still answered, half taken, 4 KiB entries, with the reaction, against an ideal LRU", .time,
-        share(4096, alone: false), .atLeast(0.97), "ratio", "hot"),
-      figure(
-        "reads still answered, half taken, 100-byte entries, kernel alone, against an ideal LRU", .time, share(100, alone: true),
-        .atLeast(0), "ratio", "hot"),
-      figure(
-        "reads still answered, half taken, 100-byte entries, with the reaction, against an ideal LRU", .time,
-        share(100, alone: false), .atLeast(0.95), "ratio", "hot"),
     ]
+    for (size, name, reaches) in [(4096, "4 KiB", [true: 0.9, false: 0.97]), (100, "100-byte", [true: 0, false: 0.95])] {
+      for isAlone in [true, false] {
+        let who = isAlone ? "kernel alone" : "with the reaction"
+        figures.append(
+          figure(
+            "reads still answered, half taken, \(name) entries, \(who), against an ideal LRU", .time,
+            share(size, alone: isAlone), .atLeast(reaches[isAlone]!), "ratio", "hot"))
+      }
+    }
+    return figures
   }
 
   private struct Unavailable: Error { var reason: String }
 
   private static func run(_ words: [String]) throws -> [Report] {
-    let own = URL(fileURLWithPath: try FileManager.default.destinationOfSymbolicLink(atPath: "/proc/self/exe"))
-    let tool = own.deletingLastPathComponent().appendingPathComponent("purgeablectl")
-    guard FileManager.default.isExecutableFile(atPath: tool.path) else {
+    let own = URL(fileURLWithPath: try ChildRun.ownPath())
+    let tool = own.deletingLastPathComponent().appendingPathComponent("purgeablectl").path
+    guard FileManager.default.isExecutableFile(atPath: tool) else {
       throw Unavailable(reason: "purgeablectl is not built beside this program; swift build -c release builds it")
     }
-    let process = Process()
-    let output = Pipe()
-    process.executableURL = tool
-    process.arguments = ["stress"] + words + ["--short", "--json"]
-    process.standardOutput = output
-    process.standardError = FileHandle.nullDevice
-    try process.run()
-    let data = output.fileHandleForReading.readDataToEndOfFile()
-    process.waitUntilExit()
+    let command = [tool, "stress"] + words + ["--short", "--json"]
+    // A scenario that failed is told in its report.
+    let (data, failure) = try ChildRun.output(of: command, hidesErrors: true)
     let reports = data.split(separator: UInt8(ascii: "\n")).compactMap { line in
       (try? JSONSerialization.jsonObject(with: Data(line))) as? Report
     }
     guard !reports.isEmpty else {
-      let command = "purgeablectl stress " + words.joined(separator: " ")
-      throw BenchError("\(command) reported nothing, status \(process.terminationStatus)")
+      throw BenchError("\(command.joined(separator: " ")) reported nothing, status \(failure ?? 0)")
     }
     return reports
   }

@@ -176,7 +176,7 @@ static void add_slab(const purgeable_heap_t *heap, purgeable__slab_t *slab, cons
                      purgeable_heap_statistics_t *sums) {
   uint8_t state = atomic_load_explicit(&slab->state, memory_order_relaxed);
   if (state != slab_open && state != slab_sealed && state != slab_large && state != slab_unwiped) return;
-  size_t held = purgeable__round_up(purgeable__used_bytes(slab), heap->page_bytes);
+  size_t held = purgeable__slab_held_bytes(heap, slab);
   sums->held_bytes += held;
   if (state == slab_unwiped) return;
   uint64_t lost = atomic_load_explicit(&slab->lost, memory_order_relaxed);

@@ -216,10 +216,23 @@ static inline _Atomic uint32_t *purgeable__page_bytes(const purgeable_heap_t *he
 // Ends every living element of a slab that the caller has pinned (heap_element.c). Returns how many there were.
 uint32_t purgeable__free_living(purgeable_heap_t *heap, purgeable__spot_t spot, purgeable_slab_t slab);
 
-// MARK: Slabs (heap_slab.c)
+// MARK: Slabs (heap_slab.c, heap_give_back.c)
 
 static inline size_t purgeable__used_bytes(purgeable__slab_t *slab) {
   return (size_t)atomic_load_explicit(&slab->used_granules, memory_order_acquire) * PURGEABLE_GRANULE_BYTES;
+}
+// What a slab holds of its memory: whole pages up to the last granule in use.
+static inline size_t purgeable__slab_held_bytes(const purgeable_heap_t *heap, purgeable__slab_t *slab) {
+  return purgeable__round_up(purgeable__used_bytes(slab), heap->page_bytes);
+}
+static inline bool purgeable__is_sealed(purgeable__slab_t *slab) {
+  uint8_t state = atomic_load_explicit(&slab->state, memory_order_seq_cst);
+  return state == slab_sealed || state == slab_large;
+}
+static inline uint32_t purgeable__next_generation(uint32_t generation) {
+  generation++;
+  if (!PURGEABLE_RULE(wide_generations)) generation &= 3;
+  return generation == 0 ? 1 : generation;
 }
 static inline bool purgeable__is_run(purgeable__slab_t *slab) {
   return atomic_load_explicit(&slab->unit_count, memory_order_relaxed) > 1;

@@ -122,7 +122,7 @@ int purgeable_slab_information(purgeable_heap_t *heap, purgeable_slab_t slab, pu
   purgeable__spot_t spot = find_slab(heap, slab);
   if (spot.slab == NULL) return ESTALE;
   uint64_t word = atomic_load_explicit(&spot.slab->word, memory_order_acquire);
-  size_t held = purgeable__round_up(purgeable__used_bytes(spot.slab), heap->page_bytes);
+  size_t held = purgeable__slab_held_bytes(heap, spot.slab);
   uint64_t lost = atomic_load_explicit(&spot.slab->lost, memory_order_relaxed);
   size_t pages = held >> heap->page_shift;
   *information = (purgeable_slab_information_t){

@@ -192,7 +192,7 @@ static size_t sweep_slab(purgeable_heap_t *heap, purgeable__spot_t spot, const u
   uint64_t known = atomic_load_explicit(&slab->lost, memory_order_relaxed);
   uint64_t word = atomic_load_explicit(&slab->word, memory_order_acquire);
   if ((offered & ~known) == 0 || (word & DYING) != 0) return 0;
-  size_t pages = purgeable__round_up(purgeable__used_bytes(slab), heap->page_bytes) >> heap->page_shift;
+  size_t pages = purgeable__slab_held_bytes(heap, slab) >> heap->page_shift;
   size_t gone = 0;
   if (purgeable__is_large_slab(slab)) {
     for (size_t page = 0; page < pages; page++) {
@@ -217,7 +217,7 @@ static int sweep_run(purgeable_heap_t *heap, purgeable__spot_t spot, unsigned ch
   purgeable__slab_t *slab = spot.slab;
   bool on_offer = atomic_load_explicit(&slab->offered, memory_order_relaxed) != 0;
   if (!on_offer || atomic_load_explicit(&slab->lost, memory_order_relaxed) != 0) return 0;
-  size_t used = purgeable__round_up(purgeable__used_bytes(slab), heap->page_bytes), gone = 0;
+  size_t used = purgeable__slab_held_bytes(heap, slab), gone = 0;
   for (size_t start = 0; start < used; start += heap->chunk_bytes) {
     size_t length = used - start < heap->chunk_bytes ? used - start : heap->chunk_bytes;
     int error = purgeable__mincore(spot.unit_base + start, length, resident);
@@ -311,7 +311,7 @@ int purgeable_heap_page_out(purgeable_heap_t *heap, size_t limit_bytes, uint32_t
     uint8_t state = atomic_load_explicit(&spot.slab->state, memory_order_acquire);
     if (state != slab_open && state != slab_sealed && state != slab_large) continue;
     uint64_t offered = atomic_load_explicit(&spot.slab->offered, memory_order_relaxed);
-    size_t used = purgeable__round_up(purgeable__used_bytes(spot.slab), heap->page_bytes) >> heap->page_shift;
+    size_t used = purgeable__slab_held_bytes(heap, spot.slab) >> heap->page_shift;
     for (size_t first = 0, end; first < used && error == 0; first = end) {
       bool wanted = (offered & purgeable__page_bit(spot.slab, first)) != 0;
       for (end = first + 1; end < used && ((offered & purgeable__page_bit(spot.slab, end)) != 0) == wanted;) end++;

@@ -257,8 +257,7 @@ extension CacheEngine {
   func setCounter(_ found: FoundSlot, _ counter: UInt64) {
     while true {
       let now = found.pointer.relaxed
-      let desired = now & ~Slot.counterMask | counter << Slot.counterShift
-      if found.pointer.exchange(now, for: desired).exchanged { return }
+      if found.pointer.exchange(now, for: Slot(bits: now).with(counter: counter)).exchanged { return }
     }
   }
 
@@ -455,11 +454,7 @@ extension CacheEngine {
   func entries(
     of slab: purgeable_slab_t, _ shard: EngineShard, _ state: borrowing ShardState
   ) -> (living: [FoundEntry], hasLost: Bool) {
-    var information = purgeable_slab_information_t()
-    guard unsafe purgeable_slab_information(heap.raw, slab, &information) == 0 else { return ([], false) }
-    let count = Int(information.living_count)
     var references: [purgeable_reference_t] = []
-    references.reserveCapacity(count)
     var cursor: UInt32 = 0
     var reference = purgeable_reference_t(place: 0, generation: 0)
     // The core has the processor fetch each one's header.

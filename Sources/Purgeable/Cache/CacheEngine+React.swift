@@ -131,9 +131,9 @@ extension CacheEngine {
         guard let slots = table.slots else { return }
         for i in 0..<table.slotCount {
           let bits = slots[i].relaxed
-          let counter = Slot(bits: bits).counter
+          let slot = Slot(bits: bits)
           // A reader that raises it meanwhile is as good.
-          if counter > 0 { slots[i].tryExchange(bits, for: bits & ~Slot.counterMask | counter / 2 << Slot.counterShift) }
+          if slot.counter > 0 { slots[i].tryExchange(bits, for: slot.with(counter: slot.counter / 2)) }
         }
       }
     }

@@ -30,6 +30,8 @@ struct Slot: Equatable {
   @inline(__always) var isEmpty: Bool { bits == 0 }
   @inline(__always) var place: UInt64 { (bits & Self.placeMask) - 1 }
   @inline(__always) var counter: UInt64 { (bits & Self.counterMask) >> Self.counterShift }
+  /// The slot's bits with another counter.
+  @inline(__always) func with(counter: UInt64) -> UInt64 { bits & ~Self.counterMask | counter << Self.counterShift }
   @inline(__always) var isCosted: Bool { bits & Self.costedFlag != 0 }
   @inline(__always) var isTracked: Bool { bits & Self.trackedFlag != 0 }
   /// Tag and tracked flag, in place: what a look-up compares.

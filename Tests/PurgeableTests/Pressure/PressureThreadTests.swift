@@ -16,6 +16,14 @@ struct PressureThreadTests {
     return cache
   }
 
+  /// The same, with the sources of this machine open and the library's thread asleep.
+  static func rested() throws -> PurgeableCache<Int, [UInt8]> {
+    let cache = try filled()
+    require(patiently { PurgeableMemory.pressureStatistics.sourceName != "" }, "watches")
+    require(comesToRest(seconds: 2), "rest")
+    return cache
+  }
+
   /// What the library's thread sleeps on.
   static var libraryDescriptors: [Int32] {
     let source = Maintainer.shared.state.withLock { $0.best }
@@ -235,9 +243,7 @@ struct PressureThreadTests {
   @Test("descriptors that the program closed are opened anew")
   func closedByProgram() async {
     await #expect(processExitsWith: .success) {
-      let cache = try Self.filled()
-      require(patiently { PurgeableMemory.pressureStatistics.sourceName != "" }, "watches")
-      require(Self.comesToRest(seconds: 2), "rest")
+      let cache = try Self.rested()
       let name = PurgeableMemory.pressureStatistics.sourceName
       let opened = Self.libraryDescriptors
       require(opened.count > 1 && opened.allSatisfy { fcntl($0, F_GETFD) >= 0 }, "open: \(opened)")
@@ -255,9 +261,7 @@ struct PressureThreadTests {
   @Test("what the program has opened under the numbers that it closed is neither written to nor read")
   func reusedByProgram() async {
     await #expect(processExitsWith: .success) {
-      let cache = try Self.filled()
-      require(patiently { PurgeableMemory.pressureStatistics.sourceName != "" }, "watches")
-      require(Self.comesToRest(seconds: 2), "rest")
+      let cache = try Self.rested()
       let opened = Self.libraryDescriptors
       // An eventfd that counts 7 stands under each number: it is ready to be read at once, and a write would add to it.
       let foreign = OwnedDescriptor.event()!
