@@ -223,8 +223,8 @@ int purgeable_slab_evacuate(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable
 int purgeable_slab_give_back(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab);
 
 /// Between these two the wipes of slabs that are given back wait for each other, so that neighbours are wiped by one call to the
-/// kernel: for whoever gives back many. Such slabs count as given back at once; their memory follows when there are 256 of them (16 MiB
-/// of usual slabs), when somebody offers or trims, and at the end. Calls of several threads may overlap.
+/// kernel: for whoever gives back many. Such slabs count as given back at once; their memory follows when they are a quarter of all (256 at
+/// least), when somebody offers or trims, and at the end. Calls of several threads may overlap.
 void purgeable_heap_begin_giving_back(purgeable_heap_t *PURGEABLE_NULLABLE heap);
 void purgeable_heap_end_giving_back(purgeable_heap_t *PURGEABLE_NULLABLE heap);
 
@@ -349,6 +349,9 @@ uint32_t purgeable_heap_generation(const purgeable_heap_t *PURGEABLE_NULLABLE he
 purgeable_outcome_t purgeable_heap_read_matching(purgeable_heap_t *heap, purgeable_reference_t reference, const void *prefix,
                                                  size_t prefix_bytes, size_t skip_bytes, void *PURGEABLE_NULLABLE buffer,
                                                  size_t capacity_bytes, size_t *rest_bytes, bool *matches);
+
+/// Has the processor fetch the beginning of an element that will be read soon. Any place will do.
+void purgeable_heap_prefetch(const purgeable_heap_t *heap, uint64_t place);
 
 /// The stream of the slab around a place. One load; right for as long as the owner keeps an element there.
 purgeable_stream_t purgeable_heap_stream_at(const purgeable_heap_t *heap, uint64_t place);

@@ -305,20 +305,35 @@ static bool abandon(purgeable_heap_t *heap, purgeable__spot_t spot, purgeable_re
                                                  memory_order_relaxed);
 }
 
+// Whether all that may still happen to the elements of a slab that the caller has pinned is that they are read or freed: it is sealed,
+// and nobody else has it locked, to write to one of them.
+static bool is_settled(purgeable__slab_t *slab) {
+  return purgeable__is_sealed(slab) && (atomic_load(&slab->word) & COUNT_MASK) == 1 && !purgeable__is_large_slab(slab);
+}
+
 uint32_t purgeable__free_living(purgeable_heap_t *heap, purgeable__spot_t spot, purgeable_slab_t slab) {
   uint32_t end = purgeable__is_run(spot.slab) ? 1 : atomic_load_explicit(&spot.slab->used_granules, memory_order_acquire);
+  bool at_once = is_settled(spot.slab);
   uint32_t freed = 0;
   for (uint32_t first = 0; first < end; first += 64) {
     spot.granule = first;
     // The exchange makes this caller the one who frees them, as the single bit does in `purgeable_heap_free`.
     uint64_t word = atomic_exchange(purgeable__living_word(heap, spot), 0);
     freed += (uint32_t)__builtin_popcountll(word);
-    for (; word != 0; word &= word - 1) {
+    for (; !at_once && word != 0; word &= word - 1) {
       spot.granule = first + (uint32_t)__builtin_ctzll(word);
       purgeable_reference_t reference = {(uint64_t)slab.index * heap->granules_per_slab + spot.granule, slab.generation};
       forget_payload(heap, spot, reference);
     }
   }
+  // Page by page then, without a look at the elements. Whoever frees one at this moment finds its bytes gone from the books.
+  uint64_t bytes = 0;
+  for (size_t granule = 0; at_once && granule < end; granule += heap->page_bytes / PURGEABLE_GRANULE_BYTES) {
+    spot.granule = (uint32_t)granule;
+    bytes += atomic_exchange_explicit(purgeable__page_bytes(heap, spot), 0, memory_order_acq_rel);
+  }
+  atomic_fetch_sub_explicit(&spot.slab->living_bytes, bytes, memory_order_relaxed);
+  atomic_fetch_sub_explicit(&heap->payload_bytes, bytes, memory_order_relaxed);
   atomic_fetch_sub_explicit(&heap->element_count, freed, memory_order_relaxed);
   atomic_fetch_sub(&spot.slab->living_count, freed);
   return freed;

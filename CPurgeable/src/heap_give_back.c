@@ -47,9 +47,13 @@ static void count_given_back(purgeable_heap_t *heap, size_t held) {
   atomic_fetch_add_explicit(&heap->given_back_bytes, held, memory_order_relaxed);
 }
 
-// Slabs that wait to be wiped together: the more, the longer the ranges; and memory must not be late for long. (What is on offer the
-// kernel may take meanwhile.)
-enum { DELAYED_MAX = 256 };
+// How many slabs wait to be wiped together. The more, the longer the ranges, and each costs an interrupt of every processor that runs this
+// process; but memory must not be late for long. (What is on offer the kernel may take meanwhile.)
+static size_t delayed_limit(const purgeable_heap_t *heap) {
+  enum { LEAST = 256 };
+  size_t quarter = atomic_load_explicit(&heap->slab_count, memory_order_relaxed) / 4;
+  return quarter > LEAST ? quarter : LEAST;
+}
 
 // The slab is claimed and out of its stream. Wipes it and makes its units available, or leaves it to be wiped later.
 static void wipe_and_return(purgeable_heap_t *heap, purgeable__spot_t spot) {
@@ -68,7 +72,7 @@ static void wipe_and_return(purgeable_heap_t *heap, purgeable__spot_t spot) {
       return_units(heap, spot);
     }
   }
-  bool enough = heap->delayed_count >= DELAYED_MAX;
+  bool enough = heap->delayed_count >= delayed_limit(heap);
   pthread_mutex_unlock(&heap->control->mutex);
   if (enough) purgeable__wipe_unwiped(heap);
 }

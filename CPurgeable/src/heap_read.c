@@ -440,6 +440,11 @@ bool purgeable_heap_has_losses(const purgeable_heap_t *heap) {
   return atomic_load_explicit(&heap->lossy_count, memory_order_acquire) != 0;
 }
 
+void purgeable_heap_prefetch(const purgeable_heap_t *heap, uint64_t place) {
+  purgeable__spot_t spot = purgeable__find(heap, place);
+  if (spot.slab != NULL) __builtin_prefetch(spot.unit_base + (size_t)spot.granule * PURGEABLE_GRANULE_BYTES);
+}
+
 size_t purgeable_heap_find_losses(const purgeable_heap_t *heap, const void *slots, size_t slot_count, uint32_t place_bits,
                                   size_t *cursor, uint32_t *found, size_t capacity) {
   const _Atomic uint64_t *words = slots;

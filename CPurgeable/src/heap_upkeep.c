@@ -84,9 +84,24 @@ static int offer_stream(purgeable_heap_t *heap, purgeable_stream_t stream, size_
   return first_error;
 }
 
-// The slabs whose second offer is due, from unit number `*unit` on, as long as they are neighbours. Heap's mutex held.
-static size_t collect_again(purgeable_heap_t *heap, uint32_t *unit, uint32_t units, purgeable__spot_t *run) {
+typedef enum again { again_not, again_second, again_later } again_t;
+
+// Whether a slab's second offer is due, or it was offered twice and a lock has taken pages of it off offer since. Heap's mutex held.
+static again_t is_due_again(const purgeable_heap_t *heap, purgeable__slab_t *slab) {
+  uint8_t state = atomic_load_explicit(&slab->state, memory_order_relaxed);
+  uint8_t times = atomic_load_explicit(&slab->offer_count, memory_order_relaxed);
+  if ((state != slab_sealed && state != slab_large) || times == 0) return again_not;
+  if (times == 1) return again_second;
+  uint64_t word = atomic_load_explicit(&slab->word, memory_order_relaxed);
+  uint64_t all = purgeable__pages_mask(slab, purgeable__offerable_pages(heap, slab));
+  bool wants = (all & ~atomic_load_explicit(&slab->offered, memory_order_relaxed)) != 0;
+  return wants && (word & (COUNT_MASK | OFFERING | DYING)) == 0 ? again_later : again_not;
+}
+
+// The slabs that are due again for one and the same reason, from unit number `*unit` on, as long as they are neighbours. Heap's mutex held.
+static size_t collect_again(purgeable_heap_t *heap, uint32_t *unit, uint32_t units, purgeable__spot_t *run, again_t *why) {
   size_t count = 0;
+  *why = again_not;
   while (*unit < units && count < RUN_MAX) {
     purgeable__spot_t spot = purgeable__find_unit(heap, *unit);
     if (*unit % heap->units_per_chunk >= spot.chunk->high_water) {
@@ -95,28 +110,30 @@ static size_t collect_again(purgeable_heap_t *heap, uint32_t *unit, uint32_t uni
       *unit += heap->units_per_chunk - *unit % heap->units_per_chunk;
       continue;
     }
-    uint8_t state = atomic_load_explicit(&spot.slab->state, memory_order_relaxed);
-    bool due = (state == slab_sealed || state == slab_large) &&
-               atomic_load_explicit(&spot.slab->offer_count, memory_order_relaxed) == 1;
-    if (!due && count != 0) break;
-    if (due) run[count++] = spot;
-    *unit += state == slab_large ? atomic_load_explicit(&spot.slab->unit_count, memory_order_relaxed) : 1;
+    again_t due = is_due_again(heap, spot.slab);
+    if (count != 0 && due != *why) break;
+    *why = due;
+    if (due != again_not) run[count++] = spot;
+    bool large = atomic_load_explicit(&spot.slab->state, memory_order_relaxed) == slab_large;
+    *unit += large ? atomic_load_explicit(&spot.slab->unit_count, memory_order_relaxed) : 1;
   }
   return count;
 }
 
-// Second offers, in the order of addresses, whatever the stream: offering again moves nothing in the kernel's list, so all that
-// counts is to cover much with each call.
+// Second and later offers, in the order of addresses, whatever the stream: offering again moves nothing in the kernel's list, so all that
+// counts is to cover much with each call. The second is one of all pages, what is on offer included; later ones leave that alone, and
+// with it what the kernel knows of its use.
 static int offer_again(purgeable_heap_t *heap, size_t *offered_bytes) {
   int first_error = 0;
   purgeable__spot_t run[RUN_MAX];
   uint32_t units = atomic_load_explicit(&heap->chunk_count, memory_order_acquire) * heap->units_per_chunk;
   for (uint32_t unit = 0; unit < units;) {
+    again_t why;
     pthread_mutex_lock(&heap->control->mutex);
-    size_t count = collect_again(heap, &unit, units, run);
+    size_t count = collect_again(heap, &unit, units, run, &why);
     pthread_mutex_unlock(&heap->control->mutex);
     if (count == 0) break;
-    int error = purgeable__offer_run(heap, run, count, true, offered_bytes);
+    int error = purgeable__offer_run(heap, run, count, why == again_second, offered_bytes);
     if (error != 0 && error != EBUSY && first_error == 0) first_error = error;
   }
   return first_error;

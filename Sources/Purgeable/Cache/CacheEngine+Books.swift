@@ -135,6 +135,14 @@ extension CacheEngine {
     add(-Int(lost.count), -Int128(lost.cost), -Int(lost.byteCount), queue, &state)
   }
 
+  /// All entries of a page that lives on leave it.
+  func unbookPage(_ place: UInt64, _ queue: EngineQueue, _ state: inout ShardState) {
+    guard let sum = unsafe pageSums.sum(at: place), unsafe !sum.pointee.isLost else { return }
+    let all = unsafe sum.pointee
+    unsafe sum.pointee = PageSum()
+    if all.count > 0 { add(-Int(all.count), -Int128(all.cost), -Int(all.byteCount), queue, &state) }
+  }
+
   private func add(_ count: Int, _ cost: Int128, _ byteCount: Int, _ queue: EngineQueue, _ state: inout ShardState) {
     state.sums[queue.rawValue].count += count
     state.sums[queue.rawValue].byteCount += byteCount
@@ -156,12 +164,7 @@ extension CacheEngine {
   /// Runs `body`, which ends entries of one slab, and settles what they have in common once: their elements, and the totals, which are
   /// a little high until then.
   func emptying(_ slab: purgeable_slab_t, _ state: inout ShardState, _ body: (inout ShardState) -> Void) {
-    state.emptying = Emptying()
-    body(&state)
-    guard let done = state.emptying else { return }
-    state.emptying = nil
-    totalCount.add(done.count, ordering: .relaxed)
-    totalCost.withLock { $0 &+= UInt128(truncatingIfNeeded: done.cost) }
+    let done = settlingTotals(&state, body)
     var information = purgeable_slab_information_t()
     if unsafe purgeable_slab_information(heap.raw, slab, &information) == 0, information.living_count == done.places.count {
       unsafe purgeable_slab_free_elements(heap.raw, slab, nil)
@@ -169,6 +172,18 @@ extension CacheEngine {
       // Some stay: lost ones, whose slots are still to be dropped.
       for place in done.places { unsafe purgeable_heap_free(heap.raw, reference(place)) }
     }
+  }
+
+  /// Runs `body`, which ends many entries, and settles the totals of all shards once.
+  @discardableResult
+  func settlingTotals(_ state: inout ShardState, _ body: (inout ShardState) -> Void) -> Emptying {
+    state.emptying = Emptying()
+    body(&state)
+    let done = state.emptying ?? Emptying()
+    state.emptying = nil
+    totalCount.add(done.count, ordering: .relaxed)
+    totalCost.withLock { $0 &+= UInt128(truncatingIfNeeded: done.cost) }
+    return done
   }
 
   /// Ends an entry: slot, books, element, ghost, report. `facts` spare a look at the element where they are known.
@@ -227,15 +242,7 @@ extension CacheEngine {
     case .expired: why = .expired
     case .count, .cost, .bytes, .pressure, .decider, .idle: why = .evicted
     }
-    let limit = countLimit.load(ordering: .relaxed)
-    let lives = limit == .max ? max(state.slotCount, 64) : max(1, limit / shards.count)
-    // What the program removes, it knows: a small memory of that is enough, unless evictions asked for a larger one.
-    let wanted = why == .removed ? max(64, state.ghost.rememberedLimit) : max(1, lives * 9 / 10)
-    if state.ghost.isSmall(for: wanted) {
-      let before = state.ghost.byteCount
-      state.ghost.reserve(wanted)
-      ghostBytes.add(state.ghost.byteCount - before, ordering: .relaxed)
-    }
+    readyGhost(shard, &state, isRemoval: why == .removed)
     var identity = slot.identity
     if slot.isTracked {
       let number = EngineKey.trackedNumber(of: slot)
@@ -243,6 +250,18 @@ extension CacheEngine {
       identity = EngineKey(hash: hash).ghostIdentity
     }
     state.ghost.note(identity, why)
+  }
+
+  /// Makes room in the ghost for what is about to leave.
+  func readyGhost(_ shard: EngineShard, _ state: inout ShardState, isRemoval: Bool = false) {
+    let limit = countLimit.load(ordering: .relaxed)
+    let lives = limit == .max ? max(state.slotCount, 64) : max(1, limit / shards.count)
+    // What the program removes, it knows: a small memory of that is enough, unless evictions asked for a larger one.
+    let wanted = isRemoval ? max(64, state.ghost.rememberedLimit) : max(1, lives * 9 / 10)
+    guard state.ghost.isSmall(for: wanted) else { return }
+    let before = state.ghost.byteCount
+    state.ghost.reserve(wanted)
+    ghostBytes.add(state.ghost.byteCount - before, ordering: .relaxed)
   }
 
   func copyPart(_ reference: purgeable_reference_t, from offset: Int, count: Int) -> [UInt8]? {

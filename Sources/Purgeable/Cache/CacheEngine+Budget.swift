@@ -38,8 +38,8 @@ enum ProcessMemory {
 }
 
 extension CacheEngine {
-  /// How fast a cache may grow after pressure: a sixteenth a second, so that it doubles in a quarter of a minute and does not
-  /// swing. After a minute without pressure nothing holds it back.
+  /// How fast a cache may grow after it gave something back: by a sixteenth a second of what it held before, so that it is back there in
+  /// a quarter of a minute at the soonest, and does not swing. After a minute in which nothing was given back nothing holds it back.
   static let growthPerSecond = 16
   static let growthEnd: UInt64 = 60_000_000_000
   /// What it may always hold.
@@ -73,13 +73,16 @@ extension CacheEngine {
 
   // MARK: Growth after pressure
 
-  /// From here on the cache grows slowly.
-  func beginSlowGrowth() {
-    growthBase.store(max(Self.growthFloor, heldBytes + ordinaryBytes), ordering: .relaxed)
+  /// From here on the cache grows slowly. `before`: what it held before it gave something back.
+  func beginSlowGrowth(from before: Int) {
+    // Slowed down already: it need not get slower with each of several reactions.
+    let rate = growthBase.load(ordering: .relaxed) == .max ? 0 : growthRate.load(ordering: .relaxed)
+    growthRate.store(max(rate, before / Self.growthPerSecond), ordering: .relaxed)
     growthBegin.store(MonotonicTime.now, ordering: .relaxed)
+    growthBase.store(max(Self.growthFloor, heldBytes + ordinaryBytes), ordering: .relaxed)
   }
 
-  /// What it may hold for now; `Int.max` when nothing was short for a minute.
+  /// What it may hold for now; `Int.max` when nothing was given back for a minute.
   var growthLimit: Int {
     let base = growthBase.load(ordering: .relaxed)
     guard base != .max else { return .max }
@@ -89,6 +92,6 @@ extension CacheEngine {
       growthBase.store(.max, ordering: .relaxed)
       return .max
     }
-    return base + Int(Double(base / Self.growthPerSecond) * (Double(elapsed) / 1e9))
+    return base + Int(Double(growthRate.load(ordering: .relaxed)) * (Double(elapsed) / 1e9))
   }
 }

@@ -77,6 +77,7 @@ extension CacheEngine {
   /// Evicts the one entry that the policy names. False: there is none.
   func evictEntry(_ reason: DepartureReason, _ shard: EngineShard, _ state: inout ShardState) -> Bool {
     let before = state.slotCount
+    if reason != .pressure { shard.index.noteEviction() }
     if reason == .cost, state.sums[0].cost == 0, state.sums[1].cost == 0 { return false }
     var looks = 0
     while state.slotCount > 0 {
@@ -200,10 +201,11 @@ extension CacheEngine {
     return .evicted
   }
 
-  /// Puts an entry at the young end of a queue: by copying, or a large one by handing its slab over.
+  /// Puts an entry at the young end of a queue: by copying, or a large one by handing its slab over. `endsOld`: false where the caller
+  /// ends all elements of the old slab afterwards.
   func move(
     _ found: FoundSlot, to queue: EngineQueue, counter: UInt64, _ facts: EntryFacts, _ shard: EngineShard,
-    _ state: inout ShardState
+    _ state: inout ShardState, endsOld: Bool = true
   ) -> Settled {
     let slot = found.slot
     let old = reference(slot.place)
@@ -246,7 +248,7 @@ extension CacheEngine {
       precondition(expected.isSameEntry(as: slot), "PurgeableCache: a slot changed under its shard's mutex")
     }
     unbook(slot.place, from, cost: cost, byteCount: facts.payloadByteCount, &state)
-    unsafe purgeable_heap_free(heap.raw, old)
+    if endsOld { unsafe purgeable_heap_free(heap.raw, old) }
     book(new.place, queue, cost: cost, byteCount: facts.payloadByteCount, &state)
     state.counters.copies += 1
     copiedBytes.add(facts.payloadByteCount, ordering: .relaxed)
@@ -266,82 +268,51 @@ extension CacheEngine {
   /// Gives one slab back by policy: one that is wholly lost, one that is hardly alive, else the oldest of the queue whose turn it is.
   /// False: nothing could be had.
   func evictSlab(_ reason: DepartureReason, _ shard: EngineShard, _ state: inout ShardState) -> Bool {
+    if reason != .pressure { shard.index.noteEviction() }
     // A large entry in use is passed on, which frees nothing yet: not for ever, since readers may use it all the time.
     let attempts = 16
     for attempt in 1...attempts {
       guard let slab = chooseSlab(reason, shard, state) else { return false }
-      let slabs = [slab] + (reason == .pressure ? neighbours(of: slab) : [])
-      if emptySlabs(slabs, mayPassOn: attempt < attempts, reason, shard, &state) { return true }
+      if emptySlab(slab, mayPassOn: attempt < attempts, reason, shard, &state) { return true }
     }
     return false
   }
 
-  /// Where the kernel has begun to take: some slabs that come next in the queue. What was lost of a slab is found by a pass over the
-  /// shard's index, which one slab alone is not worth. So few that no more is given back than was asked for, give or take a 256th.
-  private func neighbours(of slab: purgeable_slab_t) -> [purgeable_slab_t] {
-    guard unsafe purgeable_heap_has_losses(heap.raw) else { return [] }
-    let limit = min(7, heldBytes / (256 * slabBytes))
-    var next = slab
-    var found: [purgeable_slab_t] = []
-    while found.count < limit, unsafe purgeable_slab_next(heap.raw, next, &next) == 0 {
-      var information = purgeable_slab_information_t()
-      guard unsafe purgeable_slab_information(heap.raw, next, &information) == 0, !information.is_open else { break }
-      if information.lock_count == 0, !information.is_large { found.append(next) }
-    }
-    return found
-  }
-
-  /// A slab whose turn it is, and what was found in it.
-  private struct Chosen {
-    var slab: purgeable_slab_t
-    var information: purgeable_slab_information_t
-    var entries: [FoundEntry]
-  }
-
-  /// Copies or evicts what lives in some slabs, and gives them back. False: that freed nothing.
-  private func emptySlabs(
-    _ slabs: [purgeable_slab_t], mayPassOn: Bool, _ reason: DepartureReason, _ shard: EngineShard, _ state: inout ShardState
+  /// Copies or evicts what lives in a slab, and gives it back. False: that freed nothing.
+  func emptySlab(
+    _ slab: purgeable_slab_t, mayPassOn: Bool, _ reason: DepartureReason, _ shard: EngineShard, _ state: inout ShardState
   ) -> Bool {
     let slots = state.slotCount
-    var hasLost = false
-    var chosen: [Chosen] = []
-    var isGone = false
-    for slab in slabs {
-      var information = purgeable_slab_information_t()
-      guard unsafe purgeable_slab_information(heap.raw, slab, &information) == 0 else {
-        isGone = true
-        continue
-      }
-      let (entries, lacks) = entries(of: slab, shard, state)
-      hasLost = hasLost || lacks || information.lost_page_count > 0
-      chosen.append(Chosen(slab: slab, information: information, entries: entries))
+    var information = purgeable_slab_information_t()
+    guard unsafe purgeable_slab_information(heap.raw, slab, &information) == 0 else { return true }
+    var (living, hasLost) = entries(of: slab, shard, state)
+    if hasLost || information.lost_page_count > 0 {
+      // Before the slab is given back: no slot may be left that leads there.
+      sweepLost(shard, &state)
+      living.removeAll { !Slot(bits: $0.found.pointer.relaxed).isSameEntry(as: $0.found.slot) }
     }
-    // Once for all of them, before the first is given back: no slot may be left that leads there.
-    if hasLost { sweepLost(shard, &state) }
-    for var item in chosen {
-      if hasLost { item.entries.removeAll { !Slot(bits: $0.found.pointer.relaxed).isSameEntry(as: $0.found.slot) } }
-      empty(item, mayPassOn: mayPassOn, reason, shard, &state)
-      if unsafe purgeable_slab_give_back(heap.raw, item.slab) == 0 { isGone = true }
-    }
+    empty(slab, information, living, mayPassOn: mayPassOn, reason, shard, &state)
+    let isGone = giveBack(slab)
     // Not before: it moves the slots.
     shrinkIndex(shard, &state)
     return isGone || state.slotCount < slots
   }
 
   private func empty(
-    _ item: Chosen, mayPassOn: Bool, _ reason: DepartureReason, _ shard: EngineShard, _ state: inout ShardState
+    _ slab: purgeable_slab_t, _ information: purgeable_slab_information_t, _ entries: [FoundEntry], mayPassOn: Bool,
+    _ reason: DepartureReason, _ shard: EngineShard, _ state: inout ShardState
   ) {
-    if isSparse(item.information) {
-      for entry in item.entries {
+    if isSparse(information) {
+      for entry in entries {
         let (found, slot) = (entry.found, entry.found.slot)
         if case .kept = move(found, to: queue(at: slot.place), counter: slot.counter, entry.facts, shard, &state) { continue }
         drop(found, reason, shard, &state, facts: entry.facts)
       }
     } else {
-      var rule = copyRule(item.entries, item.information, reason)
-      if item.information.is_large, !mayPassOn { rule.threshold = .max }
-      emptying(item.slab, &state) { state in
-        for entry in item.entries { _ = settle(entry, reason, &rule, shard, &state) }
+      var rule = copyRule(entries, information, reason)
+      if information.is_large, !mayPassOn { rule.threshold = .max }
+      emptying(slab, &state) { state in
+        for entry in entries { _ = settle(entry, reason, &rule, shard, &state) }
       }
     }
   }
@@ -404,7 +375,7 @@ extension CacheEngine {
   }
 
   /// Whether a slab is less than a quarter alive, or wholly lost, and sealed.
-  private func isSparse(_ information: purgeable_slab_information_t) -> Bool {
+  func isSparse(_ information: purgeable_slab_information_t) -> Bool {
     // With headers and padding, which are most of a small element. Lost elements are counted, but not their bytes.
     let living = information.living_bytes + (information.lost_page_count == 0 ? UInt64(information.living_count) * 16 : 0)
     return !information.is_open && !information.is_large && information.lock_count == 0 && living * 4 < information.held_bytes

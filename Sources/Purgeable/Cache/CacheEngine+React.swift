@@ -6,7 +6,7 @@
 //   3  slabs are given back in the policy's order,          entries are evicted, those worth it are copied out
 //      slice by slice, until enough room is left            (a sixteenth of what is held a slice)
 //   4  indexes, and at the critical level ghosts, shrink    misses say less of their reasons
-//   5  less may be locked, and growth is slowed down        until pressure has ended
+//   5  less may be locked, and growth is slowed down        until pressure has ended; until nothing was given back for a minute
 //
 // One call does so many slices as there is shortage for, and stops after a fifth of a second: the next event goes on.
 
@@ -42,11 +42,11 @@ enum PressureReaction {
 
   /// By what the group's and the machine's figures say. `mustGive`: one slice in any case, at whatever level above none.
   @discardableResult
-  static func run(_ engines: [CacheEngine], _ level: PressureLevel, mustGive: Bool) -> PressureRelief {
+  static func run(_ engines: [CacheEngine], _ level: PressureLevel, in group: MemoryGroup?, mustGive: Bool) -> PressureRelief {
     // Begun, it goes on until there is more room than it takes to begin.
     var isShort = false
     return run(engines, level, mustGive: mustGive) { offered in
-      isShort = MemoryShortage.current(isShort: isShort, offeredBytes: offered).byteCount > 0
+      isShort = MemoryShortage.current(of: group, isShort: isShort, offeredBytes: offered).byteCount > 0
       return isShort
     }
   }
@@ -67,19 +67,21 @@ enum PressureReaction {
     guard level != .none else { return relief }
     let before = engines.reduce(0) { $0 + $1.freedBytes - $1.ordinaryBytes }
     for engine in engines { relief.lostEntryCount += engine.dropLost() }
+    let heldBefore = engines.map { $0.heldBytes + $0.ordinaryBytes }
     var isFirst = true
     while MonotonicTime.now - begin < timeLimit {
       let offered = engines.reduce(UInt64(0)) { $0 + UInt64($1.heldBytes) }
       let must = isFirst && (mustGive || level == .critical)
       guard must || isShort(offered) else { break }
-      if isFirst { for engine in engines { engine.ageCounters() } }
       isFirst = false
       let gave = engines.reduce(false) { gave, engine in engine.giveSlice(engine.heldBytes / sliceShare) || gave }
       if !gave { break }
     }
-    for engine in engines {
+    for (engine, before) in zip(engines, heldBefore) {
       engine.shrinkBookkeeping(level)
-      engine.beginSlowGrowth()
+      // Where there was no need to give anything back, there is room to grow: the kernel may have taken from us all the same, and a limit
+      // at what it left would sink with each event.
+      if !isFirst { engine.beginSlowGrowth(from: before) }
     }
     let after = engines.reduce(0) { $0 + $1.freedBytes - $1.ordinaryBytes }
     relief.givenBackByteCount = max(0, after - before)
@@ -116,33 +118,10 @@ extension CacheEngine {
     unsafe Int(purgeable_heap_given_back_bytes(heap.raw)) - copiedBytes.load(ordering: .relaxed)
   }
 
-  /// Before step 3: halves the counters of shards that were read as often as they have entries since that was done last. Counters go no
-  /// higher than 3: after many reads without an eviction nearly all stand there, and tell nothing. From here on they tell of the reads
-  /// between two reactions. A pass over the index, some 2 ns an entry.
-  func ageCounters() {
-    for shard in shards {
-      withState(shard) { state in
-        let hits = shard.index.hitCount
-        state.countAtAging = max(state.countAtAging, state.slotCount)
-        guard hits &- state.hitsAtAging >= UInt64(state.countAtAging) else { return }
-        state.hitsAtAging = hits
-        state.countAtAging = state.slotCount
-        let table = shard.index.current()
-        guard let slots = table.slots else { return }
-        for i in 0..<table.slotCount {
-          let bits = slots[i].relaxed
-          let slot = Slot(bits: bits)
-          // A reader that raises it meanwhile is as good.
-          if slot.counter > 0 { slots[i].tryExchange(bits, for: slot.with(counter: slot.counter / 2)) }
-        }
-      }
-    }
-  }
-
   /// Step 3: gives back so many bytes, or a little more, shard by shard in turn. False: nothing could be had.
   func giveSlice(_ byteCount: Int) -> Bool {
     let begin = freedBytes
-    trim({ evictSlab(.pressure, $0, &$1) }, until: { freedBytes - begin >= byteCount })
+    giveBack { byteCount - (freedBytes - begin) }
     return freedBytes > begin
   }
 

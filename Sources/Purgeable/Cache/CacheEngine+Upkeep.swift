@@ -124,16 +124,17 @@ extension CacheEngine {
   // MARK: Trimming
 
   /// Evicts by policy, shard by shard in turn, until `isDone` or until nothing more can be had.
-  func trim(_ evict: (EngineShard, inout ShardState) -> Bool, until isDone: () -> Bool) {
-    var misses = 0
+  private func trim(_ evict: (EngineShard, inout ShardState) -> Bool, until isDone: () -> Bool) {
     unsafe purgeable_heap_begin_giving_back(heap.raw)
     defer { unsafe purgeable_heap_end_giving_back(heap.raw) }
-    while !isDone(), misses < shards.count {
-      // On from where the last call stopped: many small trims are as fair as a large one.
-      let number = trimCursor.add(1, ordering: .relaxed).newValue
-      let shard = shards[number & (shards.count - 1)]
-      misses = withState(shard) { state in evict(shard, &state) } ? 0 : misses + 1
-    }
+    var misses = 0
+    while !isDone(), misses < shards.count { misses = evictInTurn(evict) ? 0 : misses + 1 }
+  }
+
+  /// On from where the last call stopped: many small trims are as fair as a large one.
+  private func evictInTurn(_ evict: (EngineShard, inout ShardState) -> Bool) -> Bool {
+    let shard = shards[trimCursor.add(1, ordering: .relaxed).newValue & (shards.count - 1)]
+    return withState(shard) { state in evict(shard, &state) }
   }
 
   func trim(toCount count: Int) {
@@ -150,6 +151,23 @@ extension CacheEngine {
     sweep()
     var freed = 0
     _ = unsafe purgeable_heap_trim(heap.raw, &freed)
-    trim({ evictSlab(.pressure, $0, &$1) }, until: { heldBytes + ordinaryBytes <= byteCount })
+    giveBack { heldBytes + ordinaryBytes - byteCount }
+  }
+
+  /// Gives back slabs by policy until nothing is missing any more, or nothing more can be had. From each shard in its turn an eighth at
+  /// most, and a sixteenth at least unless less is missing: the more slabs, the less is a pass over its index for each. The memory goes
+  /// back after each round of the shards: their slabs of one age are neighbours.
+  func giveBack(missing: () -> Int) {
+    var isFruitful = true
+    while isFruitful, missing() > 0 {
+      isFruitful = false
+      unsafe purgeable_heap_begin_giving_back(heap.raw)
+      for _ in shards where missing() > 0 {
+        let held = heldBytes / shards.count
+        let wanted = max(missing() / shards.count, min(missing(), held / 16))
+        if evictInTurn({ evictSlabs(ofBytes: min(wanted, held / 8), $0, &$1) }) { isFruitful = true }
+      }
+      unsafe purgeable_heap_end_giving_back(heap.raw)
+    }
   }
 }

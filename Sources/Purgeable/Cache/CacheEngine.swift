@@ -74,10 +74,6 @@ struct ShardState {
   /// Bytes stored since the last look for slabs worth compacting.
   var storedSinceCompaction = 0
   var compactionCursor = purgeable_slab_t(index: 0, generation: 0)
-  /// Hits of the shard when counters were last halved.
-  var hitsAtAging: UInt64 = 0
-  /// The entries there were then, or at a later reaction, whichever is more.
-  var countAtAging = 0
   /// While a whole slab is emptied.
   var emptying: Emptying?
   /// Of the eager mode, by queue.
@@ -188,9 +184,11 @@ final class CacheEngine: ForkProtected {
   let budget: Guarded<CacheBudget>
   /// The level of pressure that was last heard of, as its raw value.
   let pressure = Atomic<Int32>(0)
-  /// What was held when memory was short, `Int.max` for never, and when that was.
+  /// What was held when something had been given back for want of memory, `Int.max` for never, when that was, and how many bytes a
+  /// second it may be more.
   let growthBase = Atomic<Int>(.max)
   let growthBegin = Atomic<UInt64>(0)
+  let growthRate = Atomic<Int>(0)
   let lastIdleRound = Atomic<UInt64>(0)
   /// Payload that the policy copied to fresh slabs.
   let copiedBytes = Atomic<Int>(0)

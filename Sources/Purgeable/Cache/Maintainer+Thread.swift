@@ -17,6 +17,15 @@ private struct Watch {
   /// Until then the thread looks every few milliseconds whether memory is short again.
   var followsUntil: UInt64 = 0
   var roundDue: UInt64?
+  /// Our group, when it was looked up last. Where it lies hardly ever changes, and the list of mounts may be long.
+  private var group: (found: MemoryGroup?, time: UInt64)?
+
+  mutating func group(at now: UInt64) -> MemoryGroup? {
+    if let group, now - min(now, group.time) < 1_000_000_000 { return group.found }
+    let found = MemoryGroup.current()
+    group = (found, now)
+    return found
+  }
 
   func descriptors(at now: UInt64) -> [PressureDescriptor] {
     (shared?.descriptors(at: now) ?? []) + own.values.flatMap { $0.descriptors(at: now) }
@@ -223,8 +232,9 @@ extension Maintainer {
   private func follow(_ watch: inout Watch, _ engines: [CacheEngine], woken: UInt64) {
     guard woken < watch.followsUntil, watch.lastReaction != woken, let level = watch.shared?.level, level > .none else { return }
     let offered = engines.reduce(UInt64(0)) { $0 + UInt64($1.heldBytes) }
-    guard MemoryShortage.current(isShort: false, offeredBytes: offered).byteCount > 0 else { return }
-    note(PressureReaction.run(engines, level, mustGive: false), &watch, begun: woken, woken: woken)
+    let group = watch.group(at: woken)
+    guard MemoryShortage.current(of: group, isShort: false, offeredBytes: offered).byteCount > 0 else { return }
+    note(PressureReaction.run(engines, level, in: group, mustGive: false), &watch, begun: woken, woken: woken)
   }
 
   private func note(_ relief: PressureRelief, _ watch: inout Watch, begun: UInt64, woken: UInt64) {
@@ -249,6 +259,7 @@ extension Maintainer {
     purgeable_offer_pending(nil)
     let begun = MonotonicTime.now
     // A source of the program's own knows better than our figures whether memory is short.
-    note(PressureReaction.run(engines, answer.raw, mustGive: givenSource != nil), &watch, begun: begun, woken: woken)
+    let relief = PressureReaction.run(engines, answer.raw, in: watch.group(at: woken), mustGive: givenSource != nil)
+    note(relief, &watch, begun: begun, woken: woken)
   }
 }

@@ -39,7 +39,11 @@ import Synchronization
   @inline(__always) var acquired: UInt64 { unsafe words.pointee.load(ordering: .acquiring) }
   @inline(__always) func store(relaxed value: UInt64) { unsafe words.pointee.store(value, ordering: .relaxed) }
   @inline(__always) func store(releasing value: UInt64) { unsafe words.pointee.store(value, ordering: .releasing) }
-  @inline(__always) func add(_ value: UInt64) { unsafe words.pointee.wrappingAdd(value, ordering: .relaxed) }
+  /// Answers what was there before.
+  @discardableResult
+  @inline(__always) func add(_ value: UInt64) -> UInt64 {
+    unsafe words.pointee.wrappingAdd(value, ordering: .relaxed).oldValue
+  }
 
   /// Exchanges, and answers what was there.
   @inline(__always) func exchange(_ expected: UInt64, for desired: UInt64) -> (exchanged: Bool, original: UInt64) {
@@ -57,7 +61,7 @@ import Synchronization
 /// `@unchecked Sendable`: the words are atomics; everything but look-ups happens under the shard's mutex.
 @safe struct SlotIndex: @unchecked Sendable {
   /// [0] `current`: a version in the upper bits, the size class in the lower 8; 0 in a forked child, where all of this is wiped.
-  /// [1] hits. [2] misses. From 8 on the tables' addresses by size class, from 8 + 64 on their numbers of buckets.
+  /// [1] hits. [2] misses. [3] hits when the policy last evicted for a limit. From 8 on the tables' addresses by size class, from 8 + 64 on their numbers of buckets.
   private let words: SlotPointer
 
   private static let basesAt = 8
@@ -157,10 +161,41 @@ import Synchronization
     return words[0].relaxed == table.word
   }
 
-  @inline(__always) func countHit() { words[1].add(1) }
+  @inline(__always) func countHit() {
+    let before = words[1].add(1)
+    if before % Self.hitsPerAging == 0 { age(before) }
+  }
   @inline(__always) func countMiss() { words[2].add(1) }
   var hitCount: UInt64 { words[1].relaxed }
   var missCount: UInt64 { words[2].relaxed }
+
+  // MARK: Ageing
+  //
+  // Counters of use go no higher than 3. Where a limit has entries evicted all the time, eviction takes them down again; a cache that is
+  // only read would soon have nearly all of them at 3, and know nothing when memory gets short. So there reads age them: a hand goes round
+  // the table, two buckets every 64 hits, and halves what it finds.
+
+  /// A power of two.
+  private static let hitsPerAging: UInt64 = 64
+  private static let slotsPerAging = 16
+
+  /// Reads do not age anything before there were four of them for each slot.
+  func noteEviction() { words[3].store(relaxed: words[1].relaxed) }
+
+  /// Where the hand stands follows from the number of hits. Relaxed, and a failed exchange is as good: a reader was there meanwhile.
+  @inline(never)
+  private func age(_ hits: UInt64) {
+    let table = current()
+    guard let slots = table.slots else { return }
+    let hitsPerRound = UInt64(table.slotCount / Self.slotsPerAging) * Self.hitsPerAging
+    guard hits &- words[3].relaxed >= hitsPerRound else { return }
+    // The table has a whole number of such steps: its size is a multiple of 512 slots.
+    let start = Int(hits % hitsPerRound / Self.hitsPerAging) * Self.slotsPerAging
+    for i in start..<start + Self.slotsPerAging {
+      let slot = Slot(bits: slots[i].relaxed)
+      if slot.counter > 0 { slots[i].tryExchange(slot.bits, for: slot.with(counter: slot.counter / 2)) }
+    }
+  }
 
   // MARK: Changing (the shard's mutex held)
 

@@ -27,15 +27,17 @@ package struct MemoryShortage: Equatable, Sendable {
     byteCount = room < (isShort ? wanted : total / Self.lowRoomShare) ? wanted - room : 0
   }
 
-  /// As it is now. `offeredBytes`: what this process has on offer, which MemAvailable counts as room. Some 10 system calls for each
-  /// level of nesting.
-  package static func current(isShort: Bool, offeredBytes: UInt64, root: String = "/") -> MemoryShortage {
+  /// As it is now. `offeredBytes`: what this process has on offer, which MemAvailable counts as room. Some 5 system calls, and 10 more for
+  /// each level of nesting.
+  package static func current(
+    of group: MemoryGroup?, isShort: Bool, offeredBytes: UInt64, root: String = "/"
+  ) -> MemoryShortage {
     var worst = MemoryShortage(byteCount: 0)
     if let machine = MachineMemory.current(root: root) {
       let room = machine.availableBytes - min(machine.availableBytes, offeredBytes)
       worst.byteCount = max(worst.byteCount, MemoryShortage(room: room, of: machine.totalBytes, isShort: isShort).byteCount)
     }
-    for level in MemoryGroup.current(root: root)?.levels() ?? [] {
+    for level in group?.levels() ?? [] {
       guard let limit = level.limitBytes, let room = level.roomWithPageCacheBytes else { continue }
       worst.byteCount = max(worst.byteCount, MemoryShortage(room: room, of: limit, isShort: isShort).byteCount)
     }

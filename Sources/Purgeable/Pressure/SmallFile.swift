@@ -64,14 +64,22 @@ package enum SmallFile {
   /// The number that follows `key` at the beginning of a line, as in `inactive_file 4096` or `MemTotal:  24684084 kB`.
   ///
   /// A trailing "kB" multiplies by 1,024 (saturating); the key has to be the line's whole first word, a colon after it aside.
+  /// By bytes: this is asked again and again while memory is short.
   package static func number(after key: String, in text: String) -> UInt64? {
-    for line in text.split(separator: "\n") where line.hasPrefix(key) {
-      let words = line.split(whereSeparator: \.isWhitespace)
-      guard words.count >= 2, words[0] == key || words[0] == key + ":" else { continue }
-      guard let number = UInt64(words[1]) else { return nil }
-      guard words.count > 2, words[2] == "kB" else { return number }
-      let (bytes, overflow) = number.multipliedReportingOverflow(by: 1024)
-      return overflow ? .max : bytes
+    let (bytes, key) = (text.utf8.span, key.utf8.span)
+    var start = 0
+    while start < bytes.count {
+      var end = start
+      while end < bytes.count, bytes[end] != UInt8(ascii: "\n") { end += 1 }
+      let rest = start + key.count
+      if rest < end, key.indices.allSatisfy({ bytes[start + $0] == key[$0] }), " \t:".utf8.contains(bytes[rest]) {
+        let words = String(decoding: (rest + 1..<end).map { bytes[$0] }, as: UTF8.self).split(whereSeparator: \.isWhitespace)
+        guard let number = words.first.flatMap({ UInt64($0) }) else { return nil }
+        guard words.count > 1, words[1] == "kB" else { return number }
+        let (whole, overflow) = number.multipliedReportingOverflow(by: 1024)
+        return overflow ? .max : whole
+      }
+      start = end + 1
     }
     return nil
   }

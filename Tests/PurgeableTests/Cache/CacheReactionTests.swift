@@ -63,6 +63,43 @@ struct CacheReactionTests {
     #expect(cold < 14_400 / 2)
   }
 
+  @Test("of what was read for long, what was read last stays: counters tell it, since reads age them where nothing is evicted")
+  func orderAfterManyReads() throws {
+    let count = 48_000
+    let cache = try filled(count)
+    // All of them, until their counters are as high as they go; then a tenth, as often as it takes to go over all counters twice.
+    for _ in 0..<3 { for key in 0..<count { #expect(cache.value(forKey: key) != nil) } }
+    for _ in 0..<120 { for key in 0..<count / 10 { _ = cache.value(forKey: key * 10) } }
+    for _ in 0..<4 { cache.trim(level: .critical) }
+    let kept = (0..<count / 10).count { cache.contains($0 * 10) }
+    let others = cache.count - kept
+    #expect(kept > count / 10 * 95 / 100, "\(kept) of \(count / 10), and \(others) others")
+    #expect(others < count / 2)
+    cache.checkBooksSwept()
+  }
+
+  @Test("where a limit evicts, reads age nothing")
+  func noAgingBesideLimits() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 1000)
+    for key in 0..<1001 { cache[key] = pattern(300) }
+    let index = cache.engine.shards[0].index
+    let slots = try #require(index.current().slots)
+    func counters() -> Int {
+      (0..<index.current().slotCount).reduce(0) { $0 + Int(Slot(bits: slots[$1].relaxed).counter) }
+    }
+    let hits = index.current().slotCount * 4
+    for _ in 0..<hits / 1000 { for key in 1..<1001 { _ = cache.value(forKey: key) } }
+    let before = counters()
+    #expect(before == 3000)
+    // Nothing was evicted for four reads a slot: from here on they do, and 64 hits halve 16 slots, which hold some entries.
+    for _ in 0..<4 { for key in 1..<501 { _ = cache.value(forKey: key) } }
+    #expect(counters() < before)
+    // An eviction ends that.
+    cache[5000] = pattern(300)
+    for key in 1..<1001 { for _ in 0..<3 { _ = cache.value(forKey: key) } }
+    #expect(counters() > 2990)
+  }
+
   @Test("lost pages are dropped before anything is evicted")
   func lostFirst() throws {
     try needRealDiscards()
@@ -104,6 +141,30 @@ struct CacheReactionTests {
     // A slice begun is finished.
     #expect(relief.time < .seconds(20))
     cache.checkBooksSwept()
+  }
+
+  @Test("a reaction that need not give anything back does not slow growth down, however much the kernel took meanwhile")
+  func noGrowthLimit() throws {
+    let cache = try filled()
+    for _ in 0..<3 {
+      PressureReaction.run([cache.engine], .some) { _ in false }
+      #expect(cache.engine.growthLimit == .max)
+    }
+    cache.trim(level: .some)
+    #expect(cache.engine.growthLimit < .max)
+  }
+
+  @Test("several reactions in a row do not make growth slower than the first")
+  func growthRate() throws {
+    let cache = try filled(40_000)
+    let before = cache.byteCount
+    for _ in 0..<6 { cache.trim(level: .critical) }
+    #expect(cache.byteCount < before / 2)
+    let base = cache.engine.growthLimit
+    cache.engine.growthBegin.subtract(8_000_000_000, ordering: .relaxed)
+    // Half a sixteenth of a quarter of a minute: half of what was held.
+    let grown = cache.engine.growthLimit - base
+    #expect(abs(grown - before / 2) < before / 16, "\(grown) of \(before)")
   }
 
   @Test("growth afterwards is slow, yields to what has no other room, and ends")
