@@ -14,6 +14,7 @@ private struct Watch {
   /// Monitors that were told the level once.
   var told: Set<UInt64> = []
   var lastReaction: UInt64 = 0
+  var lastLook: UInt64 = 0
   /// Until then the thread looks every few milliseconds whether memory is short again.
   var followsUntil: UInt64 = 0
   var roundDue: UInt64?
@@ -229,8 +230,17 @@ extension Maintainer {
   private static let followPause: UInt64 = 4_000_000
   private static let followTime: UInt64 = 100_000_000
 
+  /// An event so soon after a reaction is worth a look at the figures: that one may have been before the memory was wanted.
+  private static let lookPause: UInt64 = 10_000_000
+
   private func follow(_ watch: inout Watch, _ engines: [CacheEngine], woken: UInt64) {
-    guard woken < watch.followsUntil, watch.lastReaction != woken, let level = watch.shared?.level, level > .none else { return }
+    guard woken < watch.followsUntil, watch.lastReaction != woken else { return }
+    reactIfShort(&watch, engines, woken: woken)
+  }
+
+  private func reactIfShort(_ watch: inout Watch, _ engines: [CacheEngine], woken: UInt64) {
+    guard let level = watch.shared?.level, level > .none else { return }
+    watch.lastLook = woken
     let offered = engines.reduce(UInt64(0)) { $0 + UInt64($1.heldBytes) }
     let group = watch.group(at: woken)
     guard MemoryShortage.current(of: group, isShort: false, offeredBytes: offered).byteCount > 0 else { return }
@@ -253,8 +263,13 @@ extension Maintainer {
       if answer.before > .none { PressureReaction.run(engines, .none) { _ in false } }
       return
     }
-    guard answer.level > answer.before || answer.raw > .none && woken >= watch.lastReaction + Self.reactionPause else { return }
+    guard answer.level > answer.before || answer.raw > .none && woken >= watch.lastReaction + Self.reactionPause else {
+      let mayLook = answer.raw > .none && woken >= watch.lastLook + Self.lookPause && woken >= watch.followsUntil
+      if mayLook { reactIfShort(&watch, engines, woken: woken) }
+      return
+    }
     watch.lastReaction = woken
+    watch.lastLook = woken
     // First what costs nothing: the kernel gets the most to choose from.
     purgeable_offer_pending(nil)
     let begun = MonotonicTime.now
