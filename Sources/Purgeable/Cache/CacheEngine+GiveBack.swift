@@ -21,8 +21,8 @@ private struct Victim {
   let isSparse: Bool
   /// Slots that lead there, by counter.
   var counts = SIMD4<UInt32>()
-  /// Of entries that others have to be told of.
-  var hasTracked = false
+  /// Whether every living element was found, and nobody has to be told of any. Else it is emptied entry by entry.
+  var isPlain = false
   /// From which counter on an entry is worth copying, and how many bytes of such.
   var threshold: UInt64 = 0
   var room = Int.max
@@ -31,13 +31,10 @@ private struct Victim {
     (self.slab, self.information, self.queue, self.isSparse) = (slab, information, queue, isSparse)
   }
 
-  var count: UInt32 { counts.wrappedSum() }
-
-  /// Whether every living element was found, and nobody has to be told of any. Else it is emptied entry by entry.
-  var isPlain: Bool { !hasTracked && count == information.living_count }
-
   /// Never more than half a slab is copied, so that every eviction frees memory: where more was used, the most used of it.
-  mutating func settleRule(overhead: Int) {
+  mutating func decide(_ counts: SIMD4<UInt32>, hasTracked: Bool, overhead: Int) {
+    self.counts = counts
+    isPlain = !hasTracked && counts.wrappedSum() == information.living_count
     if isSparse { return }
     threshold = 1
     room = Int(information.held_bytes) / 2
@@ -63,7 +60,6 @@ extension CacheEngine {
     let slots = state.slotCount
     var leading = findLeading(to: &victims, shard)
     var isGone = false
-    for i in victims.indices { victims[i].settleRule(overhead: Self.elementOverhead) }
     settlingTotals(&state) { state in
       keep(&leading, &victims, shard, &state)
       drop(leading, victims, shard, &state)
@@ -77,8 +73,6 @@ extension CacheEngine {
         isGone = emptySlab(victim.slab, mayPassOn: false, .pressure, shard, &state) || isGone
       }
     }
-    // Not before: it moves the slots.
-    shrinkIndex(shard, &state)
     return isGone || state.slotCount < slots
   }
 
@@ -147,23 +141,30 @@ extension CacheEngine {
     var numbers = [UInt16](repeating: 0, count: Int(last - first) + 1)
     for (i, victim) in victims.enumerated() { numbers[Int(victim.slab.index - first)] = UInt16(i) + 1 }
     let shift = UInt64((slabBytes / 16).trailingZeroBitCount)
-    var found: [Leading] = []
-    found.reserveCapacity(victims.reduce(0) { $0 + Int($1.information.living_count) })
-    unsafe numbers.withUnsafeBufferPointer { numbers in
-      for i in 0..<table.slotCount {
-        let slot = Slot(bits: slots[i].relaxed)
-        // An empty slot's place is beyond all slabs.
-        let at = (slot.bits & Slot.placeMask &- 1) >> shift &- UInt64(first)
-        guard at < UInt64(numbers.count) else { continue }
-        // In bounds: just compared.
-        let number = unsafe numbers[Int(at)]
-        guard number != 0 else { continue }
-        let victim = Int(number) - 1
-        victims[victim].counts[Int(slot.counter)] += 1
-        if slot.isTracked { victims[victim].hasTracked = true }
-        found.append(Leading(slot: UInt32(truncatingIfNeeded: i), victim: number - 1))
+    let capacity = victims.reduce(0) { $0 + Int($1.information.living_count) }
+    var counts = [SIMD4<UInt32>](repeating: SIMD4(), count: victims.count)
+    var hasTracked = [Bool](repeating: false, count: victims.count)
+    // All indices are in bounds: a number is that of a victim, and `count` is compared with the capacity.
+    let found = unsafe [Leading](unsafeUninitializedCapacity: capacity) { found, count in
+      unsafe numbers.withUnsafeBufferPointer { numbers in
+        unsafe counts.withUnsafeMutableBufferPointer { counts in
+          for i in 0..<table.slotCount {
+            let slot = Slot(bits: slots[i].relaxed)
+            // An empty slot's place is beyond all slabs.
+            let at = (slot.bits & Slot.placeMask &- 1) >> shift &- UInt64(first)
+            guard at < UInt64(numbers.count) else { continue }
+            let number = unsafe numbers[Int(truncatingIfNeeded: at)]
+            guard number != 0 else { continue }
+            unsafe counts[Int(number) - 1][Int(slot.counter)] &+= 1
+            if slot.isTracked { hasTracked[Int(number) - 1] = true }
+            guard count < capacity else { continue }
+            unsafe found[count] = Leading(slot: UInt32(truncatingIfNeeded: i), victim: number - 1)
+            count += 1
+          }
+        }
       }
     }
+    for i in victims.indices { victims[i].decide(counts[i], hasTracked: hasTracked[i], overhead: Self.elementOverhead) }
     return found
   }
 
@@ -204,7 +205,7 @@ extension CacheEngine {
     var total = 0
     for victim in victims {
       ends.append(total)
-      total += victim.isPlain ? Int(victim.count) : 0
+      total += victim.isPlain ? Int(victim.information.living_count) : 0
     }
     var sorted = [UInt32](repeating: .max, count: total)
     for i in leading.indices {
@@ -234,14 +235,15 @@ extension CacheEngine {
     // The ghost's buckets lie anywhere: fetched some entries ahead.
     let ahead = 8
     var dropped = (pressure: 0, discarded: 0)
+    let isPlain = victims.map(\.isPlain)
+    let hasLost = victims.map { $0.information.lost_page_count > 0 }
     for i in leading.indices {
       if i + ahead < leading.count { state.ghost.prefetch(Slot(bits: slots[Int(leading[i + ahead].slot)].relaxed).identity) }
       let item = leading[i]
-      let victim = victims[Int(item.victim)]
-      guard !item.isDone, victim.isPlain else { continue }
+      guard !item.isDone, isPlain[Int(item.victim)] else { continue }
       let pointer = slots[Int(item.slot)]
       let slot = Slot(bits: pointer.relaxed)
-      let isLost = unsafe victim.information.lost_page_count > 0 && purgeable_heap_page_is_lost(heap.raw, slot.place)
+      let isLost = unsafe hasLost[Int(item.victim)] && purgeable_heap_page_is_lost(heap.raw, slot.place)
       pointer.store(releasing: 0)
       state.ghost.note(slot.identity, isLost ? .discarded : .evicted)
       if isLost { dropped.discarded += 1 } else { dropped.pressure += 1 }

@@ -121,7 +121,7 @@ extension CacheEngine {
   /// Step 3: gives back so many bytes, or a little more, shard by shard in turn. False: nothing could be had.
   func giveSlice(_ byteCount: Int) -> Bool {
     let begin = freedBytes
-    giveBack { byteCount - (freedBytes - begin) }
+    giveBack(shrinksIndexes: false) { byteCount - (freedBytes - begin) }
     return freedBytes > begin
   }
 

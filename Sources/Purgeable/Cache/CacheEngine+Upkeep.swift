@@ -156,8 +156,9 @@ extension CacheEngine {
 
   /// Gives back slabs by policy until nothing is missing any more, or nothing more can be had. From each shard in its turn an eighth at
   /// most, and a sixteenth at least unless less is missing: the more slabs, the less is a pass over its index for each. The memory goes
-  /// back after each round of the shards: their slabs of one age are neighbours.
-  func giveBack(missing: () -> Int) {
+  /// back after each round of the shards: their slabs of one age are neighbours. Indexes shrink then, unless the caller sees to that: it
+  /// takes time.
+  func giveBack(shrinksIndexes: Bool = true, missing: () -> Int) {
     var isFruitful = true
     while isFruitful, missing() > 0 {
       isFruitful = false
@@ -168,6 +169,7 @@ extension CacheEngine {
         if evictInTurn({ evictSlabs(ofBytes: min(wanted, held / 8), $0, &$1) }) { isFruitful = true }
       }
       unsafe purgeable_heap_end_giving_back(heap.raw)
+      if shrinksIndexes { for shard in shards { withState(shard) { state in shrinkIndex(shard, &state) } } }
     }
   }
 }
