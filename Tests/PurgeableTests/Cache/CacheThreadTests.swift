@@ -73,13 +73,14 @@ struct CacheThreadTests {
   func disturbed(tracksKeys: Bool) throws {
     let cache = try PurgeableCache<UInt32, [UInt8]>(tracksKeys: tracksKeys)
     let (wrong, hits) = storm(cache) { round in
-      switch round / 50 % 8 {
+      switch round / 50 % 9 {
       case 0, 4: cache.discardOffered()
       case 1: cache.sweep()
       case 2: cache.discardAll()
       case 3: cache.trim(toCount: cache.count * 3 / 4)
       case 5: cache.countLimit = 300
       case 6: cache.trim(toFraction: 0.8)
+      case 7: cache.trim(level: .critical)
       default: cache.countLimit = nil
       }
     }
