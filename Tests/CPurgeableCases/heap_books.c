@@ -243,6 +243,39 @@ void heap_modes(case_report_t *report) {
   }
 }
 
+// First offers go by streams; what a lock took off offer goes by addresses, whatever the stream, and only that: so it needs few calls.
+void heap_later_offers(case_report_t *report) {
+  enum { SLABS = 24 };
+  MAKE_HEAP(heap, .slab_bytes = 16 * PAGE);
+  purgeable_stream_t streams[2] = {0};
+  REQUIRE(purgeable_stream_create(heap, &streams[1]) == 0);
+  element_t elements[2 * SLABS];
+  // Two elements fill a slab to its last page; the streams take slabs in turn.
+  for (size_t i = 0; i < 2 * SLABS; i++) REQUIRE(make_in(heap, streams[i / 2 % 2], 8 * PAGE - 300, i, &elements[i]) == 0);
+  for (size_t i = 0; i < 2; i++) EXPECT_EQUAL(purgeable_stream_seal(heap, streams[i]), 0);
+  uint64_t calls = free_calls();
+  EXPECT_EQUAL(purgeable_heap_offer_idle(heap, NULL), 0);
+  EXPECT_EQUAL(free_calls() - calls, SLABS);
+  EXPECT_EQUAL(offer_all(heap), 0);
+  uint64_t held = heap_statistics(heap).held_bytes;
+  EXPECT_EQUAL(heap_statistics(heap).offered_bytes, held);
+
+  for (size_t i = 0; i < 2 * SLABS; i++) EXPECT(locks_intact(heap, &elements[i]));
+  EXPECT(heap_statistics(heap).offered_bytes < held / 8);
+  calls = free_calls();
+  EXPECT_EQUAL(purgeable_heap_offer_idle(heap, NULL), 0);
+  EXPECT_EQUAL(free_calls() - calls, 1);
+  EXPECT_EQUAL(heap_statistics(heap).offered_bytes, held);
+  EXPECT(!purgeable_heap_has_pending(heap));
+
+  EXPECT(locks_intact(heap, &elements[9]));
+  size_t offered = 0;
+  EXPECT_EQUAL(purgeable_heap_offer_idle(heap, &offered), 0);
+  EXPECT(offered >= 7 * PAGE && offered <= 9 * PAGE);
+  for (size_t i = 0; i < 2 * SLABS; i++) EXPECT(is_intact(heap, &elements[i]));
+  END_HEAP(heap);
+}
+
 // mlocked pages cannot be offered: said so, counted, and everything else goes on.
 void heap_mlocked(case_report_t *report) {
   MAKE_HEAP(heap, .slab_bytes = 16 * PAGE);

@@ -478,6 +478,7 @@ const test_case_t heap_cases[] = {
     {"heap: statistics against the kernel's own", heap_books_against_kernel},
     {"heap: limits refuse and change nothing", heap_limits},
     {"heap: offering modes", heap_modes},
+    {"heap: what was locked goes on offer again with few calls", heap_later_offers},
     {"heap: mlocked memory", heap_mlocked},
     {"heap: ordinary memory", heap_ordinary_memory},
     {NULL, NULL},

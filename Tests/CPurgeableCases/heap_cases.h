@@ -136,6 +136,7 @@ void heap_books_after_each_step(case_report_t *report);
 void heap_books_against_kernel(case_report_t *report);
 void heap_limits(case_report_t *report);
 void heap_modes(case_report_t *report);
+void heap_later_offers(case_report_t *report);
 void heap_mlocked(case_report_t *report);
 void heap_ordinary_memory(case_report_t *report);
 

@@ -278,15 +278,16 @@ extension CacheEngine {
     return false
   }
 
-  /// Copies or evicts what lives in a slab, and gives it back. False: that freed nothing.
+  /// Copies or evicts what lives in a slab, and gives it back. `isSwept`: known losses have been dropped just now. False: that freed nothing.
   func emptySlab(
-    _ slab: purgeable_slab_t, mayPassOn: Bool, _ reason: DepartureReason, _ shard: EngineShard, _ state: inout ShardState
+    _ slab: purgeable_slab_t, mayPassOn: Bool, isSwept: Bool = false, _ reason: DepartureReason, _ shard: EngineShard,
+    _ state: inout ShardState
   ) -> Bool {
     let slots = state.slotCount
     var information = purgeable_slab_information_t()
     guard unsafe purgeable_slab_information(heap.raw, slab, &information) == 0 else { return true }
     var (living, hasLost) = entries(of: slab, shard, state)
-    if hasLost || information.lost_page_count > 0 {
+    if hasLost || !isSwept && information.lost_page_count > 0 {
       // Before the slab is given back: no slot may be left that leads there.
       sweepLost(shard, &state)
       living.removeAll { !Slot(bits: $0.found.pointer.relaxed).isSameEntry(as: $0.found.slot) }

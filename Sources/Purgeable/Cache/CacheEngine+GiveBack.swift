@@ -65,13 +65,15 @@ extension CacheEngine {
       drop(leading, victims, shard, &state)
       for victim in victims where victim.isPlain { unbookPages(of: victim, &state) }
     }
-    for victim in victims {
-      if victim.isPlain {
-        unsafe purgeable_slab_free_elements(heap.raw, victim.slab, nil)
-        isGone = giveBack(victim.slab) || isGone
-      } else {
-        isGone = emptySlab(victim.slab, mayPassOn: false, .pressure, shard, &state) || isGone
-      }
+    // What was lost of the others is found by a pass of its own, once for all of them.
+    let others = victims.filter { !$0.isPlain }
+    if others.contains(where: { $0.information.lost_page_count > 0 }) { sweepLost(shard, &state) }
+    for victim in victims where victim.isPlain {
+      unsafe purgeable_slab_free_elements(heap.raw, victim.slab, nil)
+      isGone = giveBack(victim.slab) || isGone
+    }
+    for victim in others {
+      isGone = emptySlab(victim.slab, mayPassOn: false, isSwept: true, .pressure, shard, &state) || isGone
     }
     return isGone || state.slotCount < slots
   }
@@ -106,8 +108,9 @@ extension CacheEngine {
     }
     let sparse = Set(victims.map(\.slab.index))
     var sums = state.sums.map(\.byteCount)
-    // What is open now is the youngest: an end to the queue.
-    while chosen < byteCount, victims.count < Int(UInt16.max) {
+    // What is open now is the youngest: an end to the queue. So few entries at once that what is noted of them takes 8 MiB at most.
+    var living = 0
+    while chosen < byteCount, living < 1 << 20, victims.count < Int(UInt16.max) {
       let probation = EngineQueue.probation.rawValue
       let wanted = sums[probation] * 10 > sums[0] + sums[1] ? EngineQueue.probation : .main
       guard let queue = next[wanted.rawValue] != nil ? wanted : EngineQueue.allCases.first(where: { next[$0.rawValue] != nil }),
@@ -122,6 +125,7 @@ extension CacheEngine {
       }
       victims.append(Victim(slab, information, queue, isSparse: false))
       chosen += Int(information.held_bytes)
+      living += Int(information.living_count)
       sums[queue.rawValue] -= min(sums[queue.rawValue], Int(information.living_bytes))
     }
     return victims
