@@ -203,7 +203,7 @@ extension CacheEngine {
 
   /// The numbers of those whose counters are high enough, victim by victim.
   private func worthyOnes(_ leading: [Leading], _ victims: [Victim], _ slots: SlotPointer) -> [UInt32] {
-    // Where each victim's begin; counters may only have risen since they were counted, so there is room for all that lead there.
+    // Where each victim's begin. Readers may have changed counters since they were counted, so there is room for all that lead there.
     var ends: [Int] = []
     ends.reserveCapacity(victims.count)
     var total = 0
