@@ -28,26 +28,12 @@ struct CacheGiveBackTests {
     return cache
   }
 
-  /// The kernel takes every third page; nobody is told.
-  private func discardSome<Key: Hashable & Sendable>(_ cache: PurgeableCache<Key, [UInt8]>) {
-    for stream in cache.engine.shards.flatMap(\.streams) { _ = unsafe purgeable_stream_seal(cache.engine.heap.raw, stream) }
-    let ranges = cache.slabRanges()
-    for _ in 0..<4 {
-      cache.offerIdle()
-      for range in ranges {
-        for page in stride(from: 0, to: range.byteCount / pageSize, by: 3) {
-          range.advise(advicePageout, page: page, pageCount: 1)
-        }
-      }
-    }
-  }
-
   private func check<Key: Hashable & Sendable>(
     tracksKeys: Bool, isPartlyLost: Bool, findsLosses: Bool, _ key: (Int) -> Key
   ) throws {
     let count = 20_000
     let cache = try filled(count, tracksKeys: tracksKeys, key)
-    if isPartlyLost { discardSome(cache) }
+    if isPartlyLost { cache.discardEveryThirdPage() }
     if findsLosses { _ = unsafe purgeable_heap_sweep(cache.engine.heap.raw, nil) }
     let before = cache.byteCount
     let fraction = 0.6
@@ -96,7 +82,7 @@ struct CacheGiveBackTests {
   func reasons(isKnown: Bool) throws {
     try needRealDiscards()
     let cache = try filled(20_000, tracksKeys: false) { UInt32($0) }
-    discardSome(cache)
+    cache.discardEveryThirdPage()
     if isKnown { _ = unsafe purgeable_heap_sweep(cache.engine.heap.raw, nil) }
     // As the reaction does, but without its look for losses.
     #expect(cache.engine.giveSlice(cache.byteCount / 2))

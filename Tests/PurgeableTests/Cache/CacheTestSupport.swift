@@ -168,11 +168,28 @@ extension PurgeableCache {
     return nil
   }
 
+  /// Nothing stays open: every page may go on offer.
+  private func sealAll() {
+    for stream in engine.shards.flatMap(\.streams) { _ = unsafe purgeable_stream_seal(engine.heap.raw, stream) }
+  }
+
+  /// Has the kernel take every third page of what is unlocked. Nobody is told.
+  func discardEveryThirdPage() {
+    sealAll()
+    let ranges = slabRanges()
+    for _ in 0..<4 {
+      offerIdle()
+      for range in ranges {
+        for page in stride(from: 0, to: range.byteCount / pageSize, by: 3) {
+          range.advise(advicePageout, page: page, pageCount: 1)
+        }
+      }
+    }
+  }
+
   /// Has the kernel take all that is unlocked. Nobody is told.
   func discardAll() {
-    for shard in engine.shards {
-      for stream in shard.streams { _ = unsafe purgeable_stream_seal(engine.heap.raw, stream) }
-    }
+    sealAll()
     discardOffered()
     // A page that both offers skipped, on a busy machine, goes on offer again only after it was locked.
     for _ in 0..<50 where statistics.residentBytes > 0 {
