@@ -19,8 +19,6 @@ private struct Victim {
   let queue: EngineQueue
   /// Hardly anything lives there: all of it is copied.
   let isSparse: Bool
-  /// Slots that lead there, by counter.
-  var counts = SIMD4<UInt32>()
   /// Whether every living element was found, and nobody has to be told of any. Else it is emptied entry by entry.
   var isPlain = false
   /// From which counter on an entry is worth copying, and how many bytes of such.
@@ -31,9 +29,9 @@ private struct Victim {
     (self.slab, self.information, self.queue, self.isSparse) = (slab, information, queue, isSparse)
   }
 
-  /// Never more than half a slab is copied, so that every eviction frees memory: where more was used, the most used of it.
+  /// By the slots that lead there, counted by counter. Never more than half a slab is copied, so that every eviction frees memory: where
+  /// more was used, the most used of it.
   mutating func decide(_ counts: SIMD4<UInt32>, hasTracked: Bool, overhead: Int) {
-    self.counts = counts
     isPlain = !hasTracked && counts.wrappedSum() == information.living_count
     if isSparse { return }
     threshold = 1
