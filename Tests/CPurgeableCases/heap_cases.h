@@ -140,6 +140,10 @@ void heap_later_offers(case_report_t *report);
 void heap_mlocked(case_report_t *report);
 void heap_ordinary_memory(case_report_t *report);
 
+// stream_give_back.c
+void stream_giving_back(case_report_t *report);
+void stream_giving_back_many(case_report_t *report);
+
 // heap_rules.c
 void rule_claim(case_report_t *report);
 void rule_exchange(case_report_t *report);
