@@ -9,6 +9,9 @@ let swiftSettings: [SwiftSetting] = [
   .treatAllWarnings(as: .error),
 ]
 
+// What the library imports is not part of what a program imports with it.
+let internalImports: SwiftSetting = .enableUpcomingFeature("InternalImportsByDefault")
+
 let cSettings: [CSetting] = [
   .enableWarning("all"),
   .enableWarning("extra"),
@@ -16,6 +19,9 @@ let cSettings: [CSetting] = [
   .enableWarning("conversion"),
   .treatAllWarnings(as: .error),
 ]
+
+// Assertions of the core are for debug builds: what ships has none in its reads and locks.
+let noAssertions: CSetting = .define("NDEBUG", .when(configuration: .release))
 
 // Debug builds can switch single rules of the lock and offer protocol off, so that tests can show that each is needed.
 let testHooks: CSetting = .define("PURGEABLE_TEST_HOOKS", .when(configuration: .debug))
@@ -30,15 +36,22 @@ let package = Package(
     .executable(name: "purgeable-bench", targets: ["purgeable-bench"]),
   ],
   targets: [
-    .target(name: "CPurgeable", path: "CPurgeable", publicHeadersPath: "include", cSettings: cSettings + [testHooks]),
+    .target(
+      name: "CPurgeable", path: "CPurgeable", exclude: ["src/README.md"], publicHeadersPath: "include",
+      cSettings: cSettings + [testHooks, noAssertions]),
     // A header for C programs: what it declares is written in Swift, in Purgeable.
     .target(name: "CPurgeablePressure", cSettings: cSettings),
-    .target(name: "Purgeable", dependencies: ["CPurgeable", "CPurgeablePressure"], swiftSettings: swiftSettings),
-    .target(name: "PurgeableFoundation", dependencies: ["Purgeable"], swiftSettings: swiftSettings),
+    .target(
+      name: "Purgeable", dependencies: ["CPurgeable", "CPurgeablePressure"], exclude: ["README.md"],
+      swiftSettings: swiftSettings + [internalImports]),
+    .target(name: "PurgeableFoundation", dependencies: ["Purgeable"], swiftSettings: swiftSettings + [internalImports]),
+    // What the programs and the tests share. No product, and nothing of the library uses it.
+    .target(name: "ToolSupport", dependencies: ["Purgeable"], swiftSettings: swiftSettings),
     .executableTarget(
-      name: "purgeablectl", dependencies: ["Purgeable", "CPurgeable"], swiftSettings: swiftSettings),
+      name: "purgeablectl", dependencies: ["Purgeable", "CPurgeable", "ToolSupport"], swiftSettings: swiftSettings),
     .executableTarget(
-      name: "purgeable-bench", dependencies: ["Purgeable", "CPurgeable", "BenchmarkSupport"], path: "Benchmarks",
+      name: "purgeable-bench",
+      dependencies: ["Purgeable", "PurgeableFoundation", "CPurgeable", "BenchmarkSupport", "ToolSupport"], path: "Benchmarks",
       exclude: ["Support"], swiftSettings: swiftSettings),
     .target(name: "BenchmarkSupport", path: "Benchmarks/Support", cSettings: cSettings),
 
@@ -49,10 +62,16 @@ let package = Package(
     .executableTarget(
       name: "core-cases", dependencies: ["CPurgeableCases"], path: "Tests/CoreAlone", exclude: ["build"], cSettings: cSettings),
     .testTarget(
-      name: "CPurgeableTests", dependencies: ["CPurgeableCases", "core-cases", "PurgeableTestSupport"],
+      name: "CPurgeableTests", dependencies: ["CPurgeableCases", "core-cases", "ToolSupport"],
       swiftSettings: swiftSettings),
+    // Every operation while memory is refused, in processes of its own, with an allocator that refuses.
+    .target(name: "MemoryFaults", path: "Tests/MemoryCases/Support", cSettings: cSettings),
+    .executableTarget(
+      name: "memory-cases", dependencies: ["Purgeable", "CPurgeable", "CPurgeablePressure", "MemoryFaults", "ToolSupport"],
+      path: "Tests/MemoryCases", exclude: ["Support"], swiftSettings: swiftSettings),
     .testTarget(
-      name: "PurgeableTests", dependencies: ["Purgeable", "CPurgeable", "CPressureCases", "PurgeableTestSupport"],
+      name: "PurgeableTests",
+      dependencies: ["Purgeable", "CPurgeable", "CPressureCases", "PurgeableTestSupport", "ToolSupport", "memory-cases"],
       swiftSettings: swiftSettings),
     .target(
       name: "CPressureCases", dependencies: ["CPurgeablePressure"], path: "Tests/CPressureCases", cSettings: cSettings),
@@ -60,8 +79,10 @@ let package = Package(
       name: "PurgeableFoundationTests", dependencies: ["PurgeableFoundation", "Purgeable"], swiftSettings: swiftSettings),
     .testTarget(
       name: "PurgeableCtlTests",
-      dependencies: ["purgeablectl", "Purgeable", "CPurgeable", "CPurgeableCases", "PurgeableTestSupport"],
+      dependencies: ["purgeablectl", "Purgeable", "CPurgeable", "CPurgeableCases", "PurgeableTestSupport", "ToolSupport"],
       swiftSettings: swiftSettings),
+    .testTarget(
+      name: "ToolSupportTests", dependencies: ["ToolSupport", "Purgeable", "PurgeableTestSupport"], swiftSettings: swiftSettings),
     .target(
       name: "PurgeableTestSupport", dependencies: ["Purgeable"], path: "Tests/Support", swiftSettings: swiftSettings),
   ],

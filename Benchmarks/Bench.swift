@@ -5,6 +5,7 @@
 
 import Foundation
 import Purgeable
+import ToolSupport
 
 /// How much work: full figures, or smaller ones that take less than a minute.
 struct Scale {
@@ -21,17 +22,24 @@ struct Measurement: Sendable {
 enum Bench {
   static let measurements = [
     Measurement(name: "hits", figures: Hits.figures), Measurement(name: "stores", figures: Stores.figures),
+    Measurement(name: "full", figures: Full.figures),
+    Measurement(name: "threads", figures: Threads.figures),
     Measurement(name: "regions", figures: Regions.figures), Measurement(name: "density", figures: Density.figures),
     Measurement(name: "memory", figures: Memory.figures), Measurement(name: "upkeep", figures: Upkeep.figures),
-    Measurement(name: "pressure", figures: Pressure.figures), Measurement(name: "survival", figures: Survival.figures),
+    Measurement(name: "small", figures: Small.figures), Measurement(name: "pressure", figures: Pressure.figures),
+    Measurement(name: "survival", figures: Survival.figures),
+  ]
+
+  private static let options = [
+    Arguments.Option("json", "One JSON object on standard output, nothing else."),
+    Arguments.Option("quick", "Smaller sizes, less than a minute; ratios are noisier."),
+    Arguments.Option("only", value: "NAME", "One group: \(measurements.map(\.name).joined(separator: ", "))."),
   ]
 
   static let usage = """
     usage: purgeable-bench figures [--json] [--quick] [--only NAME]
 
-      --json       One JSON object on standard output, nothing else.
-      --quick      Smaller sizes, less than a minute; ratios are noisier.
-      --only NAME  One group: \(measurements.map(\.name).joined(separator: ", ")).
+    \(Arguments.Option.help(options))
 
     Exit status 1 when a count does not hold. Times are reported and never decide it.
     """
@@ -42,7 +50,7 @@ enum Bench {
         try ChildRun.perform(Array(words.dropFirst()))
         return 0
       } catch {
-        say("\(error)")
+        complain("\(error)")
         return 1
       }
     }
@@ -50,59 +58,44 @@ enum Bench {
       print(usage)
       return 0
     }
-    guard words.first == "figures", let options = Options(Array(words.dropFirst())) else {
-      say(usage)
+    guard words.first == "figures", let arguments = try? Arguments(Array(words.dropFirst()), options: options),
+      let chosen = measurements(arguments.text("only"))
+    else {
+      complain(usage)
       return 2
     }
-    return figures(options)
+    return figures(of: chosen, isQuick: arguments.has("quick"), isJSON: arguments.has("json"))
   }
 
-  private struct Options {
-    var isQuick = false
-    var isJSON = false
-    var only: String?
-
-    init?(_ words: [String]) {
-      var rest = words[...]
-      while let word = rest.popFirst() {
-        switch word {
-        case "--quick": isQuick = true
-        case "--json": isJSON = true
-        case "--only":
-          guard let name = rest.popFirst(), measurements.contains(where: { $0.name == name }) else { return nil }
-          only = name
-        default: return nil
-        }
-      }
-    }
+  /// The group of that name, all for nil; nil where there is none of that name.
+  private static func measurements(_ name: String?) -> [Measurement]? {
+    guard let name else { return measurements }
+    return measurements.first { $0.name == name }.map { [$0] }
   }
 
-  private static func figures(_ options: Options) -> Int32 {
+  private static func figures(of chosen: [Measurement], isQuick: Bool, isJSON: Bool) -> Int32 {
     let machine = Machine.current()
     let start = ContinuousClock.now
     var figures: [Figure] = []
     var hasFailed = false
-    for measurement in measurements where options.only == nil || options.only == measurement.name {
-      say("measuring \(measurement.name)")
+    for measurement in chosen {
+      complain("measuring \(measurement.name)")
       do {
-        figures += try measurement.figures(Scale(isQuick: options.isQuick))
+        figures += try measurement.figures(Scale(isQuick: isQuick))
       } catch {
-        say("\(measurement.name): \(error)")
+        complain("\(measurement.name): \(error)")
         hasFailed = true
       }
     }
-    if options.isJSON {
+    if isJSON {
       print(JSON.object([("figures", .array(figures.map(\.json))), ("machine", machine.json)]).text)
     } else {
       print(machine.text)
       print(Figure.table(figures))
     }
-    say("took \((ContinuousClock.now - start).components.seconds) s")
+    complain("took \((ContinuousClock.now - start).components.seconds) s")
     let broken = figures.filter(\.isBroken)
-    if !broken.isEmpty { say("counts that do not hold: " + broken.map(\.name).joined(separator: "; ")) }
+    if !broken.isEmpty { complain("counts that do not hold: " + broken.map(\.name).joined(separator: "; ")) }
     return broken.isEmpty && !hasFailed ? 0 : 1
   }
-
-  /// A line on standard error.
-  static func say(_ line: String) { FileHandle.standardError.write(Data((line + "\n").utf8)) }
 }

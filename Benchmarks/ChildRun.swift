@@ -2,21 +2,17 @@
 // Every measurement runs in a process of its own: memory figures are clean, and no measurement disturbs the next. The child
 // prints "name number" lines. Under strace, what it does between two marks is counted from outside.
 
-import Foundation
+import Glibc
 import Purgeable
+import ToolSupport
 
 typealias Numbers = [String: Double]
 
 extension Numbers {
   func value(_ name: String) throws -> Double {
-    guard let value = self[name] else { throw BenchError("the child did not tell \"\(name)\"") }
+    guard let value = self[name] else { throw ToolFailure("the child did not tell \"\(name)\"") }
     return value
   }
-}
-
-struct BenchError: Error, CustomStringConvertible {
-  let description: String
-  init(_ description: String) { self.description = description }
 }
 
 enum ChildRun {
@@ -25,16 +21,18 @@ enum ChildRun {
 
   static let jobs: [String: Job] = [
     "hits": Hits.measure, "hit-counts": Hits.count, "stores": Stores.measure, "store-counts": Stores.count,
+    "full-stores": Full.measureStores, "full-hits": Full.measureHits, "full-allocations": Full.countAllocations,
+    "threads": Threads.measure, "read-beside-writer": Threads.measureBesideWriter,
     "regions": Regions.measure, "density-mix": Density.measureMix, "density-files": Density.measureFiles,
     "density-shift": Density.measureShift, "heap-memory": Memory.measureHeap, "entry-memory": Memory.measureEntries,
     "eviction": Upkeep.measureEviction, "sweep": Upkeep.measureSweep,
     "reaction": Pressure.measureReaction, "giving": Pressure.measureGiving, "kept": Pressure.measureKept,
-    "idle-wake-ups": Pressure.measureIdle,
+    "idle-wake-ups": Pressure.measureIdle, "small-caches": Small.measure, "cache-life": Small.measureLife,
   ]
 
   /// In the child: does a job, and prints what came of it.
   static func perform(_ words: [String]) throws {
-    guard let name = words.first, let job = jobs[name] else { throw BenchError("unknown job") }
+    guard let name = words.first, let job = jobs[name] else { throw ToolFailure("unknown job") }
     for (name, value) in try job(words.dropFirst().compactMap { Int($0) }).sorted(by: { $0.key < $1.key }) {
       print(name, value)
     }
@@ -42,18 +40,21 @@ enum ChildRun {
 
   /// A child's numbers.
   static func run(_ name: String, _ arguments: [Int]) throws -> Numbers {
-    try run([try ownPath(), "child", name] + arguments.map { String($0) })
+    try run(command(name, arguments))
   }
 
   /// A child's numbers, and how many system calls all of its threads began between its two marks; nil calls without strace.
   static func runTraced(_ name: String, _ arguments: [Int]) throws -> (numbers: Numbers, calls: Int?) {
-    let log = FileManager.default.temporaryDirectory.appendingPathComponent("purgeable-bench-\(UUID().uuidString)")
-    defer { try? FileManager.default.removeItem(at: log) }
-    let command = [try ownPath(), "child", name] + arguments.map { String($0) }
-    guard let numbers = try? run(["/usr/bin/env", "strace", "-f", "-qq", "-o", log.path] + command),
-      let text = try? String(contentsOf: log, encoding: .utf8)
-    else { return (try run(command), nil) }
-    return (numbers, try calls(in: text))
+    let log = try UnnamedFile()
+    let command = command(name, arguments)
+    guard let numbers = try? run(["/usr/bin/env", "strace", "-f", "-qq", "-o", log.path] + command) else {
+      return (try run(command), nil)
+    }
+    return (numbers, try calls(in: try log.text(limit: .max)))
+  }
+
+  private static func command(_ name: String, _ arguments: [Int]) -> [String] {
+    [OwnProgram.path, "child", name] + arguments.map { String($0) }
   }
 
   /// The mark: a call that nothing else makes.
@@ -71,34 +72,15 @@ enum ChildRun {
         calls += 1
       }
     }
-    guard marks == 2 else { throw BenchError("\(marks) marks in the trace, not 2") }
+    guard marks == 2 else { throw ToolFailure("\(marks) marks in the trace, not 2") }
     return calls
   }
 
-  static func ownPath() throws -> String {
-    try FileManager.default.destinationOfSymbolicLink(atPath: "/proc/self/exe")
-  }
-
-  /// Runs a program by its path and waits for its end: what it printed, and whether it ended with 0 or else with what.
-  static func output(of words: [String], hidesErrors: Bool = false) throws -> (data: Data, failure: Int32?) {
-    let process = Process()
-    let output = Pipe()
-    process.executableURL = URL(fileURLWithPath: words[0])
-    process.arguments = Array(words.dropFirst())
-    process.standardOutput = output
-    if hidesErrors { process.standardError = FileHandle.nullDevice }
-    try process.run()
-    let data = output.fileHandleForReading.readDataToEndOfFile()
-    process.waitUntilExit()
-    let isWell = process.terminationReason == .exit && process.terminationStatus == 0
-    return (data, isWell ? nil : process.terminationStatus)
-  }
-
   private static func run(_ words: [String]) throws -> Numbers {
-    let (data, failure) = try output(of: words)
-    if let failure { throw BenchError("\(words.joined(separator: " ")) ended with status \(failure)") }
+    let child = try ChildProcess.run(words[0], Array(words.dropFirst()), errors: .own)
+    guard child.end == .exited(0) else { throw ToolFailure("\(words.joined(separator: " ")) ended with status \(child.status)") }
     var numbers: Numbers = [:]
-    for line in String(decoding: data, as: UTF8.self).split(separator: "\n") {
+    for line in child.output.split(separator: "\n") {
       let parts = line.split(separator: " ")
       if parts.count == 2, let number = Double(parts[1]) { numbers[String(parts[0])] = number }
     }

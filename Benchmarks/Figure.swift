@@ -3,6 +3,7 @@
 
 import Foundation
 import Purgeable
+import ToolSupport
 
 struct Figure {
   enum Reach {
@@ -32,7 +33,7 @@ struct Figure {
   var spread: ClosedRange<Double>?
   var rounds: Int?
   var note: String?
-  /// What else has to be so for the figure to mean anything.
+  /// A further condition without which the figure means nothing.
   var condition = true
 
   init(_ name: String, _ kind: Kind, _ value: Double?, _ reach: Reach, _ unit: String, note: String? = nil) {
@@ -44,10 +45,10 @@ struct Figure {
     self.note = note
   }
 
-  init(_ name: String, _ kind: Kind, _ series: Series, _ reach: Reach, _ unit: String, note: String? = nil) {
-    self.init(name, kind, series.median, reach, unit, note: note)
-    spread = series.spread
-    rounds = series.rounds
+  init(_ name: String, _ kind: Kind, _ spread: Spread, _ reach: Reach, _ unit: String, note: String? = nil) {
+    self.init(name, kind, spread.median, reach, unit, note: note)
+    self.spread = spread.least...spread.most
+    rounds = spread.count
   }
 
   var holds: Bool {
@@ -58,7 +59,7 @@ struct Figure {
     }
   }
 
-  /// Whether the exit status has to tell.
+  /// Whether the figure makes the exit status a failure.
   var isBroken: Bool { kind == .count && value != nil && !holds }
 
   // MARK: As text
@@ -79,10 +80,8 @@ struct Figure {
   static func table(_ figures: [Figure]) -> String {
     let heads = ["figure", "value", "spread", "reach", "unit", ""]
     let rows = [heads] + figures.map(\.cells)
-    let widths = heads.indices.map { column in rows.map { $0[column].count }.max() ?? 0 }
-    func line(_ cells: [String]) -> String {
-      zip(cells, widths).map { $0 + String(repeating: " ", count: $1 - $0.count) }.joined(separator: "  ")
-    }
+    let widths = columnWidths(rows)
+    func line(_ cells: [String]) -> String { zip(cells, widths).map { $0.padded(to: $1) }.joined(separator: "  ") }
     var lines = [line(heads)]
     for (figure, cells) in zip(figures, rows.dropFirst()) {
       lines.append(line(cells))

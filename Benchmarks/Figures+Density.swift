@@ -3,6 +3,7 @@
 
 import CPurgeable
 import Foundation
+import ToolSupport
 
 enum Density {
   static func figures(_ scale: Scale) throws -> [Figure] {
@@ -26,7 +27,7 @@ enum Density {
 
   /// Arguments: payload bytes.
   @Sendable static func measureMix(_ arguments: [Int]) throws -> Numbers {
-    var generator = SeededGenerator()
+    var generator = SplitMix64()
     var filling = try Filling()
     while filling.payload < arguments[0] { _ = try filling.add(generator.logUniform(16, 16384)) }
     return try filling.numbers()
@@ -35,8 +36,8 @@ enum Density {
   /// Arguments: payload bytes at most. The files of /usr in a seeded order; only their sizes count here.
   @Sendable static func measureFiles(_ arguments: [Int]) throws -> Numbers {
     var sizes = fileSizes(under: "/usr")
-    guard !sizes.isEmpty else { throw BenchError("no files in /usr") }
-    var generator = SeededGenerator()
+    guard !sizes.isEmpty else { throw ToolFailure("no files in /usr") }
+    var generator = SplitMix64()
     sizes.shuffle(using: &generator)
     var filling = try Filling()
     for size in sizes where filling.payload + size <= arguments[0] { _ = try filling.add(size) }
@@ -45,7 +46,7 @@ enum Density {
 
   /// Arguments: payload bytes. Small sizes are replaced by larger ones, oldest first, twice over.
   @Sendable static func measureShift(_ arguments: [Int]) throws -> Numbers {
-    var generator = SeededGenerator()
+    var generator = SplitMix64()
     // Touched before the heap is made: what is resident for it does not count.
     var queue = Array(repeating: (reference: purgeable_reference_t(), size: 1), count: arguments[0] / 128)
     var filling = try Filling()
@@ -67,7 +68,7 @@ enum Density {
           head += 1
         }
       }
-      worst = min(worst, Double(filling.payload) / Double(try filling.statistics().resident_bytes))
+      worst = min(worst, Double(filling.payload) / Double(try filling.statistics().memory.resident_bytes))
     }
     var numbers = try filling.numbers()
     numbers["worst"] = worst
@@ -113,7 +114,7 @@ enum Density {
     unsafe options.keeps_tags = keepsTags
     var made: OpaquePointer?
     guard unsafe purgeable_heap_create(&options, &made) == 0, let heap = unsafe made else {
-      throw BenchError("no memory for a heap")
+      throw ToolFailure("no memory for a heap")
     }
     unsafe self.heap = heap
     residentBefore = before
@@ -126,10 +127,10 @@ enum Density {
     var bytes: UnsafeMutableRawPointer?
     guard unsafe purgeable_heap_allocate_in(heap, 0, size, UInt64(count) + 1, &reference, &bytes) == 0,
       let bytes = unsafe bytes
-    else { throw BenchError("no memory for an element of \(size) bytes") }
+    else { throw ToolFailure("no memory for an element of \(size) bytes") }
     // As many as were asked for.
     unsafe memset(bytes, 0x5A, size)
-    unsafe purgeable_heap_commit(heap, reference)
+    guard unsafe purgeable_heap_commit(heap, reference) == 0 else { throw ToolFailure("an element of \(size) bytes is lost") }
     payload += size
     added += size
     count += 1
@@ -144,16 +145,16 @@ enum Density {
 
   func statistics() throws -> purgeable_heap_statistics_t {
     var statistics = purgeable_heap_statistics_t()
-    guard unsafe purgeable_heap_statistics(heap, &statistics) == 0 else { throw BenchError("no statistics") }
+    guard unsafe purgeable_heap_statistics(heap, &statistics) == 0 else { throw ToolFailure("no statistics") }
     return statistics
   }
 
   func numbers() throws -> Numbers {
     let statistics = try statistics()
     return [
-      "payload": Double(payload), "elements": Double(count), "resident": Double(statistics.resident_bytes),
+      "payload": Double(payload), "elements": Double(count), "resident": Double(statistics.memory.resident_bytes),
       "slabs": unsafe Double(statistics.slab_count) * Double(purgeable_heap_slab_bytes(heap)),
-      "held": Double(statistics.held_bytes), "ordinary": Double(statistics.ordinary_bytes),
+      "held": Double(statistics.memory.held_bytes), "ordinary": Double(statistics.memory.ordinary_bytes),
       "rss": Double(try OwnMemory.residentBytes() - residentBefore),
     ]
   }

@@ -5,6 +5,7 @@ import BenchmarkSupport
 import CPurgeable.Testing
 import Foundation
 import Purgeable
+import ToolSupport
 
 enum Hits {
   static func figures(_ scale: Scale) throws -> [Figure] {
@@ -74,14 +75,18 @@ enum Hits {
     }
     return [
       Figure(
-        "hits read into a buffer, against Dictionary", .time, try Series(numbers, "read/dictionary"), .atMost(1.2),
+        "hits read into a buffer, against Dictionary", .time, try Spread(numbers, "read/dictionary"), .atMost(1.2),
         "times its time", note: try note(["read", "dictionary"])),
       Figure(
-        "hits read into a buffer, against NSCache", .time, try Series(numbers, "nscache/read"), .atLeast(4), "times as fast",
+        "hits read into a buffer, against NSCache", .time, try Spread(numbers, "nscache/read"), .atLeast(4), "times as fast",
         note: try note(["read", "nscache"])),
       Figure(
-        "hits as a new array, against NSCache", .time, try Series(numbers, "nscache/value"), .atLeast(2.5), "times as fast",
+        "hits as a new array, against NSCache", .time, try Spread(numbers, "nscache/value"), .atLeast(2.5), "times as fast",
         note: try note(["value", "nscache"])),
+      Figure(
+        "1,000 random keys in one call, against single hits as new arrays", .time, try Spread(numbers, "many/value"),
+        .atMost(0.6),
+        "times their time", note: try note(["many", "value"])),
     ]
   }
 
@@ -94,21 +99,23 @@ enum Hits {
     settle(cache)
     let expected = dictionaryPass(dictionary, workload.order)
     func check(_ pass: Pass) throws {
-      guard pass == expected else { throw BenchError("\(pass) is not what the dictionary has, \(expected)") }
+      guard pass == expected else { throw ToolFailure("\(pass) is not what the dictionary has, \(expected)") }
     }
     let times = try Rounds.alternate(
       arguments[1],
       [
         { try check(readPass(cache, workload.order)) }, { try check(dictionaryPass(dictionary, workload.order)) },
         { try check(nsCachePass(nsCache, workload.order)) }, { try check(valuePass(cache, workload.order)) },
+        { try check(manyPass(cache, workload.order)) },
       ])
     var numbers: Numbers = [:]
-    for (side, name) in ["read", "dictionary", "nscache", "value"].enumerated() {
-      Series(times.map { $0[side] / Double(arguments[0]) }).write(to: &numbers, name)
+    for (side, name) in ["read", "dictionary", "nscache", "value", "many"].enumerated() {
+      Spread(times.map { $0[side] / Double(arguments[0]) }).write(to: &numbers, name)
     }
     Rounds.ratio(times, 0, over: 1).write(to: &numbers, "read/dictionary")
     Rounds.ratio(times, 2, over: 0).write(to: &numbers, "nscache/read")
     Rounds.ratio(times, 2, over: 3).write(to: &numbers, "nscache/value")
+    Rounds.ratio(times, 4, over: 3).write(to: &numbers, "many/value")
     return numbers
   }
 }

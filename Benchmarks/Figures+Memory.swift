@@ -4,6 +4,7 @@
 import CPurgeable
 import Foundation
 import Purgeable
+import ToolSupport
 
 enum Memory {
   static func figures(_ scale: Scale) throws -> [Figure] {
@@ -23,7 +24,7 @@ enum Memory {
       }
     }
 
-    func size(_ generator: inout SeededGenerator) -> Int {
+    func size(_ generator: inout SplitMix64) -> Int {
       switch self {
       case .small: 16
       case .hundred: 100
@@ -53,8 +54,8 @@ enum Memory {
 
   /// Arguments: mix, slab bytes, whether to keep tags.
   @Sendable static func measureHeap(_ arguments: [Int]) throws -> Numbers {
-    guard let mix = Mix(rawValue: arguments[0]) else { throw BenchError("unknown mix") }
-    var generator = SeededGenerator()
+    guard let mix = Mix(rawValue: arguments[0]) else { throw ToolFailure("unknown mix") }
+    var generator = SplitMix64()
     var filling = try Filling(keepsTags: arguments[2] == 1)
     while filling.payload + 8 * filling.count < arguments[1] { _ = try filling.add(mix.size(&generator)) }
     return try filling.numbers()
@@ -80,7 +81,7 @@ enum Memory {
     // Everything measuring needs is there before the first look: a cache that is gone again, and a look.
     do {
       let cache = try PurgeableCache<String, [UInt8]>()
-      cache.set(value, forKey: key(0))
+      cache.setValue(value, forKey: key(0))
       _ = cache.statistics
     }
     usleep(1_200_000)
@@ -90,25 +91,25 @@ enum Memory {
     var costs: [(perEntry: Double, count: Int)] = []
     for i in 1...arguments[1] {
       value[i % 100] = UInt8(truncatingIfNeeded: i)
-      cache.set(value, forKey: key(i))
+      cache.setValue(value, forKey: key(i))
       guard i >= arguments[0], i % arguments[2] == 0 else { continue }
-      guard cache.count == i else { throw BenchError("\(cache.count) entries, not \(i)") }
-      let ordinary = try OwnMemory.residentBytes() - cache.statistics.residentBytes - empty
+      guard cache.count == i else { throw ToolFailure("\(cache.count) entries, not \(i)") }
+      let ordinary = try OwnMemory.residentBytes() - (cache.statistics.memory.residentBytes ?? 0) - empty
       costs.append((Double(ordinary) / Double(i), i))
     }
     guard let worst = costs.max(by: { $0.perEntry < $1.perEntry }), let best = costs.min(by: { $0.perEntry < $1.perEntry }) else {
-      throw BenchError("no look taken")
+      throw ToolFailure("no look taken")
     }
     return [
       "worst": worst.perEntry, "worst-at": Double(worst.count), "best": best.perEntry,
       "mean": costs.reduce(0) { $0 + $1.perEntry } / Double(costs.count),
-      "told": Double(cache.statistics.ordinaryBytes) / Double(arguments[1]),
+      "told": Double(cache.statistics.memory.ordinaryBytes) / Double(arguments[1]),
     ]
   }
 
   /// 24 characters of ASCII.
   private static func key(_ number: Int) -> String {
-    var rest = SeededGenerator.mix(UInt64(number))
+    var rest = SplitMix64.mix(UInt64(number))
     return unsafe String(unsafeUninitializedCapacity: 24) { buffer in
       for i in 0..<24 {
         // In bounds: room for 24 was asked for. The last eight say the number once more.

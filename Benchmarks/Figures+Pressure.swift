@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Reaction to pressure: how soon everything is on offer, how long giving back takes and what readers see of it, what is kept, and what
-// the library's thread costs while nothing happens. Without a memory group; `purgeablectl stress` measures with one.
+// Reaction to pressure: how soon everything is on offer, how long giving back takes and what readers see of it, what is kept, and
+// what the library's thread costs while nothing happens. Without a memory group; `purgeablectl stress` measures with one.
 
 import Foundation
 import Purgeable
 import Synchronization
+import ToolSupport
 
 enum Pressure {
   static func figures(_ scale: Scale) throws -> [Figure] {
@@ -14,7 +15,7 @@ enum Pressure {
     var figures = [
       Figure(
         "from pressure event to everything idle on offer, \(scale(1024, quick: 256)) MiB", .time,
-        try Series(reaction, "milliseconds"), .atMost(50), "ms"),
+        try Spread(reaction, "milliseconds"), .atMost(50), "ms"),
       Figure(
         "giving back \(scale(1024, quick: 256)) MiB in the library's order, copying included", .time,
         try giving.value("milliseconds"), .atMost(500), "ms",
@@ -45,7 +46,7 @@ enum Pressure {
 
   // MARK: Reaction
 
-  /// Tells what it is told to tell, at once.
+  /// Reports the level that the measurement sets, immediately.
   private final class Bell: PressureSource {
     let name = "bell"
     private let pipeEnds: (Int32, Int32)
@@ -62,7 +63,7 @@ enum Pressure {
     func level(ready: [PressureDescriptor]) -> PressureLevel {
       var byte: UInt8 = 0
       if !ready.isEmpty { _ = unsafe read(pipeEnds.0, &byte, 1) }
-      return PressureLevel(rawValue: level.load(ordering: .relaxed)) ?? .none
+      return PressureLevel(rawValue: level.load(ordering: .relaxed)) ?? .normal
     }
 
     func ring(_ new: PressureLevel) {
@@ -79,21 +80,21 @@ enum Pressure {
     let cache = try PurgeableCache<Int, [UInt8]>(name: "figures")
     let value = [UInt8](repeating: 0x5A, count: 4000)
     let count = arguments[0] / value.count
-    for key in 0..<count { cache.set(value, forKey: key) }
+    for key in 0..<count { cache.setValue(value, forKey: key) }
     var times: [Double] = []
     for _ in 0..<arguments[1] {
-      bell.ring(.none)
-      while PurgeableMemory.pressureLevel != .none { usleep(10_000) }
+      bell.ring(.normal)
+      while PurgeableMemory.pressureLevel != .normal { usleep(10_000) }
       for key in 0..<count { cache.withBytes(forKey: key) { _ in } }
       let before = PurgeableMemory.pressureStatistics.reactionCount
-      bell.ring(.some)
+      bell.ring(.warning)
       while PurgeableMemory.pressureStatistics.reactionCount == before { usleep(1000) }
       times.append(Double(PurgeableMemory.pressureStatistics.lastOfferNanoseconds ?? 0) / 1e6)
-      // What the slice gave back is stored again.
-      for key in 0..<count where !cache.contains(key) { cache.set(value, forKey: key) }
+      // Stores again what the slice gave back.
+      for key in 0..<count where !cache.containsValue(forKey: key) { cache.setValue(value, forKey: key) }
     }
     var numbers: Numbers = [:]
-    Series(times).write(to: &numbers, "milliseconds")
+    Spread(times).write(to: &numbers, "milliseconds")
     return numbers
   }
 
@@ -102,12 +103,12 @@ enum Pressure {
   /// Arguments: bytes, half of which are given back. A fifth of the entries was read twice.
   @Sendable static func measureGiving(_ arguments: [Int]) throws -> Numbers {
     let cache = try PurgeableCache<Int, [UInt8]>(name: "figures")
-    var generator = SeededGenerator()
+    var generator = SplitMix64()
     let bytes = [UInt8](repeating: 0x5A, count: 4096)
     var (stored, count) = (0, 0)
     while stored < arguments[0] {
       let value = [UInt8](bytes[..<generator.logUniform(100, 4096)])
-      cache.set(value, forKey: count)
+      cache.setValue(value, forKey: count)
       (stored, count) = (stored + value.count, count + 1)
     }
     for key in stride(from: 0, to: count, by: 5) { for _ in 0..<2 { _ = cache.value(forKey: key) } }
@@ -121,8 +122,8 @@ enum Pressure {
     reader.stop()
     let after = cache.statistics
     return [
-      "milliseconds": time / .milliseconds(1), "given": Double(held.heldBytes - after.heldBytes),
-      "copies": Double(after.copies), "reads": Double(during.count), "p9999": percentile(during), "before": percentile(before),
+      "milliseconds": time / .milliseconds(1), "given": Double(held.memory.heldBytes - after.memory.heldBytes),
+      "copies": Double(after.copyCount), "reads": Double(during.count), "p9999": percentile(during), "before": percentile(before),
     ]
   }
 
@@ -142,13 +143,13 @@ enum Pressure {
 
     func start() {
       let thread = Thread { [self] in
-        var generator = SeededGenerator(seed: 7)
+        var generator = SplitMix64(seed: 7)
         let buffer = UnsafeMutableRawBufferPointer.allocate(byteCount: 4096, alignment: 16)
         var own: [UInt32] = []
         own.reserveCapacity(1 << 20)
         while !isDone.load(ordering: .relaxed) {
           let start = DispatchTime.now().uptimeNanoseconds
-          // Of those that were read before: it is not to make more of them worth copying.
+          // Reads only entries that were read before, so that no more entries become worth copying.
           _ = unsafe cache.read(forKey: Int.random(in: 0..<count / 5, using: &generator) * 5, into: buffer)
           own.append(UInt32(clamping: DispatchTime.now().uptimeNanoseconds - start))
           if own.count % 256 == 0 {
@@ -178,7 +179,7 @@ enum Pressure {
   @Sendable static func measureKept(_ arguments: [Int]) throws -> Numbers {
     let count = arguments[1] / arguments[0]
     let cache = try PurgeableCache<Int, [UInt8]>(name: "figures")
-    var generator = SeededGenerator()
+    var generator = SplitMix64()
     let byRank = (0..<count).shuffled(using: &generator)
     var sums = [Double](repeating: 0, count: count)
     var sum = 0.0
@@ -196,12 +197,12 @@ enum Pressure {
       return byRank[low]
     }
     let value = [UInt8](repeating: 0x5A, count: arguments[0])
-    for key in 0..<count { cache.set(value, forKey: key) }
+    for key in 0..<count { cache.setValue(value, forKey: key) }
     var lastUse = Array(0..<count)
     var moment = count
     for _ in 0..<4 * count {
       let key = next()
-      guard cache.value(forKey: key) != nil else { throw BenchError("an entry is gone") }
+      guard cache.value(forKey: key) != nil else { throw ToolFailure("an entry is gone") }
       lastUse[key] = moment
       moment += 1
     }
@@ -213,7 +214,7 @@ enum Pressure {
     var (answered, ideal) = (0, 0)
     for _ in 0..<count {
       let key = next()
-      if cache.peek(key) != nil { answered += 1 }
+      if cache.peekValue(forKey: key) != nil { answered += 1 }
       if lastUse[key] >= oldestKept { ideal += 1 }
     }
     return [
@@ -227,13 +228,13 @@ enum Pressure {
   private final class Polling: PressureSource {
     let name = "polling"
     let pollingInterval: Duration? = .seconds(1)
-    func level(ready: [PressureDescriptor]) -> PressureLevel { .none }
+    func level(ready: [PressureDescriptor]) -> PressureLevel { .normal }
   }
 
   /// Arguments: seconds for each way.
   @Sendable static func measureIdle(_ arguments: [Int]) throws -> Numbers {
     let cache = try PurgeableCache<Int, [UInt8]>(name: "figures")
-    for key in 0..<10_000 { cache.set([UInt8](repeating: 1, count: 1000), forKey: key) }
+    for key in 0..<10_000 { cache.setValue([UInt8](repeating: 1, count: 1000), forKey: key) }
     func wakeUps() -> Double {
       settle(cache)
       usleep(3_000_000)

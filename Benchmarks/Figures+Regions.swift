@@ -4,6 +4,7 @@
 import BenchmarkSupport
 import CPurgeable
 import Foundation
+import ToolSupport
 
 enum Regions {
   private static let byteCount = 64 << 10
@@ -17,11 +18,11 @@ enum Regions {
     let numbers = try ChildRun.run("regions", [1024, scale(40, quick: 12)])
     return [
       Figure(
-        "1,024 regions of 64 KiB, bulk offer, against madvise + rescue each", .time, try Series(numbers, "regions/hand"),
+        "1,024 regions of 64 KiB, bulk offer, against madvise + rescue each", .time, try Spread(numbers, "regions/hand"),
         .atMost(0.85), "times its time",
         note: "a region \(Figure.text(try numbers.value("regions"))) ns, by hand \(Figure.text(try numbers.value("hand"))) ns"),
       Figure(
-        "lock and unlock again before any offer", .time, try Series(numbers, "relock"), .atMost(100), "ns"),
+        "lock and unlock again before any offer", .time, try Spread(numbers, "relock"), .atMost(100), "ns"),
     ]
   }
 
@@ -29,7 +30,7 @@ enum Regions {
   @Sendable static func measure(_ arguments: [Int]) throws -> Numbers {
     let regions = try (0..<arguments[0]).map { _ in try makeRegion() }
     defer { for region in regions { unsafe purgeable_region_destroy(region.raw) } }
-    guard let hand = unsafe benchmark_map(arguments[0] * byteCount) else { throw BenchError("no memory") }
+    guard let hand = unsafe benchmark_map(arguments[0] * byteCount) else { throw ToolFailure("no memory") }
     for i in 0..<arguments[0] { unsafe benchmark_offer(hand + i * byteCount, byteCount) }
     purgeable_offer_pending(nil)
     let times = try Rounds.alternate(
@@ -37,20 +38,20 @@ enum Regions {
       [
         {
           try lockAll(regions)
-          guard purgeable_offer_pending(nil) == 0 else { throw BenchError("an offer was refused") }
+          guard purgeable_offer_pending(nil) == 0 else { throw ToolFailure("an offer was refused") }
         },
         { try unsafe handleAll(hand, arguments[0]) },
       ])
-    // The first pass rescues; from then on nothing is on offer, for nothing offers here but this thread.
+    // The first pass rescues. From then on nothing is on offer, since only this thread offers.
     try lockAll(regions)
     let relocks = try (0..<arguments[1]).map { _ in
       try Rounds.nanoseconds { for _ in 0..<8 { try lockAll(regions) } } / Double(8 * arguments[0])
     }
     var numbers: Numbers = [:]
-    numbers["regions"] = Series(times.map { $0[0] / Double(arguments[0]) }).median
-    numbers["hand"] = Series(times.map { $0[1] / Double(arguments[0]) }).median
+    numbers["regions"] = Spread(times.map { $0[0] / Double(arguments[0]) }).median
+    numbers["hand"] = Spread(times.map { $0[1] / Double(arguments[0]) }).median
     Rounds.ratio(times, 0, over: 1).write(to: &numbers, "regions/hand")
-    Series(relocks).write(to: &numbers, "relock")
+    Spread(relocks).write(to: &numbers, "relock")
     return numbers
   }
 
@@ -59,7 +60,7 @@ enum Regions {
     var made: OpaquePointer?
     guard unsafe purgeable_region_create(byteCount, nil, &made) == 0, let region = unsafe made,
       let bytes = unsafe purgeable_region_bytes(region)
-    else { throw BenchError("no memory for a region") }
+    else { throw ToolFailure("no memory for a region") }
     unsafe memset(bytes, 7, byteCount)
     unsafe purgeable_region_unlock(region)
     return unsafe Handle(raw: region)
@@ -68,7 +69,7 @@ enum Regions {
   @inline(never)
   private static func lockAll(_ regions: [Handle]) throws {
     for region in regions {
-      guard unsafe purgeable_region_lock(region.raw) == .intact else { throw BenchError("a region was discarded") }
+      guard unsafe purgeable_region_lock(region.raw) == .intact else { throw ToolFailure("a region was discarded") }
       unsafe purgeable_region_unlock(region.raw)
     }
   }
@@ -78,8 +79,8 @@ enum Regions {
     for i in 0..<count {
       // Within the mapping, which has `count` such parts.
       let part = unsafe start + i * byteCount
-      guard unsafe benchmark_rescue(part, byteCount) else { throw BenchError("a page was discarded") }
-      guard unsafe benchmark_offer(part, byteCount) == 0 else { throw BenchError("an offer was refused") }
+      guard unsafe benchmark_rescue(part, byteCount) else { throw ToolFailure("a page was discarded") }
+      guard unsafe benchmark_offer(part, byteCount) == 0 else { throw ToolFailure("an offer was refused") }
     }
   }
 }

@@ -4,6 +4,7 @@
 import CPurgeable.Testing
 import Foundation
 import Purgeable
+import ToolSupport
 
 enum Stores {
   static func figures(_ scale: Scale) throws -> [Figure] {
@@ -16,13 +17,13 @@ enum Stores {
       "system calls per stored 100-byte entry", .count,
       try Double(calls ?? Int(numbers.value("table-calls"))) / Double(count), .atMost(0.01), "calls",
       note: Hits.unlessTraced(calls).map { $0 + "; " + onOffer } ?? onOffer)
-    // Cheap because it was not offered would be no achievement.
+    // A store that is cheap because nothing was offered does not count.
     perStore.condition = offered >= 0.95
     let times = try ChildRun.run("stores", [scale(count, quick: 200_000), scale(5, quick: 3)])
     return [
       perStore,
       Figure(
-        "stores, against NSCache", .time, try Series(times, "nscache/store"), .atLeast(5), "times as fast",
+        "stores, against NSCache", .time, try Spread(times, "nscache/store"), .atLeast(5), "times as fast",
         note: "store \(Figure.text(try times.value("store"))) ns, nscache \(Figure.text(try times.value("nscache"))) ns"),
     ]
   }
@@ -35,13 +36,14 @@ enum Stores {
     defer { withExtendedLifetime(workload) {} }
     let tableBefore = purgeable_testing_call_count(purgeable_testing_call_any.rawValue)
     ChildRun.mark()
-    for key in workload.keys { cache.set(Workload.value(of: key), forKey: key) }
+    for key in workload.keys { cache.setValue(Workload.value(of: key), forKey: key) }
     usleep(1_000_000)
     ChildRun.mark()
     let calls = purgeable_testing_call_count(purgeable_testing_call_any.rawValue) - tableBefore
     let statistics = cache.statistics
     return [
-      "table-calls": Double(calls), "offered": Double(statistics.offeredBytes), "held": Double(statistics.heldBytes),
+      "table-calls": Double(calls), "offered": Double(statistics.memory.offeredBytes),
+      "held": Double(statistics.memory.heldBytes),
     ]
   }
 
@@ -56,21 +58,21 @@ enum Stores {
       let time = Rounds.nanoseconds { storePass(cache, workload.keys, values) } / Double(arguments[0])
       let otherTime = Rounds.nanoseconds { storePass(nsCache, workload.keys, values) } / Double(arguments[0])
       guard cache.count == arguments[0], readPass(cache, workload.keys) == nsCachePass(nsCache, workload.keys) else {
-        throw BenchError("stored \(arguments[0]) entries and found \(cache.count), or others")
+        throw ToolFailure("stored \(arguments[0]) entries and found \(cache.count), or others")
       }
       // The first round warms up.
       if round == 0 { continue }
       own.append(time)
       others.append(otherTime)
     }
-    var numbers = ["store": Series(own).median, "nscache": Series(others).median]
-    Series(zip(own, others).map { $1 / $0 }).write(to: &numbers, "nscache/store")
+    var numbers = ["store": Spread(own).median, "nscache": Spread(others).median]
+    Spread(zip(own, others).map { $1 / $0 }).write(to: &numbers, "nscache/store")
     return numbers
   }
 
   @inline(never)
   private static func storePass(_ cache: PurgeableCache<Int, [UInt8]>, _ keys: [Int], _ values: [[UInt8]]) {
-    for i in keys.indices { cache.set(values[i], forKey: keys[i]) }
+    for i in keys.indices { cache.setValue(values[i], forKey: keys[i]) }
   }
 
   @inline(never)

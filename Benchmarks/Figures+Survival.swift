@@ -4,6 +4,7 @@
 
 import Foundation
 import Purgeable
+import ToolSupport
 
 enum Survival {
   /// What one scenario reported.
@@ -70,19 +71,18 @@ enum Survival {
   private struct Unavailable: Error { var reason: String }
 
   private static func run(_ words: [String]) throws -> [Report] {
-    let own = URL(fileURLWithPath: try ChildRun.ownPath())
-    let tool = own.deletingLastPathComponent().appendingPathComponent("purgeablectl").path
+    let tool = OwnProgram.beside("purgeablectl")
     guard FileManager.default.isExecutableFile(atPath: tool) else {
       throw Unavailable(reason: "purgeablectl is not built beside this program; swift build -c release builds it")
     }
-    let command = [tool, "stress"] + words + ["--short", "--json"]
+    let command = ["stress"] + words + ["--short", "--json"]
     // A scenario that failed is told in its report.
-    let (data, failure) = try ChildRun.output(of: command, hidesErrors: true)
-    let reports = data.split(separator: UInt8(ascii: "\n")).compactMap { line in
-      (try? JSONSerialization.jsonObject(with: Data(line))) as? Report
+    let child = try ChildProcess.run(tool, command, errors: .nothing)
+    let reports = child.output.split(separator: "\n").compactMap { line in
+      (try? JSONSerialization.jsonObject(with: Data(line.utf8))) as? Report
     }
     guard !reports.isEmpty else {
-      throw BenchError("\(command.joined(separator: " ")) reported nothing, status \(failure ?? 0)")
+      throw ToolFailure("\(([tool] + command).joined(separator: " ")) reported nothing, status \(child.status)")
     }
     return reports
   }

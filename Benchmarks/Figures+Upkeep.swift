@@ -3,6 +3,7 @@
 
 import Foundation
 import Purgeable
+import ToolSupport
 
 enum Upkeep {
   static func figures(_ scale: Scale) throws -> [Figure] {
@@ -12,13 +13,13 @@ enum Upkeep {
   /// A cache of values from 100 B to 4 KiB, log-uniform.
   private static func fill(_ byteCount: Int) throws -> (cache: PurgeableCache<Int, [UInt8]>, count: Int) {
     let cache = try PurgeableCache<Int, [UInt8]>(name: "figures")
-    var generator = SeededGenerator()
+    var generator = SplitMix64()
     let bytes = [UInt8](repeating: 0x5A, count: 4096)
     var stored = 0
     var count = 0
     while stored < byteCount {
       let value = [UInt8](bytes[..<generator.logUniform(100, 4096)])
-      guard cache.set(value, forKey: count) == .stored else { throw BenchError("an entry was not stored") }
+      guard cache.setValue(value, forKey: count) == .stored else { throw ToolFailure("an entry was not stored") }
       stored += value.count
       count += 1
     }
@@ -43,14 +44,14 @@ enum Upkeep {
     let (cache, count) = try fill(arguments[0])
     // Every fifth is worth keeping: the policy copies them.
     for key in stride(from: 0, to: count, by: 5) {
-      for _ in 0..<2 where cache.value(forKey: key) == nil { throw BenchError("an entry is gone") }
+      for _ in 0..<2 where cache.value(forKey: key) == nil { throw ToolFailure("an entry is gone") }
     }
     let before = (resident: try OwnMemory.residentBytes(), statistics: cache.statistics)
     cache.trim(toFraction: 0.5)
     let after = (resident: try OwnMemory.residentBytes(), statistics: cache.statistics)
     return [
-      "given": Double(before.resident - after.resident), "copies": Double(after.statistics.copies),
-      "evicted": Double(before.statistics.payloadBytes - after.statistics.payloadBytes),
+      "given": Double(before.resident - after.resident), "copies": Double(after.statistics.copyCount),
+      "evicted": Double(before.statistics.memory.payloadBytes - after.statistics.memory.payloadBytes),
     ]
   }
 
@@ -61,7 +62,7 @@ enum Upkeep {
     let numbers = try ChildRun.run("sweep", [byteCount, scale(9, quick: 5)])
     let (milliseconds, gigabytes) = (try numbers.value("milliseconds"), try numbers.value("offered") / Double(1 << 30))
     return Figure(
-      "sweep", .time, try Series(numbers, "sweep/allowed"), .atMost(1), "times 1 ms per GiB + 2 ns an entry",
+      "sweep", .time, try Spread(numbers, "sweep/allowed"), .atMost(1), "times 1 ms per GiB + 2 ns an entry",
       note: "\(Figure.text(milliseconds)) ms for \(Figure.text(gigabytes)) GiB on offer and \(Int(try numbers.value("entries"))) "
         + "entries, nothing lost")
   }
@@ -70,13 +71,13 @@ enum Upkeep {
   @Sendable static func measureSweep(_ arguments: [Int]) throws -> Numbers {
     let (cache, count) = try fill(arguments[0])
     settle(cache)
-    let offered = Double(cache.statistics.offeredBytes)
+    let offered = Double(cache.statistics.memory.offeredBytes)
     let allowed = 1e6 * offered / Double(1 << 30) + 2 * Double(count)
     let times = try (0..<arguments[1]).map { _ in
-      try Rounds.nanoseconds { if cache.sweep() != 0 { throw BenchError("entries were lost") } }
+      try Rounds.nanoseconds { if cache.sweep() != 0 { throw ToolFailure("entries were lost") } }
     }
-    var numbers = ["offered": offered, "entries": Double(count), "milliseconds": Series(times).median / 1e6]
-    Series(times.map { $0 / allowed }).write(to: &numbers, "sweep/allowed")
+    var numbers = ["offered": offered, "entries": Double(count), "milliseconds": Spread(times).median / 1e6]
+    Spread(times.map { $0 / allowed }).write(to: &numbers, "sweep/allowed")
     return numbers
   }
 }

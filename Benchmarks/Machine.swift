@@ -4,6 +4,7 @@
 import CPurgeable
 import Glibc
 import Purgeable
+import ToolSupport
 
 struct Machine {
   let facts: [(name: String, value: JSON)]
@@ -47,7 +48,7 @@ enum OwnMemory {
   static func residentBytes() throws -> Int {
     if let bytes = rollup("Rss") { return bytes }
     guard let text = SmallFile.text("/proc/self/status"), let bytes = SmallFile.number(after: "VmRSS", in: text) else {
-      throw BenchError("neither /proc/self/smaps_rollup nor /proc/self/status tells what is resident")
+      throw ToolFailure("neither /proc/self/smaps_rollup nor /proc/self/status tells what is resident")
     }
     return Int(bytes)
   }

@@ -4,6 +4,7 @@
 import BenchmarkSupport
 import Foundation
 import Purgeable
+import ToolSupport
 
 /// An object that NSCache can hold.
 final class Box {
@@ -20,8 +21,8 @@ struct Workload {
   let order: [Int]
 
   init(count: Int) {
-    var generator = SeededGenerator()
-    keys = (0..<count).map { Int(truncatingIfNeeded: SeededGenerator.mix(UInt64($0) &+ 1)) }
+    var generator = SplitMix64()
+    keys = (0..<count).map { Int(truncatingIfNeeded: SplitMix64.mix(UInt64($0) &+ 1)) }
     order = keys.shuffled(using: &generator)
   }
 
@@ -40,7 +41,7 @@ struct Workload {
 
   func makeCache() throws -> PurgeableCache<Int, [UInt8]> {
     let cache = try PurgeableCache<Int, [UInt8]>(name: "figures")
-    for key in keys { cache.set(Self.value(of: key), forKey: key) }
+    for key in keys { cache.setValue(Self.value(of: key), forKey: key) }
     return cache
   }
 
@@ -58,7 +59,7 @@ struct Workload {
 }
 
 /// Everything on offer, and what the library's thread had to do done.
-func settle(_ cache: PurgeableCache<Int, [UInt8]>) {
+func settle<Key, Value>(_ cache: PurgeableCache<Key, Value>) {
   // Twice, with every processor's unfinished offers completed in between: one offer skips pages.
   for _ in 0..<3 {
     cache.offerIdle()
@@ -95,6 +96,15 @@ func readPass(_ cache: PurgeableCache<Int, [UInt8]>, _ keys: [Int]) -> Pass {
 func valuePass(_ cache: PurgeableCache<Int, [UInt8]>, _ keys: [Int]) -> Pass {
   var pass = Pass()
   for key in keys { add(cache.value(forKey: key), to: &pass) }
+  return pass
+}
+
+@inline(never)
+func manyPass(_ cache: PurgeableCache<Int, [UInt8]>, _ keys: [Int]) -> Pass {
+  var pass = Pass()
+  for start in stride(from: 0, to: keys.count, by: 1000) {
+    for value in cache.values(forKeys: keys[start..<min(keys.count, start + 1000)]) { add(value, to: &pass) }
+  }
   return pass
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Counts heap allocations: the allocator's entry points, defined in the executable, so that the Swift runtime's and everybody
-// else's calls come here first. Counts by thread: plain increments, and nobody else's allocations in between.
+// Counts heap allocations. The allocator's entry points are defined in the executable, so that all calls, those of the Swift
+// runtime included, come here first. Each thread has a count of its own: plain increments, without other threads' allocations.
 
 #include "benchmark_support.h"
 

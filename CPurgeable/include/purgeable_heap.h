@@ -16,6 +16,8 @@
 /// An element is written between allocate and commit and is read-only afterwards. It is named by a reference, never by a pointer:
 /// stale, foreign and forged references are found out (ESTALE). All functions may be called from any thread on a live heap,
 /// unless they say otherwise. A forked child finds every element gone (ESTALE) and the heap empty and usable.
+///
+/// Streams, single slabs and places are for owners that decide which elements stay: `purgeable_slabs.h`.
 #ifndef PURGEABLE_HEAP_H
 #define PURGEABLE_HEAP_H
 
@@ -24,28 +26,26 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+PURGEABLE_PUBLIC_BEGIN
 PURGEABLE_NONNULL_BEGIN
 
+/// A slab heap.
 typedef struct purgeable_heap purgeable_heap_t;
 
-/// Names an element: its place, in units of 16 bytes from the heap's beginning, and the generation of its slab.
-/// All zero names nothing. A plain value: copy and compare it freely.
+/// Names an element. All zero names nothing. A plain value: copy and compare it freely.
 typedef struct purgeable_reference {
+  /// Where the element begins, in granules of 16 bytes from the heap's beginning.
   uint64_t place;
+  /// Which life of the slab the element belongs to.
   uint64_t generation;
 } purgeable_reference_t;
 
 /// Names a sequence of slabs in order of birth. 0 is the stream that every heap has.
 typedef uint32_t purgeable_stream_t;
 
-/// Names a slab during one of its lives. All zero names nothing.
-typedef struct purgeable_slab {
-  uint32_t index;
-  uint32_t generation;
-} purgeable_slab_t;
-
 enum {
-  /// The bytes that a place counts, and the alignment of every element's header; payloads are aligned to 8 bytes.
+  /// The bytes that a place counts, and the alignment of every element; payloads are aligned to 8 bytes, or to 16 where
+  /// `payload_alignment_bytes` says so.
   PURGEABLE_GRANULE_BYTES = 16,
   /// The header in front of every payload.
   PURGEABLE_HEADER_BYTES = 8,
@@ -55,37 +55,70 @@ enum {
 #define PURGEABLE_ELEMENT_BYTES_MAX ((size_t)0xFFFFFFFFu - ((size_t)64 << 20))
 
 /// An owner's answer when an element was copied to a new place: exchange the old reference for the new one wherever the owner
-/// keeps it, by compare-exchange, and say true; or say false, and the copy is freed and the old place stays. Called outside the
-/// heap's mutexes; may call the heap. `tag` is 0 unless the heap keeps tags. `bytes` is the copy, readable during the call.
+/// keeps it, by compare-exchange, and say true; or say false, and the copy is freed and the old place stays. `tag` is 0 unless
+/// the heap keeps tags. `bytes` is the copy, readable during the call.
+///
+/// Called on the thread, and inside the call, that moves: `purgeable_heap_move` and `purgeable_slab_evacuate` with the callback
+/// given to them; with the callback of the options `purgeable_heap_allocate`, `purgeable_heap_allocate_in` (stream 0, when a
+/// fresh slab is needed or the limit is reached), `purgeable_heap_trim` and `purgeable_heap_offer_idle`. None of the heap's
+/// mutexes is held, and the callback may call the heap. **A mutex of the owner that is held around one of these calls must not be
+/// taken in the callback.** An owner who holds one around allocations sets `defers_compaction`: then an allocation never calls
+/// back, and compaction is left to trims and upkeep, which are called without that mutex. The thread cannot be cancelled during
+/// the callback.
 typedef bool (*purgeable_moved_t)(void *PURGEABLE_NULLABLE context, purgeable_reference_t from, purgeable_reference_t to,
                                   uint64_t tag, const void *bytes, size_t length_bytes);
 
+/// What a heap is made with. All zero is what a program without special needs wants.
 typedef struct purgeable_heap_options {
-  /// The most bytes of slabs to hold at a time, 0 for no limit. Above it an allocation fails with ENOMEM.
-  size_t limit_bytes;
+  /// The most bytes of slabs to hold at a time, 0 for no limit: those of `purgeable_heap_charged_bytes`, so what is known to be
+  /// gone leaves room. Above it an allocation fails with ENOMEM. With `moved`, and without `defers_compaction`, one slab more may
+  /// be held: what compaction copies into.
+  size_t byte_limit;
   /// A power of two of 1 to 64 pages; 0 chooses: 4 pages for a limit below 4 MiB, 64 from 1 GiB on, else 16.
   size_t slab_bytes;
   /// A power of two, at least 4 slabs; 0 chooses: 64 MiB, less for a small limit.
   size_t chunk_bytes;
+  /// When idle slabs are offered to the kernel.
   purgeable_offering_t offering;
   /// The most payload to have locked at a time, each lock counted, 0 for no limit. Above it a lock is refused with EAGAIN.
-  size_t locked_limit_bytes;
+  size_t locked_byte_limit;
   /// Keep each element's tag in ordinary memory (10 bytes an element), where it survives the loss of the element's page. The
   /// slab size is 1 MiB at most then.
   bool keeps_tags;
+  /// Keep the ages that `purgeable_slab_note_age` notes: 16 bytes a slab of ordinary memory.
+  bool keeps_ages;
   /// Lets the heap compact stream 0 by itself: slabs less than half alive are copied together when a fresh slab is needed.
   purgeable_moved_t PURGEABLE_NULLABLE moved;
+  /// The first argument of `moved`.
   void *PURGEABLE_NULLABLE context;
+  /// With `moved`: allocations never compact, so never call back. `purgeable_heap_trim` and `purgeable_heap_offer_idle` do. A
+  /// slab less than the limit is left for allocations then, so that there is room for the copies; above it an allocation answers
+  /// ENOMEM, and may be tried again after a trim.
+  bool defers_compaction;
+  /// For owners that keep a place + 1 in this many low bits of a slot: no place is handed out that does not fit. 0: any place.
+  uint32_t place_bits;
+  /// 8 (also for 0) or 16: the alignment of every payload. 16 is what malloc gives: for vectors, long double, structs with
+  /// alignas(16). It costs 8 bytes a page and nothing for each element within a page; an element of several pages may take 8
+  /// bytes more for its table of witnesses. So 100-byte elements take 112 bytes each either way, 36 to a page of 4 KiB.
+  size_t payload_alignment_bytes;
 } purgeable_heap_options_t;
 
 // MARK: The heap
 
 /// Makes an empty heap; `options` may be NULL. No memory is mapped until the first allocation, but for a page of control words.
 /// Returns 0, EINVAL (a NULL `heap`, sizes that are no powers of two or out of range, an unknown mode), ENOMEM.
+PURGEABLE_MUST_USE
 int purgeable_heap_create(const purgeable_heap_options_t *PURGEABLE_NULLABLE options,
                           purgeable_heap_t *PURGEABLE_NULLABLE *PURGEABLE_NULLABLE heap);
 
-/// Unmaps everything. Like free(): nobody may use the heap, its elements or pointers into them any more. 0, or EINVAL for NULL.
+/// Unmaps everything. Like free(): nobody may use the heap, its elements or pointers into them any more. Waits while
+/// `purgeable_upkeep` is at this heap, so hold no mutex that the heap's `moved` callback takes.
+///
+/// Returns 0, EINVAL (NULL), EBUSY (from within the heap's own callback called by upkeep: nothing is changed), or the errno of
+/// munmap: mappings of several heaps may be one to the kernel, and to unmap the middle of it is refused where the process has as
+/// many mappings as it may (vm.max_map_count). The heap has ended then as well, and its content has been wiped: no memory stays,
+/// only address space, for good. Nothing can be done about that but to unmap something else earlier; the call must not be
+/// repeated.
 int purgeable_heap_destroy(purgeable_heap_t *PURGEABLE_NULLABLE heap);
 
 /// The slab size in bytes that was chosen; 0 for NULL.
@@ -93,47 +126,57 @@ size_t purgeable_heap_slab_bytes(const purgeable_heap_t *PURGEABLE_NULLABLE heap
 
 // MARK: Elements
 
-/// Makes room for `length_bytes` in stream 0. The caller writes `*bytes` (zeros so far, 8-aligned) and then commits or frees.
-/// Until then the slab is kept off offer.
+/// Makes room for `length_bytes` in stream 0, with tag 0 (`purgeable_heap_allocate_in` takes another one). The caller writes
+/// `*bytes` (zeros so far, 8-aligned or as the options say) and then commits or frees. Until then the slab is kept off offer.
 ///
 /// Returns 0; EINVAL (NULL, length 0), EFBIG (above PURGEABLE_ELEMENT_BYTES_MAX), ENOMEM (the limit, memory, address space),
-/// EAGAIN (too many elements of one slab are being written at once). On error nothing is changed.
-/// Cost: no system call, but for an mmap per chunk, and an madvise per slab in immediate mode.
+/// EAGAIN (too many elements of one slab are being written at once). On error nothing is changed. Cost: no system call, but for
+/// an mmap per chunk, and for each element larger than a chunk; in immediate mode one madvise for each page that is filled, as
+/// every commit that leaves the slab idle offers; and where more waits than `purgeable_pending_byte_limit`, offers.
+PURGEABLE_MUST_USE
 int purgeable_heap_allocate(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t length_bytes,
                             purgeable_reference_t *PURGEABLE_NULLABLE reference,
                             void *PURGEABLE_NULLABLE *PURGEABLE_NULLABLE bytes);
 
 /// As `purgeable_heap_allocate`, in a stream of one's own and with a tag (ignored unless the heap keeps tags). EINVAL also for
 /// an unknown stream.
+PURGEABLE_MUST_USE
 int purgeable_heap_allocate_in(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_stream_t stream, size_t length_bytes,
                                uint64_t tag, purgeable_reference_t *PURGEABLE_NULLABLE reference,
                                void *PURGEABLE_NULLABLE *PURGEABLE_NULLABLE bytes);
 
 /// Ends the writing: takes the witnesses and makes the element known to look-ups. Only the thread that allocated, or one that
 /// synchronised with it, may commit. Returns 0, EINVAL (NULL), ESTALE (not an element that is being written).
+PURGEABLE_MUST_USE
 int purgeable_heap_commit(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference);
 
-/// Locks: `*bytes` stay in place, unchanged, until the matching unlock, whatever the kernel needs. Either out-parameter may be NULL.
+/// Locks: `*bytes` stay in place, unchanged, until the matching unlock, whatever the kernel needs. Either out-parameter may be
+/// NULL.
 /// Intact, discarded, or error with errno: EINVAL (NULL heap), ESTALE, EOVERFLOW (count at its maximum), EAGAIN (it would exceed
 /// the limit of what may be locked; copying reads still work). A refused lock leaves everything as it was, offers included.
 /// Cost: one atomic operation for the slab and one for each page the element touches; no system call.
+PURGEABLE_MUST_USE
 purgeable_outcome_t purgeable_heap_lock(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference,
                                         const void *PURGEABLE_NULLABLE *PURGEABLE_NULLABLE bytes,
                                         size_t *PURGEABLE_NULLABLE length_bytes);
 
 /// Gives a lock back. Returns 0, EINVAL (NULL), ESTALE (wrong generation: also after a fork), EPERM (nothing in that slab is
 /// locked). The count is the slab's: an unlock too many while a neighbour is locked is the caller's error and goes unnoticed.
+/// So does one beside a read without lock of an element larger than a chunk, which counts: its memory may then go under the read.
 /// An element that was freed while it was locked is unlocked with the same reference.
 int purgeable_heap_unlock(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference);
 
 /// Copies an element without locking: no system call, nothing dirtied, the offer stands. `*length_bytes` gets its length.
 /// Intact: `buffer` holds it. Discarded, busy: the buffer's content is unspecified. Error, with errno: EINVAL (NULL), ESTALE,
-/// ENOBUFS (`capacity_bytes` is too small; `*length_bytes` says what is needed). May be called in a signal handler.
+/// ENOBUFS (`capacity_bytes` is too small; `*length_bytes` says what is needed). May be called in a signal handler, also of a
+/// forked child, where it answers ESTALE at once. What is larger than a chunk is held mapped by the lock count during the read.
+PURGEABLE_MUST_USE
 purgeable_outcome_t purgeable_heap_read(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference,
                                         void *PURGEABLE_NULLABLE buffer, size_t capacity_bytes,
                                         size_t *PURGEABLE_NULLABLE length_bytes);
 
 /// As `purgeable_heap_read`, for a part: exactly `length_bytes` from `offset_bytes`; ERANGE outside of the element.
+PURGEABLE_MUST_USE
 purgeable_outcome_t purgeable_heap_read_part(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference,
                                              size_t offset_bytes, size_t length_bytes, void *PURGEABLE_NULLABLE buffer);
 
@@ -142,184 +185,89 @@ purgeable_outcome_t purgeable_heap_read_part(purgeable_heap_t *PURGEABLE_NULLABL
 int purgeable_heap_free(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference);
 
 /// Whether content was lost: looks at every witness. Outcomes and errors as `purgeable_heap_lock`, without locking.
+PURGEABLE_MUST_USE
 purgeable_outcome_t purgeable_heap_check(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference);
 
-/// The payload's length in bytes. Intact, discarded (the length went with the header), or error: EINVAL (NULL), ESTALE.
-purgeable_outcome_t purgeable_heap_length(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference,
+/// The payload's length in bytes. Intact also where only other pages of the element than its header's are gone; discarded (the
+/// length went with the header), or error: EINVAL (NULL), ESTALE.
+PURGEABLE_MUST_USE
+purgeable_outcome_t purgeable_heap_length_bytes(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference,
                                           size_t *PURGEABLE_NULLABLE length_bytes);
 
 /// The tag given at allocation, also of discarded content. Returns 0, EINVAL (NULL), ESTALE, ENOTSUP (the heap keeps none).
+PURGEABLE_MUST_USE
 int purgeable_heap_tag(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference,
                        uint64_t *PURGEABLE_NULLABLE tag);
-
-// MARK: Streams and slabs
-
-/// Makes a stream. Returns 0, EINVAL (NULL), ENOMEM (a heap has at most PURGEABLE_STREAM_COUNT_MAX).
-int purgeable_stream_create(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_stream_t *PURGEABLE_NULLABLE stream);
-#define PURGEABLE_STREAM_COUNT_MAX 1024u
-
-/// Seals the stream's open slab, so that the next allocation begins a fresh one. Returns 0 or EINVAL.
-int purgeable_stream_seal(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_stream_t stream);
-
-/// The slabs of a stream, oldest first: fills `slabs` with up to `capacity`, `*count` gets how many there are.
-/// Returns 0, EINVAL. Cost: linear in the slabs.
-int purgeable_stream_slabs(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_stream_t stream,
-                           purgeable_slab_t *PURGEABLE_NULLABLE slabs, size_t capacity, size_t *PURGEABLE_NULLABLE count);
-
-/// The youngest slab of a stream. ENOENT where there is none.
-int purgeable_stream_youngest(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_stream_t stream,
-                              purgeable_slab_t *PURGEABLE_NULLABLE slab);
-
-/// The oldest slab of a stream, or the next younger one after `slab`. ENOENT where there is none, ESTALE when `slab` is gone.
-int purgeable_stream_oldest(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_stream_t stream,
-                            purgeable_slab_t *PURGEABLE_NULLABLE slab);
-int purgeable_slab_next(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab,
-                        purgeable_slab_t *PURGEABLE_NULLABLE next);
-
-typedef struct purgeable_slab_information {
-  purgeable_stream_t stream;
-  /// Elements committed and not freed, and their payload in bytes (less what is known to be lost).
-  uint32_t living_count;
-  uint64_t living_bytes;
-  /// Bytes of the slab that were ever written in this life, in whole pages, and how many of its pages are known to be gone.
-  uint64_t held_bytes;
-  uint32_t lost_page_count;
-  uint32_t lock_count;
-  /// Offers in a row that its holders kept away although pages were waiting; 255 at most, then on from 248.
-  uint32_t busy_rounds;
-  /// Still being filled.
-  bool is_open;
-  /// One element in a page run of its own.
-  bool is_large;
-} purgeable_slab_information_t;
-
-/// Returns 0, EINVAL (NULL), ESTALE (the slab's life is over).
-int purgeable_slab_information(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab,
-                               purgeable_slab_information_t *PURGEABLE_NULLABLE information);
-
-/// The next living element of a slab at or after `*cursor` (start with 0; moved past the element found), in order of birth.
-/// The element may be discarded. ENOENT at the end, ESTALE when the slab is gone, EINVAL. Needs no lock; what is freed meanwhile
-/// may or may not be seen.
-int purgeable_slab_next_element(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab,
-                                uint32_t *PURGEABLE_NULLABLE cursor, purgeable_reference_t *PURGEABLE_NULLABLE reference);
-
-/// Copies one element to the end of `stream` and has `moved` exchange the references; on true the old one is freed.
-/// The copy is made without locking: the old page is not dirtied. Returns 0, EBUSY (the owner refused: nothing is changed),
-/// ENODATA (discarded), ESTALE, EINVAL, ENOMEM.
-int purgeable_heap_move(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference, purgeable_stream_t stream,
-                        purgeable_moved_t PURGEABLE_NULLABLE moved, void *PURGEABLE_NULLABLE context,
-                        purgeable_reference_t *PURGEABLE_NULLABLE to);
-
-/// Copies all living elements of a slab to the end of `stream` (`purgeable_heap_move` for each) and gives the slab back.
-/// Discarded elements stay for their owner to free; `*staying` (may be NULL) gets how many elements stay for whatever reason.
-/// Returns 0 (given back, or nothing but locks keeps it: then the last unlock gives it back), EBUSY (elements stay), ESTALE,
-/// EINVAL, ENOMEM. The slab is sealed by this.
-int purgeable_slab_evacuate(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab, purgeable_stream_t stream,
-                            purgeable_moved_t PURGEABLE_NULLABLE moved, void *PURGEABLE_NULLABLE context,
-                            uint32_t *PURGEABLE_NULLABLE staying);
-
-/// Gives a slab without living elements back to the system (MADV_DONTNEED): the slab is claimed, its generation raised, its pages
-/// wiped, in this order. Returns 0 (also when locks delay it to the last unlock), EBUSY (elements live), ESTALE, EINVAL.
-int purgeable_slab_give_back(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab);
-
-/// Between these two the wipes of slabs that are given back wait for each other, so that neighbours are wiped by one call to the
-/// kernel: for whoever gives back many. Such slabs count as given back at once; their memory follows when they are a quarter of all (256 at
-/// least), when somebody offers or trims, and at the end. Calls of several threads may overlap.
-void purgeable_heap_begin_giving_back(purgeable_heap_t *PURGEABLE_NULLABLE heap);
-void purgeable_heap_end_giving_back(purgeable_heap_t *PURGEABLE_NULLABLE heap);
-
-/// Frees every living element of a slab, as `purgeable_heap_free` would one after the other, and seals it: with the last lock it is
-/// given back, or at once. `*freed` (may be NULL) gets how many elements that were. Elements that are being written are not
-/// touched. Returns 0, ESTALE, EINVAL.
-int purgeable_slab_free_elements(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab,
-                                 uint32_t *PURGEABLE_NULLABLE freed);
-
-/// Puts a sealed slab at the young end of another stream, or of its own, without copying. Returns 0, EBUSY (open), ESTALE, EINVAL.
-int purgeable_slab_restream(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab, purgeable_stream_t stream);
-
-/// The slab that an element lies in. Returns 0, EINVAL (NULL), ESTALE.
-int purgeable_slab_of(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference,
-                      purgeable_slab_t *PURGEABLE_NULLABLE slab);
 
 // MARK: Upkeep
 
 /// Offers everything idle that is not on offer yet: stream by stream in order of creation, each from its oldest slab, neighbours
 /// merged; before that, what an earlier call offered for the first time is offered again, because one offer skips pages.
-/// `*offered_bytes` (may be NULL) gets how much. Returns 0, EINVAL, or the first errno of madvise (the rest is still offered).
+///
+/// Of a slab that is still being filled the pages in front of the one being filled go on offer. That page follows when nothing
+/// was stored in the stream since the call before: the next element begins a fresh page then. Where stores come seldom and few,
+/// so that each would take a page, it takes up to 8 calls without a store. `*offered_bytes` (may be NULL) gets how much. Returns
+/// 0, EINVAL, or the first errno of madvise (the rest is still offered).
 int purgeable_heap_offer_idle(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t *PURGEABLE_NULLABLE offered_bytes);
-
-/// Whether, since this was last asked, some slab was found locked by eight offers in a row, or by eight more: while its holders
-/// overlap, no page that any of them used can be offered again. A heap with a `moved` callback and no stream but 0 moves the
-/// elements on such pages by itself, when less than half the slab is in use; a policy asks here, finds the slab by its
-/// `busy_rounds` (a multiple of 8) and moves what `purgeable_heap_is_on_offer` denies. One atomic exchange. False for NULL.
-bool purgeable_heap_take_busy(purgeable_heap_t *PURGEABLE_NULLABLE heap);
-
-/// Whether the page that an element begins on is on offer, as far as we did it. One load; false for NULL and for foreign places.
-bool purgeable_heap_is_on_offer(const purgeable_heap_t *PURGEABLE_NULLABLE heap, uint64_t place);
 
 /// Whether `purgeable_heap_offer_idle` would find work.
 bool purgeable_heap_has_pending(const purgeable_heap_t *PURGEABLE_NULLABLE heap);
 
 /// Finds out which pages on offer are gone (mincore; where swap is in use, a look at the elements) and records it.
-/// `*lost_bytes` (may be NULL) gets the bytes of pages newly found gone. The elements stay for their owners to free; those
+/// `*discarded_bytes` (may be NULL) gets the bytes of pages newly found gone. The elements stay for their owners to free; those
 /// of a page are found by `purgeable_slab_next_element`. Returns 0, EINVAL, ENOMEM or the errno of mincore.
 /// Cost: one system call per chunk; 1 ms per GiB on offer.
-int purgeable_heap_sweep(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t *PURGEABLE_NULLABLE lost_bytes);
+int purgeable_heap_sweep(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t *PURGEABLE_NULLABLE discarded_bytes);
 
-/// Has the kernel discard what is on offer now (MADV_PAGEOUT), slab by slab, until `limit_bytes` or a little more are gone: what
+/// Has the kernel discard what is on offer now (MADV_PAGEOUT), slab by slab, until `wanted_bytes` or a little more are gone: what
 /// shortage would do, on demand. For demonstrations and tests; needs no rights, no memory group and no swap.
 ///
 /// `*hand` (NULL: the first slab) says where to begin, 0 at first, and is moved to where it stopped: calls in a row take slabs in
 /// turn, all round. `*discarded_bytes` (may be NULL). Nothing is recorded: losses are found out as after any discard, and what is
 /// locked meanwhile is not lost. Returns 0, EINVAL (a NULL `heap`; a kernel that knows no MADV_PAGEOUT, before 5.4), ENOMEM or
 /// another errno of madvise or mincore. Cost: three system calls for each slab on offer.
-int purgeable_heap_page_out(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t limit_bytes, uint32_t *PURGEABLE_NULLABLE hand,
+int purgeable_heap_page_out(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t wanted_bytes, uint32_t *PURGEABLE_NULLABLE hand,
                             size_t *PURGEABLE_NULLABLE discarded_bytes);
 
-/// Gives back what can be had without losing anything: slabs without living elements, and with a `moved` callback the room in
-/// slabs of stream 0 that are less than half alive. `*freed_bytes` (may be NULL). Returns 0, EINVAL or ENOMEM.
-int purgeable_heap_trim(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t *PURGEABLE_NULLABLE freed_bytes);
+/// Gives back what can be had without losing anything: sealed slabs without living elements, and with a `moved` callback the room
+/// in slabs of stream 0 that are less than half alive. The slab that a stream is filling stays; `purgeable_stream_seal` seals it.
+/// `*given_back_bytes` (may be NULL). Returns 0, EINVAL or ENOMEM.
+int purgeable_heap_trim(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t *PURGEABLE_NULLABLE given_back_bytes);
 
 /// Changes the limit of what may be locked (0 for none). What is locked stays so; locks are refused until enough is unlocked.
 /// Returns 0 or EINVAL.
-int purgeable_heap_set_locked_limit(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t limit_bytes);
+int purgeable_heap_set_locked_byte_limit(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t byte_limit);
 
-/// Changes the limit (0 for none). Nothing is freed; allocations fail until enough is given back. Returns 0 or EINVAL.
-int purgeable_heap_set_limit(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t limit_bytes);
+/// Changes the limit (0 for none). Nothing is freed; allocations fail until enough is given back. With `moved` a trim compacts
+/// what is held above it, too. Returns 0 or EINVAL.
+int purgeable_heap_set_byte_limit(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t byte_limit);
 
-/// A heap's bytes by state.
+/// A heap's bytes by state, and what happened to the heap since it was made.
+///
+/// An offer passes over pages that wait in the batch of another processor than the caller's. So pages that several threads
+/// filled, or another processor than the one that offers, count as offered from their second offer on. `LazyFree` in smaps is
+/// lower by the pages on their way to the kernel's list: up to 31 for each processor. Resident memory is the Rss of the heap's
+/// mappings in smaps, but for a page or two of each large element that was looked at after it was lost.
 typedef struct purgeable_heap_statistics {
+  /// The bytes by state.
+  purgeable_memory_use_t memory;
+  /// Living elements, discarded ones included.
   uint64_t element_count;
-  /// Payload of living elements, less what is known to be lost.
-  uint64_t payload_bytes;
-  /// Payload of locked elements, each lock counted; elements being written count as locked.
-  uint64_t locked_bytes;
-  /// Slab bytes held: written in this life, in whole pages, gone or not.
-  uint64_t held_bytes;
-  /// Of the held: on offer and not known to be gone. `LazyFree` in smaps is lower by what is still on its way to the kernel's list:
-  /// up to 31 pages for each processor.
-  uint64_t offered_bytes;
-  /// Of the held: known to be gone.
-  uint64_t discarded_bytes;
-  /// In memory now (mincore): the Rss of the heap's mappings in /proc/self/smaps, but for a page or two of each large element that
-  /// was looked at after it was lost.
-  uint64_t resident_bytes;
-  /// Bookkeeping outside of slabs.
-  uint64_t ordinary_bytes;
+  /// Address space.
   uint64_t mapped_bytes;
+  /// Slabs in use.
   uint64_t slab_count;
-  /// Since creation: payload found discarded, slabs given back and their bytes, elements moved, unlocks without a lock, locks
-  /// refused for their limit, offers refused.
-  uint64_t discarded_payload_bytes;
-  uint64_t given_back_count;
-  uint64_t given_back_bytes;
-  uint64_t moved_count;
+  /// So far: slabs given back.
+  uint64_t given_back_slab_count;
+  /// So far: elements moved.
+  uint64_t moved_element_count;
+  /// So far: unlocks without a lock.
   uint64_t unbalanced_unlock_count;
-  uint64_t refused_lock_count;
+  /// So far: offers that the kernel refused.
   uint64_t refused_offer_count;
 } purgeable_heap_statistics_t;
 
-/// Fills in the statistics. Returns 0, EINVAL, or the errno of mincore (then `resident_bytes` is 0 and the rest is right).
+/// Fills in the statistics. Returns 0, EINVAL, or the errno of mincore (then `memory.resident_bytes` is 0 and the rest is right).
 /// Cost: a walk over the slabs and one mincore per chunk.
 int purgeable_heap_statistics(purgeable_heap_t *PURGEABLE_NULLABLE heap,
                               purgeable_heap_statistics_t *PURGEABLE_NULLABLE statistics);
@@ -327,51 +275,18 @@ int purgeable_heap_statistics(purgeable_heap_t *PURGEABLE_NULLABLE heap,
 /// What was given back to the system since creation, in bytes of slabs. One atomic load; 0 for NULL.
 uint64_t purgeable_heap_given_back_bytes(const purgeable_heap_t *PURGEABLE_NULLABLE heap);
 
-/// The slab bytes counted against the limit and the ordinary memory, now. Cheap: two atomic loads. 0 for NULL.
+/// The slab bytes that count against the limit: what is held, less the pages of it that are known to be gone (found by a sweep or
+/// a touch), which take no memory. Two atomic loads; 0 for NULL.
+uint64_t purgeable_heap_charged_bytes(const purgeable_heap_t *PURGEABLE_NULLABLE heap);
+
+/// The slab bytes held now, gone or not. One atomic load; 0 for NULL.
 uint64_t purgeable_heap_held_bytes(const purgeable_heap_t *PURGEABLE_NULLABLE heap);
+
+/// The heap's bookkeeping outside of slabs now, in bytes. One atomic load; 0 for NULL.
 uint64_t purgeable_heap_ordinary_bytes(const purgeable_heap_t *PURGEABLE_NULLABLE heap);
 
-// MARK: For owners that keep places only
-// An index that stores 8-byte slots keeps the place and asks for the generation: load the slot, ask, load the slot again. If it
-// still names the same place, the generation is the element's. These do not check the directory of living elements: the owner's
-// slot says whether an element lives.
-
-/// Asks the CPU to fetch memory that is about to be looked at.
-__attribute__((unused)) static inline void purgeable_prefetch(const void *address) { __builtin_prefetch(address); }
-
-/// The generation of the slab around a place, or 0 when there is none. One load; also asks for the element's first bytes.
-uint32_t purgeable_heap_generation(const purgeable_heap_t *PURGEABLE_NULLABLE heap, uint64_t place);
-
-/// Reads an element whose payload begins with `prefix_bytes` known bytes: compares them, and only if they are equal copies up to
-/// `capacity_bytes` of what follows after `skip_bytes` more. `*rest_bytes` gets how much that is; a capacity below it copies
-/// nothing and answers intact. Outcomes: intact (`*matches` says whether the prefix was equal), discarded, busy (the generation
-/// has changed: look again). Never sets errno. All pointers must be valid. May be called in a signal handler.
-purgeable_outcome_t purgeable_heap_read_matching(purgeable_heap_t *heap, purgeable_reference_t reference, const void *prefix,
-                                                 size_t prefix_bytes, size_t skip_bytes, void *PURGEABLE_NULLABLE buffer,
-                                                 size_t capacity_bytes, size_t *rest_bytes, bool *matches);
-
-/// Has the processor fetch the beginning of an element that will be read soon. Any place will do.
-void purgeable_heap_prefetch(const purgeable_heap_t *heap, uint64_t place);
-
-/// The stream of the slab around a place. One load; right for as long as the owner keeps an element there.
-purgeable_stream_t purgeable_heap_stream_at(const purgeable_heap_t *heap, uint64_t place);
-
-/// Whether any page of any slab in use is known to be gone. One load.
-bool purgeable_heap_has_losses(const purgeable_heap_t *heap);
-
-/// Goes through an index of 8-byte slots, `place_bits` low bits of each being a place + 1 (0: an empty slot), and notes in `found`
-/// the numbers of those, `capacity` at most, whose page is known to be gone, or that may reach into such a page. Starts at `*cursor` and moves it; the end is
-/// reached when it is `slot_count`. Returns how many were noted. Cost: about 1 ns a slot. The slots may change meanwhile.
-size_t purgeable_heap_find_losses(const purgeable_heap_t *heap, const void *slots, size_t slot_count, uint32_t place_bits,
-                                  size_t *cursor, uint32_t *found, size_t capacity);
-
-/// Whether the page that holds an element's header is known to be gone (by a sweep or a touch). A bit in ordinary memory.
-bool purgeable_heap_page_is_lost(const purgeable_heap_t *heap, uint64_t place);
-
-/// Whether any page of the slab around a place is known to be gone. A bit in ordinary memory, dense enough for whole-index passes.
-bool purgeable_heap_slab_has_losses(const purgeable_heap_t *heap, uint64_t place);
-
 PURGEABLE_NONNULL_END
+PURGEABLE_PUBLIC_END
 #ifdef __cplusplus
 }
 #endif

@@ -5,29 +5,44 @@
 #ifndef PURGEABLE_TESTING_H
 #define PURGEABLE_TESTING_H
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "purgeable_base.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+PURGEABLE_PUBLIC_BEGIN
 
 /// The calls that go through the table.
 typedef enum purgeable_testing_call {
-  purgeable_testing_call_mmap = 1 << 0,
-  purgeable_testing_call_munmap = 1 << 1,
-  purgeable_testing_call_madvise_free = 1 << 2,
-  purgeable_testing_call_madvise_dontneed = 1 << 3,
-  purgeable_testing_call_madvise_other = 1 << 4,
-  purgeable_testing_call_mincore = 1 << 5,
-  purgeable_testing_call_allocate = 1 << 6,
-  purgeable_testing_call_random = 1 << 7,
-  purgeable_testing_call_any = (1 << 8) - 1,
+  purgeable_testing_call_mmap = 1 << 0,  ///< mmap
+  purgeable_testing_call_munmap = 1 << 1,  ///< munmap
+  purgeable_testing_call_madvise_free = 1 << 2,  ///< madvise with MADV_FREE
+  purgeable_testing_call_madvise_dontneed = 1 << 3,  ///< madvise with MADV_DONTNEED
+  purgeable_testing_call_madvise_other = 1 << 4,  ///< madvise with any other advice
+  purgeable_testing_call_mincore = 1 << 5,  ///< mincore
+  purgeable_testing_call_allocate = 1 << 6,  ///< calloc and its like
+  purgeable_testing_call_random = 1 << 7,  ///< getrandom
+  /// Opening and reading small files: the limits of memory groups.
+  purgeable_testing_call_file = 1 << 8,
+  purgeable_testing_call_mprotect = 1 << 9,  ///< mprotect
+  purgeable_testing_call_thread = 1 << 10,  ///< pthread_create
+  purgeable_testing_call_any = (1 << 11) - 1,  ///< all of them
 } purgeable_testing_call_t;
 
 /// Makes the n-th call (1 is the next one) of the kinds in `calls` fail with `error`, once; n = 0 switches this off.
 /// With `and_after`, every later call of those kinds fails as well. Whole process.
 void purgeable_testing_fail(unsigned calls, uint64_t n, int error, bool and_after);
+
+/// Kernels that say yes and do otherwise.
+typedef enum purgeable_testing_pretence {
+  /// MADV_FREE offers the first half of each range of more than one page.
+  purgeable_testing_pretence_half_offers = 1 << 0,
+  /// MADV_WIPEONFORK is accepted and ignored.
+  purgeable_testing_pretence_no_wipe = 1 << 1,
+} purgeable_testing_pretence_t;
+
+/// Makes the table behave as such a kernel would; 0: as the kernel is. Whole process.
+void purgeable_testing_pretend(unsigned pretences);
 
 /// How many calls of the kinds in `calls` went through the table since the process began.
 uint64_t purgeable_testing_call_count(unsigned calls);
@@ -53,6 +68,14 @@ typedef enum purgeable_testing_rule {
   purgeable_testing_rule_order_of_checks = 1 << 6,
   /// Generations are 32 bits wide (off: 2 bits).
   purgeable_testing_rule_wide_generations = 1 << 7,
+  /// While a region is being filled only the filler may lock it.
+  purgeable_testing_rule_fill_excludes = 1 << 16,
+  /// A fill that is given up says so in the exchange that gives the lock back (off: unlock, then discard).
+  purgeable_testing_rule_abandon_at_once = 1 << 17,
+  /// Whoever is to fill a region because it was discarded fills it only if it still is.
+  purgeable_testing_rule_fill_only_discarded = 1 << 18,
+  /// What is on offer is offered again, since the kernel may have passed over pages of it.
+  purgeable_testing_rule_offer_again = 1 << 19,
 } purgeable_testing_rule_t;
 
 /// Whether this build can switch rules off.
@@ -64,13 +87,13 @@ bool purgeable_testing_switch_off(unsigned rules);
 /// Whether a rule is in force: for owners (tests, the cache) whose own code carries one of the rules.
 bool purgeable_testing_rule_holds(purgeable_testing_rule_t rule);
 
-/// In a build with hooks: every read without lock spins this many rounds between copy and check (0: none), and so do the births of
-/// large elements and the beginnings of offers in a heap, so that races show.
+/// In a build with hooks: every read without lock spins this many rounds between copy and check (0: none), and so do the births
+/// of large elements and the beginnings of offers in a heap, so that races show.
 void purgeable_testing_slow_reads(uint32_t rounds);
 
 /// In a build with hooks: every read without lock, in every thread, calls `pause` between copy and check, once per try (NULL: no
-/// more), and so do those births and offers. Whoever changes it sees to it that none of them is under way. Returns false, and does
-/// nothing, in a build without hooks.
+/// more), and so do those births and offers. Whoever changes it sees to it that none of them is under way. Returns false, and
+/// does nothing, in a build without hooks.
 bool purgeable_testing_set_pause(void (*pause)(void *context), void *context);
 
 /// In a build with hooks: how many locks of regions found a madvise running when they began, and waited for it; else 0.
@@ -80,13 +103,25 @@ uint64_t purgeable_testing_waited_lock_count(void);
 uint64_t purgeable_testing_waited_heap_lock_count(void);
 
 struct purgeable_heap;
-/// In a build with hooks: lets the slab around a place be in the last of its lives, as if its generations were used up. False in a
-/// build without, and where there is no slab.
+/// In a build with hooks: lets the slab around a place be in the last of its lives, as if its generations were used up. False in
+/// a build without, and where there is no slab.
 bool purgeable_testing_begin_last_life(struct purgeable_heap *heap, uint64_t place);
+
+/// Whether the heap is whole while nobody is inside of it: lists, bits and counts, each against the others, and the heap's sums
+/// against what they are sums of. Where it is not, `*wrong` (may be NULL) says what, else it is NULL. Walks over all granules.
+bool purgeable_testing_heap_is_valid(struct purgeable_heap *heap, const char **wrong);
+
+/// The memory limit, in bytes, that the files below `root` tell, read at once: "" is the machine. `root` stands in front of
+/// /proc/self/cgroup, /proc/self/mountinfo and every mount point.
+uint64_t purgeable_testing_memory_byte_limit(const char *root);
+
+/// The slab size that a heap chooses on a machine with such pages.
+size_t purgeable_testing_default_slab_bytes(size_t page_bytes, size_t byte_limit, bool keeps_tags);
 
 /// Makes the next `purgeable_probe` try again.
 void purgeable_testing_forget_probe(void);
 
+PURGEABLE_PUBLIC_END
 #ifdef __cplusplus
 }
 #endif

@@ -48,7 +48,7 @@ bool purgeable__equal_unsettled(const void *unsettled, const void *key, size_t l
 // succeeds only on a page that is still mapped. The holder of a writing lock may be storing to the same word; the exchange then
 // fails and the word is read again.
 static inline bool exchange_same(_Atomic uint64_t *witness) {
-  uint64_t value = atomic_load_explicit(witness, memory_order_acquire);
+  uint64_t value = load_acquire(witness);
   while (value != 0) {
     if (atomic_compare_exchange_weak_explicit(witness, &value, value, memory_order_acq_rel, memory_order_acquire)) return true;
   }

@@ -1,65 +1,107 @@
 // SPDX-License-Identifier: MIT
-// How an empty slab ends: claimed, its generation raised, its pages wiped, in this order (the states and why: heap_slab.c).
+// How an empty slab ends: claimed, its generation raised, its pages wiped, in this order (the states and why: heap_word.c).
 //
 //     sealed, empty --claim--> DYING, generation + 1 --wipe--> free
 //                                     |                        ^
 //                                     +--> delayed ------------+      while many are given back: neighbours by one call
 //                                     +--> unwiped ------------+      the kernel refused: tried again, and held until then
 
-#include "heap_internal.h"
+#include "heap_give_back.h"
 
-// A sealed slab's table fits.
-static void forget_tags(purgeable_heap_t *heap, purgeable__slab_t *slab) {
-  if (slab->tags == NULL) return;
-  atomic_fetch_sub_explicit(&heap->ordinary_bytes, slab->tag_count * sizeof *slab->tags, memory_order_relaxed);
-  free(slab->tags);
-  slab->tags = NULL;
-  slab->tag_count = 0;
+#include "heap_books.h"
+#include "heap_fork.h"
+#include "heap_list.h"
+#include "heap_units.h"
+
+// MARK: Wiping
+
+// A sealed slab's table has exactly the size that fits its elements.
+static void forget_tags(purgeable_heap_t *heap, purgeable__spot_t spot) {
+  assert(purgeable__is_held(&heap->control->mutex));
+  purgeable__tag_t **tags = heap->keeps_tags ? purgeable__tags_at(heap, spot.chunk, spot.unit) : NULL;
+  if (tags == NULL || *tags == NULL) return;
+  subtract_relaxed(&heap->ordinary_bytes, spot.slab->tag_count * sizeof **tags);
+  free(*tags);
+  *tags = NULL;
+  spot.slab->tag_count = 0;
 }
 
 // Heap's mutex held: the unit cannot be used before it is wiped.
 static void leave_unwiped(purgeable_heap_t *heap, purgeable__spot_t spot, purgeable__slab_state_t state) {
+  assert(purgeable__is_held(&heap->control->mutex));
+  assert(state == slab_unwiped || state == slab_delayed);
   uint32_t unit = purgeable__unit_number(heap, spot);
   if (heap->unwiped_first == heap->unwiped_end) heap->unwiped_first = heap->unwiped_end = unit;
   if (unit < heap->unwiped_first) heap->unwiped_first = unit;
   if (unit >= heap->unwiped_end) heap->unwiped_end = unit + 1;
   heap->delayed_count += state == slab_delayed;
   atomic_store(&spot.slab->state, state);
-  atomic_store_explicit(&heap->unwiped, true, memory_order_relaxed);
+  store_relaxed(&heap->unwiped, true);
 }
 
 // Heap's mutex held: makes the units of a wiped slab available.
 static void return_units(purgeable_heap_t *heap, purgeable__spot_t spot) {
+  assert(purgeable__is_held(&heap->control->mutex));
   purgeable__slab_t *slab = spot.slab;
-  uint32_t count = atomic_load_explicit(&slab->unit_count, memory_order_relaxed);
-  uint32_t generation = GENERATION(atomic_load_explicit(&slab->word, memory_order_relaxed));
+  uint32_t count = load_relaxed(&slab->unit_count);
+  uint32_t generation = purgeable__slab_generation(slab);
   if (PURGEABLE_RULE(wide_generations) && generation == slab->first_generation) {
     atomic_store(&slab->state, slab_retired);
     // Only the first unit's generations are used up.
-    if (count > 1) purgeable__units_return(heap, purgeable__find_unit(heap, purgeable__unit_number(heap, spot) + 1), count - 1);
+    bool is_run = count > 1 && count <= heap->units_per_chunk;
+    if (is_run) purgeable__units_return(heap, purgeable__find_unit(heap, purgeable__unit_number(heap, spot) + 1), count - 1);
   } else {
     purgeable__units_return(heap, spot, count);
   }
 }
 
 static void count_given_back(purgeable_heap_t *heap, size_t held) {
-  atomic_fetch_sub_explicit(&heap->held_bytes, held, memory_order_relaxed);
-  atomic_fetch_add_explicit(&heap->given_back_bytes, held, memory_order_relaxed);
+  subtract_relaxed(&heap->held_bytes, held);
+  add_relaxed(&heap->given_back_bytes, held);
 }
 
-// How many slabs wait to be wiped together. The more, the longer the ranges, and each costs an interrupt of every processor that runs this
-// process; but memory must not be late for long. (What is on offer the kernel may take meanwhile.)
+// How many slabs wait to be wiped together. More slabs make longer ranges, and each range costs an interrupt of every processor
+// that runs this process; but memory must not be late for long. The kernel may take pages on offer before the wipe.
 static size_t delayed_limit(const purgeable_heap_t *heap) {
   enum { LEAST = 256 };
-  size_t quarter = atomic_load_explicit(&heap->slab_count, memory_order_relaxed) / 4;
+  size_t quarter = load_relaxed(&heap->slab_count) / 4;
   return quarter > LEAST ? quarter : LEAST;
+}
+
+static bool is_alone_in_mapping(const purgeable_heap_t *heap, purgeable__slab_t *slab) {
+  return load_relaxed(&slab->unit_count) > heap->units_per_chunk;
+}
+
+// Whole units are wiped: beyond what is held a huge page may have put pages where MADV_NOHUGEPAGE is refused.
+static size_t unit_bytes(const purgeable_heap_t *heap, purgeable__slab_t *slab) {
+  return (size_t)load_relaxed(&slab->unit_count) << heap->slab_shift;
+}
+
+// Ends the mapping of a claimed slab that lies alone. False: the mapping is still there.
+static bool unmap(purgeable_heap_t *heap, purgeable__chunk_t *chunk) {
+  assert(chunk->used_count == 1);
+  pthread_mutex_lock(&heap->control->mutex);
+  size_t bytes = purgeable__begin_unmapping(chunk);
+  pthread_mutex_unlock(&heap->control->mutex);
+  // Outside of the mutex: to unmap many pages takes a while.
+  if (purgeable__unmap_alone(heap, chunk, bytes) == 0) return true;
+  pthread_mutex_lock(&heap->control->mutex);
+  chunk->mapped_bytes = bytes;
+  pthread_mutex_unlock(&heap->control->mutex);
+  return false;
 }
 
 // The slab is claimed and out of its stream. Wipes it and makes its units available, or leaves it to be wiped later.
 static void wipe_and_return(purgeable_heap_t *heap, purgeable__spot_t spot) {
+  assert(purgeable__is_dying(purgeable__slab_word_relaxed(spot.slab)));
   size_t held = purgeable__slab_held_bytes(heap, spot.slab);
-  bool delays = atomic_load_explicit(&heap->giving_count, memory_order_relaxed) != 0 && !purgeable__is_run(spot.slab);
-  int error = !delays && PURGEABLE_RULE(dontneed_before_refill) ? purgeable__wipe(spot.unit_base, held) : 0;
+  bool delays = load_relaxed(&heap->giving_count) != 0 && !purgeable__is_run(spot.slab);
+  bool is_alone = is_alone_in_mapping(heap, spot.slab);
+  bool is_unmapped = is_alone && unmap(heap, spot.chunk);
+  int error = 0;
+  if (!delays && !is_unmapped && PURGEABLE_RULE(dontneed_before_refill)) {
+    error = purgeable__wipe(purgeable__pages_of(heap, spot), is_alone ? spot.chunk->mapped_bytes : unit_bytes(heap, spot.slab));
+  }
   pthread_mutex_lock(&heap->control->mutex);
   if (error != 0) {
     // Nothing may be written there before the wipe succeeds; the bytes stay held.
@@ -70,6 +112,7 @@ static void wipe_and_return(purgeable_heap_t *heap, purgeable__spot_t spot) {
       leave_unwiped(heap, spot, slab_delayed);
     } else {
       return_units(heap, spot);
+      if (is_unmapped) purgeable__forget_alone(heap, spot.chunk);
     }
   }
   bool enough = heap->delayed_count >= delayed_limit(heap);
@@ -77,59 +120,66 @@ static void wipe_and_return(purgeable_heap_t *heap, purgeable__spot_t spot) {
   if (enough) purgeable__wipe_unwiped(heap);
 }
 
+// MARK: The end of a life
+
 bool purgeable__give_back_if_empty(purgeable_heap_t *heap, purgeable__spot_t spot, uint32_t generation) {
   purgeable__slab_t *slab = spot.slab;
   // Looked at before the word: while open, an element could be born and the slab sealed between a look at the living and the
   // claim, and the word would be what it was. From a word that is read later with count 0, a sealed slab's living only go down.
   bool sealed = purgeable__is_sealed(slab);
   // The claim: from count 0, no madvise running, and of the generation that was found empty. Pairs with the pins.
-  uint64_t word = atomic_load(&slab->word);
+  uint64_t word = purgeable__slab_word_ordered(slab);
   do {
-    if (GENERATION(word) != generation || (word & DYING) != 0) return true;
-    if (PURGEABLE_RULE(claim_before_give_back) && (word & (COUNT_MASK | OFFERING)) != 0) {
-      // The last unlock comes here again; after an offer the upkeep does.
-      atomic_store_explicit(&heap->pending, true, memory_order_relaxed);
+    if (!purgeable__is_of_life(word, generation)) return true;
+    if (PURGEABLE_RULE(claim_before_give_back) && !purgeable__is_idle(word)) {
+      // The last unlock tries again; after an offer the upkeep does.
+      store_relaxed(&heap->pending, true);
       return false;
     }
-    if (!sealed || atomic_load(&slab->living_count) != 0) return false;
-  } while (!atomic_compare_exchange_weak(&slab->word, &word, word | DYING));
+    if (!sealed || atomic_load(&slab->element_count) != 0) return false;
+  } while (!purgeable__claim_for_end(slab, &word));
+  assert(atomic_load(&slab->element_count) == 0);
 
   pthread_mutex_lock(&heap->control->mutex);
-  purgeable__unlink(heap, spot);
+  purgeable__list_remove(heap, spot);
   // Generation first, then the wipe: a reader that finds it unchanged has not seen the wipe.
-  uint64_t next = (uint64_t)purgeable__next_generation(GENERATION(word)) << 32;
-  atomic_store(&slab->word, next | DYING);
-  atomic_store_explicit(&slab->offered, 0, memory_order_relaxed);
-  atomic_store_explicit(&slab->lost, 0, memory_order_relaxed);
-  atomic_store_explicit(&slab->living_bytes, 0, memory_order_relaxed);
-  atomic_store_explicit(&slab->busy_rounds, 0, memory_order_relaxed);
-  uint64_t lossy_bit = (uint64_t)1 << (spot.unit % 64);
-  uint64_t lossy = atomic_fetch_and_explicit(&spot.chunk->lossy[spot.unit / 64], ~lossy_bit, memory_order_relaxed);
-  if ((lossy & lossy_bit) != 0) atomic_fetch_sub_explicit(&heap->lossy_count, 1, memory_order_relaxed);
-  memset((void *)&spot.chunk->page_bytes[(size_t)spot.unit * heap->pages_per_slab], 0, heap->pages_per_slab * 4);
-  forget_tags(heap, slab);
-  atomic_fetch_sub_explicit(&heap->slab_count, 1, memory_order_relaxed);
-  atomic_fetch_add_explicit(&heap->given_back_count, 1, memory_order_relaxed);
+  purgeable__end_life(slab, generation);
+  store_relaxed(&slab->offered, 0);
+  store_relaxed(&slab->lost, 0);
+  store_relaxed(&slab->settled, 0);
+  purgeable__stop_waiting(heap, slab);
+  purgeable__forget_lost(heap, slab);
+  store_relaxed(&slab->payload_bytes, 0);
+  store_relaxed(&slab->busy_round_count, 0);
+  if (purgeable__clear_lossy(spot.chunk, spot.unit)) subtract_relaxed(&heap->lossy_count, 1);
+  memset((void *)purgeable__pages_at(heap, spot.chunk, spot.unit), 0, heap->pages_per_slab * sizeof(uint32_t));
+  forget_tags(heap, spot);
+  subtract_relaxed(&heap->slab_count, 1);
+  add_relaxed(&heap->given_back_slab_count, 1);
   pthread_mutex_unlock(&heap->control->mutex);
 
   wipe_and_return(heap, spot);
   return true;
 }
 
+// MARK: Many at a time
+
 // Wipes slabs that lie side by side, which this thread has claimed, and makes their units available.
 static void wipe_together(purgeable_heap_t *heap, uint32_t first, uint32_t count, size_t bytes) {
   if (count == 0) return;
-  int error = PURGEABLE_RULE(dontneed_before_refill) ? purgeable__wipe(purgeable__find_unit(heap, first).unit_base, bytes) : 0;
+  assert(bytes == (size_t)count << heap->slab_shift);
+  char *start = purgeable__pages_of(heap, purgeable__find_unit(heap, first));
+  int error = PURGEABLE_RULE(dontneed_before_refill) ? purgeable__wipe(start, bytes) : 0;
   pthread_mutex_lock(&heap->control->mutex);
   for (uint32_t unit = first; unit < first + count; unit++) {
     purgeable__spot_t spot = purgeable__find_unit(heap, unit);
     if (error == 0) {
       return_units(heap, spot);
     } else {
-      // Held again, until the kernel takes it.
+      // The slab counts as held again, until the kernel takes its pages.
       size_t held = purgeable__slab_held_bytes(heap, spot.slab);
-      atomic_fetch_add_explicit(&heap->held_bytes, held, memory_order_relaxed);
-      atomic_fetch_sub_explicit(&heap->given_back_bytes, held, memory_order_relaxed);
+      add_relaxed(&heap->held_bytes, held);
+      subtract_relaxed(&heap->given_back_bytes, held);
       leave_unwiped(heap, spot, slab_unwiped);
     }
   }
@@ -142,15 +192,22 @@ void purgeable__wipe_unwiped(purgeable_heap_t *heap) {
   uint32_t unit = heap->unwiped_first, end = heap->unwiped_end;
   heap->unwiped_first = heap->unwiped_end = heap->delayed_count = 0;
   pthread_mutex_unlock(&heap->control->mutex);
-  // Delayed ones, side by side in one chunk's memory, so far.
+  // Delayed slabs found so far that lie side by side in one chunk's memory.
   uint32_t first = 0, count = 0;
   size_t bytes = 0;
   for (; unit < end; unit++) {
     purgeable__spot_t spot = purgeable__find_unit(heap, unit);
-    // The exchange makes this thread the only one to wipe it.
+    if (spot.unit >= load_relaxed(&spot.chunk->high_water)) {
+      // Nothing further up in this chunk was ever used.
+      unit += heap->units_per_chunk - 1 - spot.unit;
+      continue;
+    }
+    // The exchange makes this thread the only one to wipe the slab. The state is read before the exchange, which would touch the
+      // directory of units that are not used.
     uint8_t expected = slab_delayed;
-    bool delayed = atomic_compare_exchange_strong(&spot.slab->state, &expected, slab_free);
-    bool joins = delayed && count != 0 && spot.unit != 0 && bytes == (size_t)count << heap->slab_shift;
+    uint8_t state = atomic_load(&spot.slab->state);
+    bool delayed = state == slab_delayed && atomic_compare_exchange_strong(&spot.slab->state, &expected, slab_free);
+    bool joins = delayed && count != 0 && spot.unit != 0;
     if (!joins) {
       wipe_together(heap, first, count, bytes);
       first = unit;
@@ -158,10 +215,11 @@ void purgeable__wipe_unwiped(purgeable_heap_t *heap) {
       bytes = 0;
     }
     if (delayed) {
-      bytes = ((size_t)count << heap->slab_shift) + purgeable__slab_held_bytes(heap, spot.slab);
+      bytes += heap->slab_bytes;
       count++;
       continue;
     }
+    if (state != slab_unwiped) continue;
     expected = slab_unwiped;
     if (atomic_compare_exchange_strong(&spot.slab->state, &expected, slab_free)) wipe_and_return(heap, spot);
   }
@@ -171,14 +229,14 @@ void purgeable__wipe_unwiped(purgeable_heap_t *heap) {
 void purgeable_heap_begin_giving_back(purgeable_heap_t *heap) {
   if (heap == NULL) return;
   purgeable__enter(heap);
-  atomic_fetch_add_explicit(&heap->giving_count, 1, memory_order_relaxed);
+  add_relaxed(&heap->giving_count, 1);
 }
 
 void purgeable_heap_end_giving_back(purgeable_heap_t *heap) {
   if (heap == NULL) return;
   purgeable__enter(heap);
-  // In a forked child the count began anew.
-  uint32_t count = atomic_load_explicit(&heap->giving_count, memory_order_relaxed);
+  // In a forked child the count started again at 0.
+  uint32_t count = load_relaxed(&heap->giving_count);
   while (count != 0 && !atomic_compare_exchange_weak(&heap->giving_count, &count, count - 1)) continue;
   purgeable__wipe_unwiped(heap);
 }

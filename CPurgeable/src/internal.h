@@ -15,8 +15,15 @@
 #include <string.h>
 #include <sys/mman.h>
 
+// What the public headers declare is exported, whatever the flags, and calls of the core to itself stay in this copy of it: a
+// program may hold one in a static archive and another in a shared library.
+#define PURGEABLE_PUBLIC_VISIBILITY "GCC visibility push(protected)"
+
 #include "purgeable_base.h"
 #include "purgeable_testing.h"
+
+// Everything below belongs to this copy of the core alone, and no other copy sees its names.
+#pragma GCC visibility push(hidden)
 
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
@@ -39,13 +46,31 @@ enum {
   PURGEABLE__MADV_DONTDUMP = 16,
   PURGEABLE__MADV_WIPEONFORK = 18,
   PURGEABLE__MADV_PAGEOUT = 21,
+  PURGEABLE__MADV_DONTNEED_LOCKED = 24,
+  PURGEABLE__MLOCK_ONFAULT = 1,
+  PURGEABLE__FUTEX_WAIT_PRIVATE = 128,
+  PURGEABLE__FUTEX_WAKE_PRIVATE = 129,
+  PURGEABLE__GRND_NONBLOCK = 1,
 };
+
+// MARK: Atomic operations
+
+// The orders that nearly all of the core's operations have, by short names. What has another one says so in full; where no order
+// is named it is sequential consistency.
+#define load_relaxed(from) atomic_load_explicit(from, memory_order_relaxed)
+#define load_acquire(from) atomic_load_explicit(from, memory_order_acquire)
+#define store_relaxed(to, value) atomic_store_explicit(to, value, memory_order_relaxed)
+#define store_release(to, value) atomic_store_explicit(to, value, memory_order_release)
+// Both answer the value before.
+#define add_relaxed(to, amount) atomic_fetch_add_explicit(to, amount, memory_order_relaxed)
+#define subtract_relaxed(from, amount) atomic_fetch_sub_explicit(from, amount, memory_order_relaxed)
 
 // MARK: The system-call table (syscalls.c)
 // Every call that can fail goes through here, so that tests can make the n-th one fail. 0 or an errno; pointers NULL on failure.
 
 // Maps zeroed, private, unreserved memory with the flags that purgeable memory needs: no huge pages, wiped on fork, not in core
-// dumps, named for /proc. `aligned_to` is a power of two of at least a page.
+// dumps, named for /proc. `aligned_to` is a power of two of at least a page. ENOMEM also where a flag was refused for want of
+// mappings (a child would find the content), and where all memory is locked (mlockall) and RLIMIT_MEMLOCK leaves no room.
 void *purgeable__map(size_t length_bytes, size_t aligned_to_bytes, const char *name, int *error);
 // Maps plain zeroed memory for bookkeeping that is touched bit by bit.
 void *purgeable__map_ordinary(size_t length_bytes, int *error);
@@ -57,11 +82,37 @@ void *purgeable__resize(void *old, size_t size_bytes);       // realloc
 int purgeable__random(void *buffer, size_t length_bytes);    // getrandom; never blocks
 
 // Makes [start, start + length) read as zeros and drains every stale view of it: MADV_DONTNEED. Where memory is mlocked
-// (EINVAL: the kernel keeps it, so it was never discarded and no stale view exists) it is cleared by hand.
+// (EINVAL: the kernel keeps it, so it was never discarded and no stale view exists) it is given back by MADV_DONTNEED_LOCKED, or,
+// before Linux 5.18, cleared by hand.
 int purgeable__wipe(void *start, size_t length_bytes);
+
+// Small files under /proc and in memory groups. Not cancellation points.
+int purgeable__file_open(const char *path, int *descriptor);  // for reading
+size_t purgeable__file_read(int descriptor, void *buffer, size_t room_bytes);  // 0 at the end, and on failure
+void purgeable__file_close(int descriptor);
+
+// A thread with all signals blocked and an ordinary stack.
+int purgeable__thread_create(pthread_t *thread, void *(*body)(void *), void *context);
 
 // Whether any swap space is in use on this machine: then "not resident" does not prove "discarded".
 bool purgeable__swap_in_use(void);
+
+// MARK: Single pages (pages.c)
+
+// A page of zeros as `purgeable__map` maps them, for a control block. NULL with ENOMEM.
+void *purgeable__page_take(int *error);
+void purgeable__page_return(void *page);
+
+// MARK: How much memory there is (limits.c)
+
+// The smallest limit of the memory groups (cgroups, version 1 and 2) of this process, with all groups around them, or the
+// machine's memory, in bytes. Never 0, never fails: where nothing can be read it is the machine's memory. Read at the first call
+// and again at most every 5 seconds, some 20 system calls; else an atomic load and the coarse clock. Keeps errno.
+uint64_t purgeable__memory_byte_limit(void);
+// How many bytes of idle memory may wait for a call of the host: what `purgeable_set_pending_byte_limit` says, by default a share
+// of the memory limit; UINT64_MAX is no bound. Regions, and each heap, compare their own pending bytes with this bound where
+// memory begins to wait.
+uint64_t purgeable__pending_byte_limit(void);
 
 // MARK: Rules that tests can switch off
 
@@ -69,7 +120,7 @@ bool purgeable__swap_in_use(void);
 extern _Atomic unsigned purgeable__rules_off;
 extern _Atomic uint32_t purgeable__slow_read_rounds;
 #define PURGEABLE_RULE(name)                                                                                      \
-  ((atomic_load_explicit(&purgeable__rules_off, memory_order_relaxed) & (unsigned)purgeable_testing_rule_##name) == 0)
+  ((load_relaxed(&purgeable__rules_off) & (unsigned)purgeable_testing_rule_##name) == 0)
 #define PURGEABLE_TEST_PAUSE() purgeable__pause_for_test()
 void purgeable__pause_for_test(void);
 #else
@@ -82,6 +133,19 @@ void purgeable__pause_for_test(void);
 // Sleeps while the low half of `word` is `low`. Spurious returns are allowed.
 void purgeable__wait(_Atomic uint64_t *word, uint32_t low);
 void purgeable__wake_all(_Atomic uint64_t *word);
+// The same, for `timeout_ms` at most.
+void purgeable__wait_ms(_Atomic uint64_t *word, uint32_t low, uint32_t timeout_ms);
+
+// For assertions: whether somebody holds the mutex.
+static inline bool purgeable__is_held(pthread_mutex_t *mutex) { return pthread_mutex_trylock(mutex) == EBUSY; }
+
+// MARK: Upkeep (upkeep.c)
+
+// Makes a heap, once it is complete, known to upkeep: 0 or ENOMEM.
+int purgeable__heap_register(struct purgeable_heap *heap);
+// Takes the heap off the list, before any part of the heap is destroyed, and waits while upkeep works on the heap. 0, or EBUSY
+// where upkeep called the heap's own callback, and that callback called this.
+int purgeable__heap_unregister(struct purgeable_heap *heap);
 
 // MARK: Restartable sequences (rseq.c)
 // A sentinel is a descriptor whose range holds no instruction of ours. The kernel clears the pointer to it when it preempts,
@@ -105,10 +169,10 @@ uint64_t purgeable__load_unsettled(const _Atomic uint64_t *word);
 uint16_t purgeable__load_entry_unsettled(const _Atomic uint16_t *entry);
 #else
 static inline uint64_t purgeable__load_unsettled(const _Atomic uint64_t *word) {
-  return atomic_load_explicit(word, memory_order_acquire);
+  return load_acquire(word);
 }
 static inline uint16_t purgeable__load_entry_unsettled(const _Atomic uint16_t *entry) {
-  return atomic_load_explicit(entry, memory_order_acquire);
+  return load_acquire(entry);
 }
 #endif
 bool purgeable__equal_unsettled(const void *unsettled, const void *key, size_t length_bytes);
@@ -123,5 +187,7 @@ const uint64_t *purgeable__first_nonzero(const uint64_t *start, const uint64_t *
 static inline size_t purgeable__round_up(size_t value, size_t power_of_two) {
   return (value + power_of_two - 1) & ~(power_of_two - 1);
 }
+
+#pragma GCC visibility pop
 
 #endif

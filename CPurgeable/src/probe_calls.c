@@ -15,7 +15,8 @@ static int offer_by_descriptor(void *start, size_t length) {
   if (self < 0) return errno;
   struct iovec range = {.iov_base = start, .iov_len = length};
   int error = syscall(SYS_process_madvise, self, &range, 1, PURGEABLE__MADV_FREE, 0) < 0 ? errno : 0;
-  (void)close(self);
+  // Directly: the C library's function is a cancellation point.
+  (void)syscall(SYS_close, self);
   return error;
 #else
   (void)start, (void)length;

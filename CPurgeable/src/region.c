@@ -1,32 +1,33 @@
 // SPDX-License-Identifier: MIT
-// Regions: locking, unlocking, discarding and refilling, as transitions of one atomic word.
+// Regions: locking, unlocking, claiming and discarding, as transitions of one atomic word. Fills: region_fill.c.
 //
 //                         lock, unlock                          W: WRITER   O: OFFERING   D: DISCARDED   F: ON_OFFER
-//                          .-------.                            n: count
-//              create      v       |  last unlock           offer           madvise returns
-//   (nothing) --------> [ n > 0 (W) ] -----------> [ idle ] ------> [ O F ] --------------> [ F ]
-//                          ^       ^                |    ^                                   | |
-//                          |       '----- lock -----'    '-- refused: [ F REFUSED ]          | | lock
-//                          |                                                                 | v
-//                          |<---------- every witness rescued ----------------------- [ n > 0, F ]
-//                          |                                                              |
-//                  madvise | returns                                         one is gone  v
-//                    [ 1 W O (D) ] <--- refill --- [ D ] <--- madvise returns --- [ O D ] <--- [ n > 0, D ]
-//                                                    ^                              last one on the way back
-//                                                    '--- madvise returns --- [ O (F) ] <--- discard --- [ idle or F ]
+//                          .-------.                            n: count    L: FILLING
+//                          v       |  last unlock           offer           madvise returns
+//       publish  .--> [ n > 0 (W) ] ---------------> [ idle ] ------> [ O F ] --------------> [ F ] <--. again: [ O F ]
+//                |         ^       ^                |    ^  ^                                  | |     |     ^
+//                |         |       '----- lock -----'    |  '-- refused: [ F REFUSED ]         | '-----+-----'
+//      create    |         |                             |                                     | lock
+//   (nothing) --> [ n > 0 W L ] --- last unlock ---------'                                     v
+//                ^  |      '<---------- every witness rescued ---------------------- [ n > 0, F ]
+//        madvise |  | abandon                                                             |
+//        returns |  '--------------------------------.                        one is gone v
+//      [ 1 W L O (D) (F) ] <--- refill --- [ D ] <---+- madvise returns --- [ O D ] <--- [ n > 0, D ]
+//                    ^                      ^                                  last one on the way back
+//                    '--- refill --- [ idle or F ]  '--- madvise returns --- [ O (F) ] <--- discard --- [ idle or F ]
 //
-// The proof, by transition. "Holder" is who was told intact by a lock and has not unlocked.
+// The proof, by transition. "Holder" is who was told intact by a lock, or who fills, and has not unlocked.
 //
 // A. While OFFERING, ON_OFFER or DISCARDED is set there is no holder. OFFERING is set from count 0 only, or together with the
-//    refill's own count; a locker that counts up afterwards waits until it is clear. ON_OFFER is set only together with OFFERING,
-//    and a locker leaves with "intact" only after a word without ON_OFFER. DISCARDED is set from count 0, or by a locker from a
-//    word that still has ON_OFFER. So every count seen with one of the three belongs to a locker under way, and an unlock that
-//    sees one of them is one too many.
+//    filler's own count, or by abandon in the place of it; a locker that counts up afterwards waits until it is clear. ON_OFFER
+//    is set only together with OFFERING, and a locker leaves with "intact" only after a word without ON_OFFER. DISCARDED is set
+//    from count 0, or by abandon from the filler's last count, or by a locker from a word that still has ON_OFFER. So every count
+//    seen with one of the three belongs to a locker under way, and an unlock that sees one of them is one too many.
 // B. A lock is worth something. The locker counted up before it rescued, so from then on nobody can begin a madvise (OFFERING
 //    needs count 0), and it waited for the one that ran: the exchange that ends OFFERING comes after madvise has returned
 //    (release; the locker's load acquires). A rescue that succeeds has set the dirty bit of a page that was mapped at that moment
 //    (the CPU walks the page table again), and the kernel does not take dirty pages that were not offered since. A page without
-//    witness is all zeros and was never on offer (region_offer.c). So when every witness was rescued, every page is there and
+//    witness is all zeros and was never on offer (region_batch.c). So when every witness was rescued, every page is there and
 //    stays until the count is back at 0.
 // C. Two lockers rescue at once, one of them for writing; the writer is done first, clears ON_OFFER, and stores a zero over a
 //    witness before the other has looked at it. The other finds 0 although nothing was lost. Therefore a lost witness counts only
@@ -35,18 +36,28 @@
 //    ON_OFFER anew in between, since the slower locker has counted.
 // D. A failed rescue has dirtied pages before the one that was gone. When the last locker on its way back brings the count to 0,
 //    the same exchange sets OFFERING: no refill can begin before MADV_DONTNEED has handed those pages back. Who wants to refill
-//    or discard waits for that (WORD_WAITERS), so it is not told "busy" because of lockers that are told "discarded".
+//    or discard waits for that (WORD_WAITERS), so that it gets no EBUSY merely because failed lockers are still backing off.
 // E. Witnesses fit the content. They are taken by the last unlock while it still counts 1: nobody offers, nobody discards. If a
 //    lock for writing overtakes it, the version in the word has changed, its exchange fails, and it looks again. If one for
 //    reading does, that one takes over the duty with the WRITER mark. Without WRITER the content is what it was at the last
 //    unlock. WRITER goes only with the count reaching 0, after witnesses were taken or with content that is gone or untouched.
-// F. Refill publishes nothing old. Until the exchange that ends it the word says WRITER, so no reader without lock begins, and
-//    OFFERING, so no locker goes on. MADV_DONTNEED leaves no CPU with a view of an old page (KERNEL: stale reads), and only
-//    after it the version rises and DISCARDED goes. A reader from before finds WRITER or another version.
+// F. Refill publishes nothing old. The exchange that claims sets WRITER and raises the version, so no reader without lock begins,
+//    and one from before finds WRITER or another version; and FILLING, so nobody counts. MADV_DONTNEED leaves no CPU with a view
+//    of an old page (docs/kernel.md, stale reads), and only after it DISCARDED goes and the filler writes.
 // G. A madvise that fails halfway may have taken pages. What is put back then is [ F REFUSED ]: the next lock looks at all.
 // H. Nobody waits for ever. OFFERING spans one madvise batch (2 MiB, or the region), and who clears it wakes all sleepers. A
 //    locker that counts sleeps on OFFERING only, so it always goes on and counts down; who waits for lockers on their way back
-//    (D) does not count.
+//    (D) does not count. Who waits for a fill does not count either, and waits as long as the program takes to fill: a filler
+//    that never ends its fill is an error of the program, which any thread can end by abandon.
+// I. Nobody but the filler is told intact over content that is being made. FILLING is set by the exchange that takes the filler's
+//    count from 0 (or before anybody knows the region), and every exchange that counts compares the whole word: one that counted
+//    before makes the claim fail, one that would count after sees FILLING. It goes with the last count, by the exchange that
+//    releases the content; with publish, which does the same and keeps the count; or with abandon, which sets DISCARDED in the
+//    same exchange. So a locker that finds neither FILLING nor DISCARDED has acquired content that was finished.
+// J. Who is the filler. The number of a thread is never given to another one. It is stored after the claim and before the
+//    exchange that ends OFFERING (refill), or before anybody knows the region (create). A thread that reads its own number beside
+//    a word with FILLING and without OFFERING has stored it in this fill: had it been in an earlier one, the store of this fill's
+//    own thread would have come before the word that was loaded.
 //
 // In a forked child the word is 0 and becomes [ D ] when it is first looked at; see region_pool.c for the rest of the fork.
 
@@ -54,8 +65,8 @@
 
 #if defined(PURGEABLE_TEST_HOOKS)
 static _Atomic uint64_t waited_locks;
-#define COUNT_WAITED_LOCK() ((void)atomic_fetch_add_explicit(&waited_locks, 1, memory_order_relaxed))
-uint64_t purgeable_testing_waited_lock_count(void) { return atomic_load_explicit(&waited_locks, memory_order_relaxed); }
+#define COUNT_WAITED_LOCK() ((void)add_relaxed(&waited_locks, 1))
+uint64_t purgeable_testing_waited_lock_count(void) { return load_relaxed(&waited_locks); }
 #else
 #define COUNT_WAITED_LOCK() ((void)0)
 uint64_t purgeable_testing_waited_lock_count(void) { return 0; }
@@ -99,15 +110,48 @@ static uint64_t rescue(purgeable_region_t *region, uint64_t word) {
   return word;
 }
 
-static purgeable_outcome_t lock(purgeable_region_t *region, bool for_writing, bool may_wait) {
+// I. Waits until the fill that `*word` shows has ended. False: its content is not there, because it was given up, or because
+// another fill has begun since.
+static bool wait_for_fill(purgeable_region_t *region, uint64_t *word) {
+  uint64_t fill = *word & WORD_FILL_NUMBER;
+  while ((*word & WORD_FILLING) != 0 && (*word & WORD_FILL_NUMBER) == fill) *word = purgeable__word_wait(region, *word);
+  return (*word & (WORD_FILLING | WORD_DISCARDED)) == 0;
+}
+
+typedef enum entry { entry_open, entry_discarded, entry_given_up, entry_busy } entry_t;
+
+// Whether a lock may count at a word with FILLING or DISCARDED. A fill that is waited for changes `*word`.
+static __attribute__((noinline)) entry_t enter(purgeable_region_t *region, purgeable__patience_t patience, uint64_t *word) {
+  if ((*word & WORD_FILLING) == 0) return entry_discarded;
+  if (!PURGEABLE_RULE(fill_excludes)) return (*word & WORD_DISCARDED) != 0 ? entry_discarded : entry_open;
+  // A signal handler that interrupts the filler is not the filler, though it has its thread; and it may not touch its number.
+  bool counts_more = purgeable__word_count(*word) != PURGEABLE_LOCK_COUNT_MAX;
+  if (patience == purgeable__patience_none) return counts_more ? entry_busy : entry_open;
+  if (purgeable__fills_here(region, *word)) return entry_open;
+  if (patience != purgeable__patience_fill) return entry_busy;
+  return wait_for_fill(region, word) ? entry_open : entry_given_up;
+}
+
+// The answer to a lock that was not counted.
+static purgeable_outcome_t refused(entry_t entry, bool *given_up) {
+  if (entry == entry_busy) return purgeable_outcome_busy;
+  if (given_up != NULL) *given_up = entry == entry_given_up;
+  return purgeable_outcome_discarded;
+}
+
+static inline __attribute__((always_inline)) purgeable_outcome_t lock(purgeable_region_t *region, bool for_writing,
+                                                                      purgeable__patience_t patience, bool *given_up) {
   if (region == NULL) {
     errno = EINVAL;
     return purgeable_outcome_error;
   }
   uint64_t word = purgeable__word_load(region);
   for (;;) {
-    if ((word & WORD_DISCARDED) != 0) return purgeable_outcome_discarded;
-    if (!may_wait && (word & WORD_OFFERING) != 0) return purgeable_outcome_busy;
+    if ((word & (WORD_DISCARDED | WORD_FILLING)) != 0) {
+      entry_t entry = enter(region, patience, &word);
+      if (entry != entry_open) return refused(entry, given_up);
+    }
+    if (patience == purgeable__patience_none && (word & WORD_OFFERING) != 0) return purgeable_outcome_busy;
     if (purgeable__word_count(word) == PURGEABLE_LOCK_COUNT_MAX) {
       errno = EOVERFLOW;
       return purgeable_outcome_error;
@@ -136,109 +180,117 @@ static purgeable_outcome_t lock(purgeable_region_t *region, bool for_writing, bo
   return purgeable_outcome_intact;
 }
 
-purgeable_outcome_t purgeable_region_lock(purgeable_region_t *region) { return lock(region, false, true); }
+purgeable_outcome_t purgeable_region_lock(purgeable_region_t *region) {
+  return lock(region, false, purgeable__patience_madvise, NULL);
+}
 
-purgeable_outcome_t purgeable_region_lock_for_writing(purgeable_region_t *region) { return lock(region, true, true); }
+purgeable_outcome_t purgeable_region_lock_for_writing(purgeable_region_t *region) {
+  return lock(region, true, purgeable__patience_madvise, NULL);
+}
 
-purgeable_outcome_t purgeable_region_try_lock(purgeable_region_t *region) { return lock(region, false, false); }
+purgeable_outcome_t purgeable_region_try_lock(purgeable_region_t *region) {
+  return lock(region, false, purgeable__patience_none, NULL);
+}
+
+purgeable_outcome_t purgeable__region_lock(purgeable_region_t *region, bool for_writing, purgeable__patience_t patience,
+                                           bool *given_up) {
+  return lock(region, for_writing, patience, given_up);
+}
 
 // MARK: Unlock
+
+// What follows the unlock that brought the count to 0. `word`: the word before that unlock.
+static int became_idle(purgeable_region_t *region, uint64_t word) {
+  // A refusal is counted and leaves the content intact; the unlock has succeeded. Busy: somebody has locked it again.
+  if (region->offering == purgeable_offering_immediate) (void)purgeable__region_offer(region);
+  if (region->offering == purgeable_offering_deferred && (word & WORD_QUEUED) == 0) purgeable__queue_push(region);
+  return 0;
+}
+
+// The last unlock where somebody wrote: witnesses (E), and the end of a fill (I).
+static __attribute__((noinline)) int unlock_last_writer(purgeable_region_t *region, uint64_t word) {
+  _Atomic uint64_t *address = region->word;
+  for (;;) {
+    if (!is_held(word)) {
+      add_relaxed(&region->counters->unbalanced_unlocks, 1);
+      return EPERM;
+    }
+    uint64_t wanted = word - 1;
+    bool is_last = purgeable__word_count(word) == 1;
+    if (is_last) {
+      // E. The exchange below compares the version too.
+      if ((word & WORD_WRITER) != 0) purgeable__witnesses_take(region);
+      wanted &= ~(WORD_WRITER | WORD_FILLING);
+      if ((word & WORD_FILLING) != 0) wanted &= ~WORD_WAITERS;
+      if (region->offering == purgeable_offering_deferred) wanted |= WORD_QUEUED;
+    }
+    if (!purgeable__word_change(region, &word, wanted)) continue;
+    if (!is_last) return 0;
+    int kept = errno;
+    if ((word & WORD_WAITERS & ~wanted) != 0) purgeable__wake_all(address);
+    errno = kept;
+    return became_idle(region, word);
+  }
+}
 
 int purgeable_region_unlock(purgeable_region_t *region) {
   if (region == NULL) return EINVAL;
   bool is_deferred = region->offering == purgeable_offering_deferred;
-  bool is_immediate = region->offering == purgeable_offering_immediate;
   uint64_t word = purgeable__word_load(region);
   for (;;) {
     if (!is_held(word)) {
-      atomic_fetch_add_explicit(&region->counters->unbalanced_unlocks, 1, memory_order_relaxed);
+      add_relaxed(&region->counters->unbalanced_unlocks, 1);
       return EPERM;
     }
     uint64_t wanted = word - 1;
     if (purgeable__word_count(word) == 1) {
-      // E. The exchange below compares the version too.
-      if ((word & WORD_WRITER) != 0) purgeable__witnesses_take(region);
-      wanted &= ~WORD_WRITER;
+      if ((word & WORD_WRITER) != 0) return unlock_last_writer(region, word);
       if (is_deferred) wanted |= WORD_QUEUED;
     }
     if (purgeable__word_change(region, &word, wanted)) break;
   }
-  if (purgeable__word_count(word) != 1) return 0;
-  if (is_deferred && (word & WORD_QUEUED) == 0) purgeable__queue_push(region);
-  // A refusal is counted and leaves the content intact; the unlock has succeeded. Busy: somebody has locked it again.
-  if (is_immediate) (void)purgeable__region_offer(region);
-  return 0;
+  return purgeable__word_count(word) == 1 ? became_idle(region, word) : 0;
 }
 
-// MARK: Discard and refill
+// MARK: Claim and discard
 
-// Claims a region that nobody holds for a madvise: waits until it is settled, then goes from count 0 to `wanted_bits` on top of
-// OFFERING. Answers EBUSY when it is held or being locked. `*claimed` is the word before.
-static int claim(purgeable_region_t *region, uint64_t wanted_bits, bool even_discarded, uint64_t *claimed) {
+int purgeable__region_claim(purgeable_region_t *region, purgeable__claim_t kind, uint64_t *before) {
   uint64_t word = purgeable__word_load(region);
   for (;;) {
-    if (!even_discarded && (word & WORD_DISCARDED) != 0) break;
+    if ((word & WORD_FILLING) != 0) return EBUSY;
+    if (kind == purgeable__claim_discard && (word & WORD_DISCARDED) != 0) return EALREADY;
     if (purgeable__word_unsettled(word)) {
       word = purgeable__word_wait(region, word);
       continue;
     }
+    if (kind == purgeable__claim_fill_discarded && (word & WORD_DISCARDED) == 0 && PURGEABLE_RULE(fill_only_discarded)) {
+      return EALREADY;
+    }
     if (purgeable__word_count(word) != 0) return EBUSY;
-    assert((wanted_bits & word) == 0);
-    if (purgeable__word_change(region, &word, word | WORD_OFFERING | wanted_bits)) break;
+    uint64_t wanted = word | WORD_OFFERING;
+    // F, I.
+    if (kind != purgeable__claim_discard) {
+      wanted = (purgeable__word_next_fill(wanted) + WORD_VERSION_ONE + 1) | WORD_WRITER | WORD_FILLING;
+    }
+    if (purgeable__word_change(region, &word, wanted)) break;
   }
-  *claimed = word;
+  *before = word;
   return 0;
-}
-
-// G. What has to be put back after a madvise that failed on a region whose word was `before`.
-static uint64_t doubt(uint64_t before) {
-  return (before & (WORD_DISCARDED | WORD_ON_OFFER)) != 0 ? 0 : WORD_ON_OFFER | WORD_REFUSED;
 }
 
 int purgeable_region_discard(purgeable_region_t *region) {
   if (region == NULL) return EINVAL;
   uint64_t before;
-  int error = claim(region, 0, false, &before);
-  if (error != 0) return error;
-  if ((before & WORD_DISCARDED) != 0) return 0;
+  int error = purgeable__region_claim(region, purgeable__claim_discard, &before);
+  if (error != 0) return error == EALREADY ? 0 : error;
   error = purgeable__wipe(region->bytes, purgeable__region_bytes(region));
   if (error != 0) {
-    purgeable__word_finish(region, 0, doubt(before));
+    purgeable__word_finish(region, 0, purgeable__word_doubt(before));
     return error;
   }
-  atomic_fetch_add_explicit(&region->counters->own_discards, 1, memory_order_relaxed);
-  atomic_fetch_add_explicit(&region->counters->own_discard_bytes, purgeable__region_bytes(region), memory_order_relaxed);
+  add_relaxed(&region->counters->own_discards, 1);
+  add_relaxed(&region->counters->given_back_bytes, purgeable__region_bytes(region));
   // Lockers that counted meanwhile find DISCARDED and back off.
   purgeable__word_finish(region, WORD_ON_OFFER | WORD_REFUSED, WORD_DISCARDED);
-  return 0;
-}
-
-// Ends a refill that did not happen: the count is given back, and WRITER with the last one. Others may have counted meanwhile.
-static void undo_refill(purgeable_region_t *region, uint64_t before) {
-  uint64_t word = purgeable__word_load(region);
-  uint64_t wanted;
-  do {
-    assert(purgeable__word_count(word) != 0 && (word & WORD_OFFERING) != 0);
-    wanted = (word - 1) | doubt(before);
-    if (purgeable__word_count(wanted) == 0) wanted &= ~WORD_WRITER;
-  } while (!purgeable__word_change(region, &word, wanted));
-  purgeable__word_finish(region, 0, 0);
-}
-
-int purgeable_region_refill(purgeable_region_t *region) {
-  if (region == NULL) return EINVAL;
-  uint64_t before;
-  int error = claim(region, WORD_WRITER | 1, true, &before);
-  if (error != 0) return error;
-  if (PURGEABLE_RULE(dontneed_before_refill)) error = purgeable__wipe(region->bytes, purgeable__region_bytes(region));
-  if (error != 0) {
-    undo_refill(region, before);
-    return error;
-  }
-  // F. The version rises while OFFERING still stands: both exchanges come after the madvise.
-  uint64_t word = purgeable__word_load(region);
-  while (!purgeable__word_change(region, &word, word + WORD_VERSION_ONE)) continue;
-  purgeable__word_finish(region, WORD_DISCARDED | WORD_ON_OFFER | WORD_REFUSED, 0);
-  atomic_thread_fence(memory_order_release);
   return 0;
 }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 // What the region files share: the state word, the region, and the process-wide pool that survives a fork with nothing in it.
+// Each file calls only those that stand above it here.
 //
-//   63            32 31    28 27      26    25     24      23       22     21        20       19      0
-//   +---------------+--------+-------+-----+------+-------+--------+------+---------+--------+--------+
-//   | version       | unused |REFUSED|ALIVE|QUEUED|WAITERS|ON_OFFER|WRITER|DISCARDED|OFFERING| count  |
-//   +---------------+--------+-------+-----+------+-------+--------+------+---------+--------+--------+
+//   63      32 31  30 29    28      27      26    25     24      23       22     21        20       19      0
+//   +---------+------+-----+-------+-------+-----+------+-------+--------+------+---------+--------+--------+
+//   | version | fill |AGAIN|FILLING|REFUSED|ALIVE|QUEUED|WAITERS|ON_OFFER|WRITER|DISCARDED|OFFERING| count  |
+//   +---------+------+-----+-------+-------+-----+------+-------+--------+------+---------+--------+--------+
 //
 // The word lies in memory that a fork wipes. ALIVE is set in every word this process wrote, so a word of 0 says one thing only:
-// we are a forked child and have not looked at this region before. It then becomes ALIVE | DISCARDED.
+// we are a forked child and have not looked at this region before. The word then becomes ALIVE | DISCARDED.
 #ifndef PURGEABLE_REGION_INTERNAL_H
 #define PURGEABLE_REGION_INTERNAL_H
 
@@ -15,22 +16,34 @@
 
 #include "purgeable_region.h"
 
+#pragma GCC visibility push(hidden)
+
 #define WORD_COUNT UINT64_C(0xFFFFF)
 // A thread is inside a madvise that covers the region. Set from count 0 only (a refill takes its own count with it).
 #define WORD_OFFERING (UINT64_C(1) << 20)
-// Content is gone until the refill. While it is set nobody holds a lock: every count is a locker on its way back.
+// Content is gone until the refill. While it is set nobody holds a lock: every remaining count belongs to a locker that is
+// backing off.
 #define WORD_DISCARDED (UINT64_C(1) << 21)
 // Some holder since the count was last 0 may write.
 #define WORD_WRITER (UINT64_C(1) << 22)
 // Pages may have been offered and nobody has rescued all of them since. While it is set nobody holds a lock.
 #define WORD_ON_OFFER (UINT64_C(1) << 23)
-// Somebody sleeps on the word. Whoever clears OFFERING clears it and wakes them.
+// Somebody sleeps on the word. Whoever clears OFFERING or FILLING clears it and wakes them.
 #define WORD_WAITERS (UINT64_C(1) << 24)
-// In the queue, or about to be pushed by the unlock that set it. The links of the region mean something only while it is set.
+// In the queue, or about to be pushed by the unlock that set it. The links of the region mean something only while this or AGAIN
+// is set.
 #define WORD_QUEUED (UINT64_C(1) << 25)
 #define WORD_ALIVE (UINT64_C(1) << 26)
 // Only with ON_OFFER: a madvise failed, so that any part of it, or nothing, is on offer. Not reported as offered; tried again.
 #define WORD_REFUSED (UINT64_C(1) << 27)
+// The content is being made: from the exchange that began it (create, refill) to the one that ends it (the last unlock, publish,
+// abandon). WRITER is set all the while, and every count is one of the filler's: a lock of anybody else does not count.
+#define WORD_FILLING (UINT64_C(1) << 28)
+// In one of the rings of regions to be offered again. Changes under the pool's mutex only.
+#define WORD_AGAIN (UINT64_C(1) << 29)
+// Which fill this is, modulo 4, so that a thread that waits for one fill does not mistake the next fill for it.
+#define WORD_FILL_ONE (UINT64_C(1) << 30)
+#define WORD_FILL_NUMBER (UINT64_C(3) << 30)
 #define WORD_VERSION_ONE (UINT64_C(1) << 32)
 
 _Static_assert(WORD_COUNT == PURGEABLE_LOCK_COUNT_MAX, "the count's mask is its maximum");
@@ -43,13 +56,24 @@ static inline bool purgeable__word_unsettled(uint64_t word) {
   return (word & WORD_OFFERING) != 0 || ((word & WORD_DISCARDED) != 0 && purgeable__word_count(word) != 0);
 }
 
+// The word with the next fill's number.
+static inline uint64_t purgeable__word_next_fill(uint64_t word) {
+  return (word & ~WORD_FILL_NUMBER) | ((word + WORD_FILL_ONE) & WORD_FILL_NUMBER);
+}
+
+// Whether there is anything to sleep for: a madvise, lockers that back off, or a fill.
+static inline bool purgeable__word_may_sleep(uint64_t word) {
+  return (word & WORD_FILLING) != 0 || purgeable__word_unsettled(word);
+}
+
 // What every word obeys at every moment.
 static inline bool purgeable__word_is_valid(uint64_t word) {
   if ((word & WORD_ALIVE) == 0) return false;
   if ((word & WORD_DISCARDED) && (word & WORD_ON_OFFER)) return false;
   if ((word & WORD_REFUSED) && !(word & WORD_ON_OFFER)) return false;
   if ((word & WORD_WRITER) && purgeable__word_count(word) == 0) return false;
-  return !(word & WORD_WAITERS) || purgeable__word_unsettled(word);
+  if ((word & WORD_FILLING) && !(word & WORD_WRITER)) return false;
+  return !(word & WORD_WAITERS) || purgeable__word_may_sleep(word);
 }
 
 // MARK: Shared by the process
@@ -59,10 +83,11 @@ typedef struct purgeable__link {
   struct purgeable__link *previous;
 } purgeable__link_t;
 
-enum { PURGEABLE__SHARD_COUNT = 32 };
+enum { PURGEABLE__SHARD_COUNT = 32, PURGEABLE__AGAIN_LEVELS = 6 };
 
-// Counters of one shard, two cache lines, the busy ones in the first. A region always counts in the same shard: threads that meet there have already met at the
-// region's word. Sums are taken modulo 2^64, so one shard alone means nothing. Relaxed; partner: `purgeable_region_statistics`.
+// Counters of one shard, two cache lines, the busy ones in the first. A region always counts in the same shard: threads that meet
+// there have already met at the region's word. Sums are taken modulo 2^64, so one shard alone means nothing. Relaxed; partner:
+// `purgeable_region_statistics`.
 typedef struct purgeable__counters {
   _Atomic uint64_t locked_bytes;
   _Atomic uint64_t offered_bytes;
@@ -72,9 +97,10 @@ typedef struct purgeable__counters {
   _Atomic uint64_t unbalanced_unlocks;
   _Atomic uint64_t refused_offers;
   _Atomic uint64_t refused_locks;
-  _Atomic uint64_t kernel_discard_bytes;
-  _Atomic uint64_t own_discard_bytes;
-  uint64_t unused[6];
+  _Atomic uint64_t discarded_by_kernel_bytes;
+  _Atomic uint64_t given_back_bytes;
+  _Atomic uint64_t abandoned_fills;
+  uint64_t unused[5];
 } purgeable__counters_t;
 
 // Lives in a mapping that a fork wipes: a child finds an unlocked mutex (zeros are one, in glibc and musl), an empty queue, and
@@ -82,20 +108,25 @@ typedef struct purgeable__counters {
 typedef struct purgeable__shared {
   // 1 in the process that owns this page, 0 in a forked child until it is healed.
   _Atomic uint64_t alive;
-  // Guards the queue's links, `sorting_count`, and (region_pool.c) the chunks and their bitmaps.
+  // Guards the links of all rings, `sorting_count`, `sort_waiters`, and (region_pool.c) the chunks and their bitmaps.
   pthread_mutex_t mutex;
-  // Signalled when `sorting_count` falls to 0.
-  pthread_cond_t sorted;
-  // How many threads rearrange links of queued regions outside of the mutex.
+  // How many threads rearrange links of queued regions outside of the mutex, and how many wait until none does.
   unsigned sorting_count;
-  // Head of the ring of regions waiting to be offered; all zeros means empty.
+  unsigned sort_waiters;
+  // Rises when `sorting_count` falls to 0 and somebody waits: the futex they sleep on.
+  _Atomic uint64_t sorts_ended;
+  // Heads of the rings: of regions waiting to be offered, and of those to be offered again. All zeros means empty.
   purgeable__link_t queue;
-  // Written under the mutex, read by `purgeable_region_statistics` without.
+  purgeable__link_t again[PURGEABLE__AGAIN_LEVELS];
+  // When each of those is due (CLOCK_MONOTONIC, ms).
+  uint64_t again_due_ms[PURGEABLE__AGAIN_LEVELS];
+  // Written under the mutex, read without: how many regions wait to be offered, and their bytes in whole pages.
   _Atomic uint64_t pending_count;
+  _Atomic uint64_t pending_bytes;
   _Alignas(64) purgeable__counters_t shards[PURGEABLE__SHARD_COUNT];
 } purgeable__shared_t;
 
-typedef struct purgeable__chunk purgeable__chunk_t;
+typedef struct purgeable__pool_chunk purgeable__pool_chunk_t;
 
 struct purgeable_region {
   // In wiped-on-fork memory: in the chunk's first pages, or in the page in front of a region that has its own mapping.
@@ -105,8 +136,13 @@ struct purgeable_region {
   size_t page_size_bytes;
   size_t page_count;
   // NULL: own mapping, which begins one page before `bytes`.
-  purgeable__chunk_t *chunk;
+  purgeable__pool_chunk_t *chunk;
   purgeable__counters_t *counters;
+  // The thread that began the last fill (`purgeable__this_thread`), in ordinary memory: a child has no use for it. Believed only
+  // together with a word that says FILLING and not OFFERING. Relaxed: written before the exchange that ends OFFERING.
+  _Atomic uint64_t filler;
+  // Pages that have a witness: what an offer of the region offers. Relaxed: written by the last unlock, under its lock.
+  _Atomic size_t witnessed_count;
   purgeable_offering_t offering;
   // Guarded by the pool's mutex; meaningful only while QUEUED is set.
   purgeable__link_t link;
@@ -119,20 +155,22 @@ static inline size_t purgeable__region_bytes(const purgeable_region_t *region) {
   return region->page_count * region->page_size_bytes;
 }
 
-static inline void purgeable__count_kernel_discard(purgeable_region_t *region) {
-  atomic_fetch_add_explicit(&region->counters->kernel_discards, 1, memory_order_relaxed);
-  atomic_fetch_add_explicit(&region->counters->kernel_discard_bytes, purgeable__region_bytes(region), memory_order_relaxed);
+// What is on offer while the region is: pages of zeros are given back instead.
+static inline size_t purgeable__region_witnessed_bytes(const purgeable_region_t *region) {
+  return load_relaxed(&region->witnessed_count) * region->page_size_bytes;
 }
 
-// MARK: region_life.c
+static inline void purgeable__count_kernel_discard(purgeable_region_t *region) {
+  add_relaxed(&region->counters->kernel_discards, 1);
+  add_relaxed(&region->counters->discarded_by_kernel_bytes, purgeable__region_bytes(region));
+}
 
-// Whether so many more bytes may be locked (`purgeable_region_set_locked_limit`).
-bool purgeable__may_lock(purgeable_region_t *region, size_t bytes);
+// MARK: region_pool.c
 
 // Bytes, in whole pages, and (if asked for) number of the regions that live.
 uint64_t purgeable__region_total(uint64_t *region_count);
-
-// MARK: region_pool.c
+// A region of `bytes` begins, or ends.
+void purgeable__region_total_change(size_t bytes, bool is_more);
 
 // The shared page, made at the first call; NULL where no memory is left.
 purgeable__shared_t *purgeable__shared_make(void);
@@ -143,8 +181,9 @@ void purgeable__pool_unlock(purgeable__shared_t *shared);
 
 // Gives `region`, whose page count and page size are set, its pages, all zeros, and its word. 0 or ENOMEM.
 int purgeable__pages_take(purgeable_region_t *region);
-// Wipes the pages and takes them back. Pages that cannot be wiped are kept out of use for good.
-void purgeable__pages_give(purgeable_region_t *region);
+// Wipes the pages and takes them back. 0 or an errno: of a munmap, then the pages are wiped and the address space stays; or of
+// the wiping, then they keep what they hold and are kept out of use for good.
+int purgeable__pages_give(purgeable_region_t *region);
 
 // MARK: region_word.c
 
@@ -153,12 +192,13 @@ uint64_t purgeable__word_load(purgeable_region_t *region);
 // The one way a word changes: from exactly `*seen` to `wanted`, counters with it. On failure `*seen` is what stands there now.
 // After a success that cleared OFFERING the region may be destroyed by another thread at any moment.
 bool purgeable__word_change(purgeable_region_t *region, uint64_t *seen, uint64_t wanted);
-// Sleeps while the word is `word`, which is unsettled (or answers at once); answers the word that stands then. Keeps errno.
+// Sleeps while the word is `word`, which is unsettled or says FILLING (or answers at once); answers the word that stands then.
+// Keeps errno.
 uint64_t purgeable__word_wait(purgeable_region_t *region, uint64_t word);
 // Ends OFFERING: clears and sets what else is asked for, and wakes who sleeps. Keeps errno.
 void purgeable__word_finish(purgeable_region_t *region, uint64_t clear, uint64_t set);
-// Adds what changed from one word to the other to the shard.
-void purgeable__word_account(purgeable__counters_t *counters, size_t bytes, uint64_t before, uint64_t after);
+// Adds what changed from one word to the other to the region's shard.
+void purgeable__word_account(const purgeable_region_t *region, uint64_t before, uint64_t after);
 
 // MARK: region_witness.c
 
@@ -169,12 +209,89 @@ bool purgeable__witnesses_stand(const purgeable_region_t *region, size_t first, 
 // Rescues every page. False as soon as one is gone.
 bool purgeable__witnesses_rescue(purgeable_region_t *region);
 
+// MARK: region_filler.c
+
+// A number that names the calling thread for good: no thread gets that of one that has ended. Not for signal handlers.
+uint64_t purgeable__this_thread(void);
+// Whether the calling thread is the one that fills. `word`: the region's, with FILLING.
+bool purgeable__fills_here(const purgeable_region_t *region, uint64_t word);
+
+// MARK: region_counters.c
+
+// Whether `bytes` more may be locked (`purgeable_region_set_locked_byte_limit`).
+bool purgeable__may_lock(purgeable_region_t *region, size_t bytes);
+
+// MARK: region_batch.c
+
+enum {
+  PURGEABLE__BATCH_BYTES = 2 << 20,
+  PURGEABLE__BATCH_COUNT = PURGEABLE__BATCH_BYTES / 4096,
+};
+
+// Regions side by side that were claimed for one madvise.
+typedef struct purgeable__batch {
+  size_t count;
+  size_t bytes;
+  purgeable_region_t *regions[PURGEABLE__BATCH_COUNT];
+  int errors[PURGEABLE__BATCH_COUNT];
+  // Was on offer before: its pages of zeros are gone, and it does not count as newly offered.
+  bool is_again[PURGEABLE__BATCH_COUNT];
+} purgeable__batch_t;
+
+// Whether an idle region with this word can go on offer, or (again) on offer once more.
+bool purgeable__can_offer(uint64_t word, bool again);
+// The word while it is offered.
+uint64_t purgeable__word_claimed(uint64_t word);
+// Offers a batch that was claimed, and ends its OFFERING. Answers the first errno; adds what is new on offer to `*offered_bytes`.
+int purgeable__batch_offer(purgeable__batch_t *batch, size_t *offered_bytes);
+// MARK: region_queue.c
+
+// For the last unlock that set QUEUED. Beyond the bound on what may wait it offers all that does.
+void purgeable__queue_push(purgeable_region_t *region);
+// Has the region offered again by later upkeeps, unless it is in a ring already.
+void purgeable__again_push(purgeable_region_t *region);
+// Takes the region out of its ring, whichever; for destroy.
+void purgeable__queue_remove(purgeable_region_t *region);
+
 // MARK: region_offer.c
 
-// Offers one region if it is idle and not on offer; 0, EBUSY or the errno of madvise.
+// Offers one region if it is idle, again if it is on offer; 0, EBUSY or the errno of madvise.
 int purgeable__region_offer(purgeable_region_t *region);
-void purgeable__queue_push(purgeable_region_t *region);
-// Takes the region out of the queue, wherever it is; for destroy.
-void purgeable__queue_remove(purgeable_region_t *region);
+
+// MARK: region.c
+
+// What a lock does where it would have to wait.
+typedef enum purgeable__patience {
+  // Neither for a madvise nor for a fill.
+  purgeable__patience_none,
+  // For a madvise; a fill makes it busy.
+  purgeable__patience_madvise,
+  // For both.
+  purgeable__patience_fill,
+} purgeable__patience_t;
+
+// Locks. `*given_up` (may be NULL) says whether "discarded" is because a fill that was waited for was given up.
+purgeable_outcome_t purgeable__region_lock(purgeable_region_t *region, bool for_writing, purgeable__patience_t patience,
+                                           bool *given_up);
+
+// How a region that nobody holds is claimed for a madvise.
+typedef enum purgeable__claim {
+  purgeable__claim_discard,
+  // Takes the filler's lock with it, whatever the content.
+  purgeable__claim_fill,
+  // The same, only if the content is gone.
+  purgeable__claim_fill_discarded,
+} purgeable__claim_t;
+
+// Waits until the region is settled, then goes from count 0 to OFFERING; `*before` gets the word before. EBUSY: it is held, being
+// filled or being locked. EALREADY: it is discarded (for a discard), or is not (for a fill of what is discarded).
+int purgeable__region_claim(purgeable_region_t *region, purgeable__claim_t kind, uint64_t *before);
+
+// G. What has to be put back after a madvise that failed on a region whose word was `before`.
+static inline uint64_t purgeable__word_doubt(uint64_t before) {
+  return (before & (WORD_DISCARDED | WORD_ON_OFFER)) != 0 ? 0 : WORD_ON_OFFER | WORD_REFUSED;
+}
+
+#pragma GCC visibility pop
 
 #endif

@@ -27,8 +27,8 @@ enum {
   BITS = 64,
 };
 
-struct purgeable__chunk {
-  struct purgeable__chunk *next;
+struct purgeable__pool_chunk {
+  struct purgeable__pool_chunk *next;
   _Atomic uint64_t *words;
   char *pages;
   size_t page_count;
@@ -43,23 +43,39 @@ struct purgeable__chunk {
 // Both outlive a fork. `shared_page`: published by exchange, release; partner: the acquire loads. `chunks`: published by store,
 // release, under the mutex; partner: the load under the mutex, or in a forked child.
 static _Atomic(purgeable__shared_t *) shared_page;
-static _Atomic(purgeable__chunk_t *) chunks;
+static _Atomic(purgeable__pool_chunk_t *) chunks;
+
+// Outlive a fork, unlike the counters in the shared page: the child has the regions too. Relaxed: statistics.
+static _Atomic uint64_t region_count;
+static _Atomic uint64_t region_bytes;
+
+uint64_t purgeable__region_total(uint64_t *count) {
+  if (count != NULL) *count = load_relaxed(&region_count);
+  return load_relaxed(&region_bytes);
+}
+
+void purgeable__region_total_change(size_t bytes, bool is_more) {
+  uint64_t before = add_relaxed(&region_bytes, is_more ? (uint64_t)bytes : -(uint64_t)bytes);
+  assert(is_more || before >= bytes);
+  (void)before;
+  add_relaxed(&region_count, is_more ? 1 : (uint64_t)-1);
+}
 
 // MARK: The shared page
 
-// Whoever makes the 0 a 1 counts all that the parent had as discarded. The total is read first: it can only change through
-// threads that have seen the 1.
-static void heal(purgeable__shared_t *shared) {
+// The thread that sets `alive` from 0 to 1 books everything the parent held as discarded. The total is read first: it can change
+// only through threads that have seen the 1.
+static void heal_pool(purgeable__shared_t *shared) {
   uint64_t bytes = purgeable__region_total(NULL);
   uint64_t dead = 0;
   // Partner: the same exchange in another thread of the child.
   if (!atomic_compare_exchange_strong_explicit(&shared->alive, &dead, 1, memory_order_acq_rel, memory_order_acquire)) return;
-  atomic_fetch_add_explicit(&shared->shards[0].discarded_bytes, bytes, memory_order_relaxed);
+  add_relaxed(&shared->shards[0].discarded_bytes, bytes);
 }
 
 purgeable__shared_t *purgeable__shared(void) {
-  purgeable__shared_t *shared = atomic_load_explicit(&shared_page, memory_order_acquire);
-  if (shared != NULL && atomic_load_explicit(&shared->alive, memory_order_acquire) == 0) heal(shared);
+  purgeable__shared_t *shared = load_acquire(&shared_page);
+  if (shared != NULL && load_acquire(&shared->alive) == 0) heal_pool(shared);
   return shared;
 }
 
@@ -71,7 +87,7 @@ purgeable__shared_t *purgeable__shared_make(void) {
   int error;
   purgeable__shared_t *fresh = purgeable__map(length, page, "purgeable-regions", &error);
   if (fresh == NULL) return NULL;
-  atomic_store_explicit(&fresh->alive, 1, memory_order_relaxed);
+  store_relaxed(&fresh->alive, 1);
   if (atomic_compare_exchange_strong_explicit(&shared_page, &shared, fresh, memory_order_acq_rel, memory_order_acquire)) {
     return fresh;
   }
@@ -95,7 +111,7 @@ void purgeable__pool_unlock(purgeable__shared_t *shared) {
 // MARK: Bitmap (under the mutex)
 
 // The first free page at or after `page`, or page_count: a whole word of taken pages is one step.
-static size_t next_free(const purgeable__chunk_t *chunk, size_t page) {
+static size_t next_free(const purgeable__pool_chunk_t *chunk, size_t page) {
   while (page < chunk->page_count) {
     uint64_t open = ~chunk->taken[page / BITS] >> (page % BITS);
     if (open != 0) {
@@ -108,7 +124,7 @@ static size_t next_free(const purgeable__chunk_t *chunk, size_t page) {
 }
 
 // The first taken page at or after `page`, but at most `end`.
-static size_t next_taken(const purgeable__chunk_t *chunk, size_t page, size_t end) {
+static size_t next_taken(const purgeable__pool_chunk_t *chunk, size_t page, size_t end) {
   while (page < end) {
     uint64_t closed = chunk->taken[page / BITS] >> (page % BITS);
     if (closed != 0) {
@@ -120,7 +136,8 @@ static size_t next_taken(const purgeable__chunk_t *chunk, size_t page, size_t en
   return end;
 }
 
-static void mark(purgeable__chunk_t *chunk, size_t first, size_t count, bool taken) {
+static void mark(purgeable__pool_chunk_t *chunk, size_t first, size_t count, bool taken) {
+  assert(count != 0 && first < chunk->page_count && count <= chunk->page_count - first);
   for (size_t page = first; page < first + count; page++) {
     uint64_t bit = UINT64_C(1) << (page % BITS);
     assert(page < chunk->page_count && ((chunk->taken[page / BITS] & bit) != 0) != taken);
@@ -133,7 +150,7 @@ static void mark(purgeable__chunk_t *chunk, size_t first, size_t count, bool tak
 }
 
 // Finds and marks a run of `count` free pages. False: this chunk has none.
-static bool take_run(purgeable__chunk_t *chunk, size_t count, size_t *first) {
+static bool take_run(purgeable__pool_chunk_t *chunk, size_t count, size_t *first) {
   assert(count != 0);
   if (count >= chunk->absent_run) return false;
   chunk->search_from = next_free(chunk, chunk->search_from);
@@ -151,11 +168,12 @@ static bool take_run(purgeable__chunk_t *chunk, size_t count, size_t *first) {
 }
 
 // Maps a chunk with room for `page_count` pages and publishes it; NULL where no memory is left.
-static purgeable__chunk_t *make_chunk(size_t page_count) {
+static purgeable__pool_chunk_t *make_pool_chunk(size_t page_count) {
   size_t page = purgeable_page_size_bytes();
   size_t words_length = purgeable__round_up(page_count * sizeof(uint64_t), page);
   size_t bitmap_words = (page_count + BITS - 1) / BITS;
-  purgeable__chunk_t *chunk = purgeable__allocate(1, sizeof *chunk + bitmap_words * sizeof(uint64_t));
+  assert(page_count != 0);
+  purgeable__pool_chunk_t *chunk = purgeable__allocate(1, sizeof *chunk + bitmap_words * sizeof(uint64_t));
   if (chunk == NULL) return NULL;
   int error;
   char *start = purgeable__map(words_length + page_count * page, page, "purgeable-regions", &error);
@@ -167,8 +185,8 @@ static purgeable__chunk_t *make_chunk(size_t page_count) {
   chunk->pages = start + words_length;
   chunk->page_count = page_count;
   chunk->absent_run = page_count + 1;
-  chunk->next = atomic_load_explicit(&chunks, memory_order_relaxed);
-  atomic_store_explicit(&chunks, chunk, memory_order_release);
+  chunk->next = load_relaxed(&chunks);
+  store_release(&chunks, chunk);
   return chunk;
 }
 
@@ -179,13 +197,13 @@ static int take_from_chunks(purgeable_region_t *region) {
   purgeable__shared_t *shared = purgeable__shared();
   purgeable__pool_lock(shared);
   size_t first = 0;
-  purgeable__chunk_t *chunk = atomic_load_explicit(&chunks, memory_order_acquire);
+  purgeable__pool_chunk_t *chunk = load_acquire(&chunks);
   while (chunk != NULL && !take_run(chunk, region->page_count, &first)) chunk = chunk->next;
   if (chunk == NULL) {
     // A chunk's words take one part in (page / 8) of it. Where even that is too much, room for this region alone.
     size_t full = (CHUNK_BYTES / page) - purgeable__round_up(CHUNK_BYTES / page * sizeof(uint64_t), page) / page;
-    chunk = make_chunk(full);
-    if (chunk == NULL) chunk = make_chunk(region->page_count);
+    chunk = make_pool_chunk(full);
+    if (chunk == NULL) chunk = make_pool_chunk(region->page_count);
     if (chunk != NULL && !take_run(chunk, region->page_count, &first)) chunk = NULL;
   }
   purgeable__pool_unlock(shared);
@@ -210,22 +228,27 @@ int purgeable__pages_take(purgeable_region_t *region) {
   return 0;
 }
 
-void purgeable__pages_give(purgeable_region_t *region) {
+int purgeable__pages_give(purgeable_region_t *region) {
   size_t page = region->page_size_bytes;
   size_t bytes = purgeable__region_bytes(region);
-  purgeable__chunk_t *chunk = region->chunk;
+  purgeable__pool_chunk_t *chunk = region->chunk;
   if (chunk == NULL) {
+    int refused = purgeable__unmap(region->bytes - page, page + bytes);
+    if (refused == 0) return 0;
     // What cannot be unmapped gives back its memory at least.
-    if (purgeable__unmap(region->bytes - page, page + bytes) != 0) (void)purgeable__wipe(region->bytes, bytes);
-    return;
+    int error = purgeable__wipe(region->bytes, bytes);
+    return error != 0 ? error : refused;
   }
   // Wiped outside of the mutex: the bits still say taken. A page that may not be zeros must never be found free.
-  if (purgeable__wipe(region->bytes, bytes) != 0) return;
+  int error = purgeable__wipe(region->bytes, bytes);
+  if (error != 0) return error;
   size_t first = (size_t)(region->bytes - chunk->pages) / page;
+  assert(region->word == chunk->words + first && chunk->pages + first * page == region->bytes);
   purgeable__shared_t *shared = purgeable__shared();
   purgeable__pool_lock(shared);
   if (first < chunk->search_from) chunk->search_from = first;
   chunk->absent_run = chunk->page_count + 1;
   mark(chunk, first, region->page_count, false);
   purgeable__pool_unlock(shared);
+  return 0;
 }

@@ -23,7 +23,7 @@
 #include "region_internal.h"
 
 enum {
-  PIECE_BYTES = 64 << 10,
+  REGION_PIECE_BYTES = 64 << 10,
   TRIES = 1000,
 };
 
@@ -47,7 +47,7 @@ static purgeable_outcome_t read_piece(purgeable_region_t *region, size_t offset,
     // Without rseq the proof has a hole; looking before the copy as well makes it small.
     bool stands = sentinel != NULL || purgeable__witnesses_stand(region, first, end);
     purgeable__copy_unsettled(buffer, region->bytes + offset, length);
-    // Orders the copy before the checks. Partner: the release fence after a writing lock (region.c, `settled`).
+    // Orders the copy before the checks. Partner: the release fence after a writing lock (region.c).
     atomic_thread_fence(memory_order_acquire);
     PURGEABLE_TEST_PAUSE();
     if (stands) stands = purgeable__witnesses_stand(region, first, end);
@@ -83,7 +83,7 @@ purgeable_outcome_t purgeable_region_read(purgeable_region_t *region, size_t off
   uint64_t word = purgeable__word_load(region);
   if ((word & WORD_DISCARDED) != 0) return purgeable_outcome_discarded;
   if ((word & WORD_WRITER) != 0) return purgeable_outcome_busy;
-  size_t piece_bytes = region->page_size_bytes > PIECE_BYTES ? region->page_size_bytes : PIECE_BYTES;
+  size_t piece_bytes = region->page_size_bytes > REGION_PIECE_BYTES ? region->page_size_bytes : REGION_PIECE_BYTES;
   size_t end = offset_bytes + length_bytes;
   char *out = buffer;
   for (size_t at = offset_bytes; at < end;) {

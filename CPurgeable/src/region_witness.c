@@ -22,7 +22,7 @@ static uint64_t *page_words(const purgeable_region_t *region, size_t page) {
 
 // The index is bounded by the array's own writer; a torn or foreign value cannot occur.
 static size_t witness_of(const purgeable_region_t *region, size_t page) {
-  size_t witness = atomic_load_explicit(&region->witnesses[page], memory_order_relaxed);
+  size_t witness = load_relaxed(&region->witnesses[page]);
   assert(witness <= words_in_page(region));
   return witness;
 }
@@ -42,14 +42,17 @@ PURGEABLE_NO_TSAN static size_t find_witness(const uint64_t *words, size_t count
 
 void purgeable__witnesses_take(purgeable_region_t *region) {
   size_t count = words_in_page(region);
+  size_t witnessed = 0;
   assert(count % 4 == 0);
   for (size_t page = 0; page < region->page_count; page++) {
     const uint64_t *words = page_words(region, page);
     size_t old = witness_of(region, page);
-    if (old != 0 && is_nonzero(words + old - 1)) continue;
-    size_t fresh = find_witness(words, count);
-    if (fresh != old) atomic_store_explicit(&region->witnesses[page], (uint16_t)fresh, memory_order_relaxed);
+    bool stands = old != 0 && is_nonzero(words + old - 1);
+    size_t fresh = stands ? old : find_witness(words, count);
+    witnessed += fresh != 0;
+    if (fresh != old) store_relaxed(&region->witnesses[page], (uint16_t)fresh);
   }
+  store_relaxed(&region->witnessed_count, witnessed);
 }
 
 bool purgeable__witnesses_stand(const purgeable_region_t *region, size_t first, size_t end) {

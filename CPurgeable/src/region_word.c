@@ -6,13 +6,13 @@
 //     v
 //   change (compare-exchange of all 64 bits) --> counters follow
 //     |
-//     +-- unsettled: set WAITERS, sleep on the low half <---- finish: clear OFFERING and WAITERS, wake
+//     +-- unsettled, or a fill: set WAITERS, sleep on the low half <---- finish: clear OFFERING and WAITERS, wake
 
 #include "region_internal.h"
 
 // In a forked child the pool is healed before the first word is, so that "everything there was counts as discarded" happens
 // before the first refill takes something off it.
-static uint64_t heal(purgeable_region_t *region) {
+static uint64_t heal_word(purgeable_region_t *region) {
   (void)purgeable__shared();
   uint64_t seen = 0;
   uint64_t healed = WORD_ALIVE | WORD_DISCARDED;
@@ -25,44 +25,72 @@ static uint64_t heal(purgeable_region_t *region) {
 }
 
 uint64_t purgeable__word_load(purgeable_region_t *region) {
-  uint64_t word = atomic_load_explicit(region->word, memory_order_acquire);
-  if (__builtin_expect(word == 0, 0)) word = heal(region);
+  uint64_t word = load_acquire(region->word);
+  if (__builtin_expect(word == 0, 0)) word = heal_word(region);
   assert(purgeable__word_is_valid(word));
   return word;
 }
 
+// MARK: Change
+
+// Adds or takes off bytes, by what the word says before and after.
 static void count(_Atomic uint64_t *counter, size_t bytes, bool before, bool after) {
   if (before == after) return;
-  atomic_fetch_add_explicit(counter, after ? (uint64_t)bytes : -(uint64_t)bytes, memory_order_relaxed);
+  add_relaxed(counter, after ? (uint64_t)bytes : -(uint64_t)bytes);
 }
 
 static bool is_offered(uint64_t word) { return (word & (WORD_ON_OFFER | WORD_REFUSED)) == WORD_ON_OFFER; }
 
-void purgeable__word_account(purgeable__counters_t *counters, size_t bytes, uint64_t before, uint64_t after) {
+static void count_all(purgeable__counters_t *counters, size_t bytes, size_t offered, uint64_t before, uint64_t after) {
   count(&counters->locked_bytes, bytes, purgeable__word_count(before) != 0, purgeable__word_count(after) != 0);
-  count(&counters->offered_bytes, bytes, is_offered(before), is_offered(after));
+  count(&counters->offered_bytes, offered, is_offered(before), is_offered(after));
   count(&counters->discarded_bytes, bytes, (before & WORD_DISCARDED) != 0, (after & WORD_DISCARDED) != 0);
+}
+
+void purgeable__word_account(const purgeable_region_t *region, uint64_t before, uint64_t after) {
+  size_t offered = purgeable__region_witnessed_bytes(region);
+  count_all(region->counters, purgeable__region_bytes(region), offered, before, after);
+}
+
+// Partner: the loads and exchanges of this word in all threads. Release publishes content and witnesses; acquire takes them.
+static bool exchange(purgeable_region_t *region, uint64_t *seen, uint64_t wanted) {
+  return atomic_compare_exchange_strong_explicit(region->word, seen, wanted, memory_order_acq_rel, memory_order_acquire);
+}
+
+// What is read of the region is read before the exchange: after one that ends OFFERING, a thread waiting in destroy may free it.
+static __attribute__((noinline)) bool change_state(purgeable_region_t *region, uint64_t *seen, uint64_t wanted) {
+  purgeable__counters_t *counters = region->counters;
+  size_t bytes = purgeable__region_bytes(region);
+  size_t offered = purgeable__region_witnessed_bytes(region);
+  if (exchange(region, seen, wanted)) {
+    count_all(counters, bytes, offered, *seen, wanted);
+    return true;
+  }
+  if (*seen == 0) *seen = heal_word(region);
+  return false;
 }
 
 bool purgeable__word_change(purgeable_region_t *region, uint64_t *seen, uint64_t wanted) {
   assert(purgeable__word_is_valid(*seen) && purgeable__word_is_valid(wanted));
   assert(purgeable__word_version(wanted) - purgeable__word_version(*seen) <= 1);
-  // Read before the exchange: after one that ends OFFERING, a thread waiting in destroy may free the region.
+  if (((*seen ^ wanted) & (WORD_ON_OFFER | WORD_REFUSED | WORD_DISCARDED)) != 0) return change_state(region, seen, wanted);
   purgeable__counters_t *counters = region->counters;
   size_t bytes = purgeable__region_bytes(region);
-  // Partner: the loads and exchanges of this word in all threads. Release publishes content and witnesses; acquire takes them.
-  if (atomic_compare_exchange_strong_explicit(region->word, seen, wanted, memory_order_acq_rel, memory_order_acquire)) {
-    purgeable__word_account(counters, bytes, *seen, wanted);
+  if (exchange(region, seen, wanted)) {
+    count(&counters->locked_bytes, bytes, purgeable__word_count(*seen) != 0, purgeable__word_count(wanted) != 0);
     return true;
   }
-  if (*seen == 0) *seen = heal(region);
+  if (*seen == 0) *seen = heal_word(region);
   return false;
 }
 
-// Sleeps only on the very word that the caller judged. A locker waits for the end of OFFERING and nothing else: were it to sleep
-// on a word that has become DISCARDED meanwhile, it would wait for the last locker on its way back, which may be itself.
+// MARK: Waiting
+
+// Sleeps only on the very word that the caller judged. A locker that counts waits for the end of OFFERING and nothing else: were
+// it to sleep on a word that has become DISCARDED meanwhile, it would wait for the last locker on its way back, which may be
+// itself.
 uint64_t purgeable__word_wait(purgeable_region_t *region, uint64_t word) {
-  assert(purgeable__word_unsettled(word));
+  assert(purgeable__word_may_sleep(word));
   if ((word & WORD_WAITERS) == 0) {
     if (!purgeable__word_change(region, &word, word | WORD_WAITERS)) return word;
     word |= WORD_WAITERS;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What purgeable_pressure.h declares is implemented in Swift, in Sources/Purgeable/Pressure/PressureMonitor+C.swift. Only this is C.
+// What purgeable_pressure.h declares is implemented in Swift, in Sources/Purgeable/Thread/PressureMonitor+C.swift. Only this is
+// C.
 
 #include "purgeable_pressure_event.h"
 

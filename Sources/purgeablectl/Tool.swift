@@ -4,6 +4,7 @@
 //   0  done            1  the command failed            2  called wrongly; the message names what was wrong
 
 import Glibc
+import ToolSupport
 
 @main
 package enum Tool {
@@ -44,7 +45,7 @@ package enum Tool {
         print(command.help)
         return 0
       }
-      return try command.run(Arguments(words, of: command))
+      return try command.run(Arguments(words, options: command.options, operandCount: command.operands.count))
     } catch let error as UsageError {
       complain("\(name) \(command.name): \(error.message)")
       complain("Try \"\(name) \(command.name) --help\".")
@@ -68,23 +69,5 @@ package enum Tool {
 
       "\(name) COMMAND --help" tells more about a command.
       """
-  }
-
-  /// Writes a line to standard error.
-  package static func complain(_ line: String) {
-    var bytes = Array((line + "\n").utf8)[...]
-    while !bytes.isEmpty {
-      // `write` reads at most the bytes that the buffer has.
-      let written = unsafe bytes.withUnsafeBytes { unsafe write(STDERR_FILENO, $0.baseAddress, $0.count) }
-      if written < 0 && errno != EINTR { return }
-      bytes = bytes.dropFirst(max(written, 0))
-    }
-  }
-}
-
-extension String {
-  /// The text with spaces after it, up to a width.
-  package func padded(to width: Int) -> String {
-    self + String(repeating: " ", count: Swift.max(0, width - count))
   }
 }

@@ -52,28 +52,29 @@ const char *pressure_case_watch(void (*set_level)(int32_t level)) {
 
   heard.level = -1;
   if (purgeable_pressure_watch(note, &heard, &watch) != 0 || watch == NULL) return "watches";
-  if (!waits_for(&heard, PURGEABLE_PRESSURE_NONE)) return "the current level first";
+  if (!waits_for(&heard, PURGEABLE_PRESSURE_NORMAL)) return "the current level first";
   if (pthread_equal(heard.caller, pthread_self())) return "on the library's thread";
   set_level(PURGEABLE_PRESSURE_CRITICAL);
   if (!waits_for(&heard, PURGEABLE_PRESSURE_CRITICAL)) return "hears of critical";
   if (purgeable_pressure_level() != PURGEABLE_PRESSURE_CRITICAL) return "the level can be asked for";
 
-  // One that comes later hears of the level that there is, and may end itself.
+  // A watch that begins later is told the present level, and may end itself.
   other.level = -1;
   if (purgeable_pressure_watch(note, &other, &second) != 0) return "a second watch";
   if (!waits_for(&other, PURGEABLE_PRESSURE_CRITICAL)) return "the second hears of the level that there is";
   atomic_store(&other.ending, second);
-  set_level(PURGEABLE_PRESSURE_SOME);
-  if (!waits_for(&other, PURGEABLE_PRESSURE_SOME) || !waits_for(&heard, PURGEABLE_PRESSURE_SOME)) return "both hear of some";
+  set_level(PURGEABLE_PRESSURE_WARNING);
+  if (!waits_for(&other, PURGEABLE_PRESSURE_WARNING) || !waits_for(&heard, PURGEABLE_PRESSURE_WARNING))
+    return "both hear of the warning";
 
   // Ending waits for the call that is under way.
   atomic_store(&heard.is_slow, 1);
-  set_level(PURGEABLE_PRESSURE_NONE);
+  set_level(PURGEABLE_PRESSURE_NORMAL);
   for (int i = 0; i < 12000 && !atomic_load(&heard.is_inside); i++) usleep(10 * 1000);
   purgeable_pressure_unwatch(watch);
   if (atomic_load(&heard.is_inside)) return "no call is under way when the watch has ended";
-  if (atomic_load(&heard.level) != PURGEABLE_PRESSURE_NONE) return "hears of none";
-  // The other's last call, which ended it, is seconds ago: the level has fallen since.
+  if (atomic_load(&heard.level) != PURGEABLE_PRESSURE_NORMAL) return "hears of the normal level";
+  // The last call of the second watch, which ended it, was seconds ago: the level has fallen since.
   int32_t last = atomic_load(&heard.call_count), calls = atomic_load(&other.call_count);
   set_level(PURGEABLE_PRESSURE_CRITICAL);
   usleep(1500 * 1000);

@@ -13,16 +13,9 @@
 #include "heap_cases.h"
 #include "memory_group.h"
 
-#include <sys/wait.h>
 
 enum { CHUNK_BYTES = 64 << 20, SMALL_COUNT = 3000, WHOLE_COUNT = 100, RUN_COUNT = 12 };
 enum { ALL_COUNT = SMALL_COUNT + WHOLE_COUNT + RUN_COUNT };
-
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-#define WATCHED 1
-#endif
-#endif
 
 static long batches(long pages_each) { return pages_each * (long)PAGE * sysconf(_SC_NPROCESSORS_CONF); }
 
@@ -54,11 +47,11 @@ typedef struct books {
   uintptr_t base;  // of the heap's only chunk
   // Kernels that keep no names for mappings merge the chunk with neighbours of the same kind, such as the heap's control page.
   long foreign;
-  // Large elements that were lost and looked at: of each, mincore calls one page resident that is the kernel's page of zeros.
+  // Large elements that were lost and looked at: of each, mincore calls one page resident, which is the kernel's page of zeros.
   long seen_lost;
 } books_t;
 
-// Small ones that share slabs, some that fill a slab each, and some that take several.
+// Lengths of small elements that share slabs, of some that fill a slab each, and of some that take several.
 static size_t length_of(size_t i) {
   if (i < SMALL_COUNT) return 100 + i * 37 % 4000;
   return i < SMALL_COUNT + WHOLE_COUNT ? 15 * PAGE + i : 40 * PAGE + 100 * i;
@@ -69,12 +62,12 @@ static void compare(case_report_t *report, const books_t *books, const char *ste
   long rss = from_smaps("Rss", books->base, CHUNK_BYTES) - books->foreign;
   long lazy = from_smaps("LazyFree", books->base, CHUNK_BYTES);
   long zeros = books->seen_lost * (long)PAGE;
-  bool right = rss <= (long)now.resident_bytes && rss >= (long)now.resident_bytes - zeros;
-  right = right && lazy <= (long)now.offered_bytes && lazy >= (long)now.offered_bytes - batches(31) - zeros;
-  EXPECT(right && now.offered_bytes + now.discarded_bytes <= now.held_bytes);
+  bool right = rss <= (long)now.memory.resident_bytes && rss >= (long)now.memory.resident_bytes - zeros;
+  right = right && lazy <= (long)now.memory.offered_bytes && lazy >= (long)now.memory.offered_bytes - batches(31) - zeros;
+  EXPECT(right && now.memory.offered_bytes + now.memory.discarded_bytes <= now.memory.held_bytes);
   NOTE("%s: held %llu KiB, resident %llu and Rss %ld, on offer %llu and LazyFree %ld, gone %llu", step,
-       (unsigned long long)now.held_bytes >> 10, (unsigned long long)now.resident_bytes >> 10, rss >> 10,
-       (unsigned long long)now.offered_bytes >> 10, lazy >> 10, (unsigned long long)now.discarded_bytes >> 10);
+       (unsigned long long)now.memory.held_bytes >> 10, (unsigned long long)now.memory.resident_bytes >> 10, rss >> 10,
+       (unsigned long long)now.memory.offered_bytes >> 10, lazy >> 10, (unsigned long long)now.memory.discarded_bytes >> 10);
 }
 
 static void every_state(case_report_t *report) {
@@ -92,7 +85,7 @@ static void every_state(case_report_t *report) {
       END_HEAP(heap);
       SKIP("no /proc/self/smaps");
     }
-    books.foreign = rss - (long)heap_statistics(heap).resident_bytes;
+    books.foreign = rss - (long)heap_statistics(heap).memory.resident_bytes;
     EXPECT(books.foreign >= 0 && books.foreign <= 64 * (long)PAGE);
   }
   EXPECT_EQUAL(heap_statistics(heap).mapped_bytes, CHUNK_BYTES);
@@ -111,7 +104,7 @@ static void every_state(case_report_t *report) {
   EXPECT_EQUAL(offer_all(heap), 0);
   compare(report, &books, "on offer again");
 
-  // The kernel takes the young half: of every kind some.
+  // The kernel takes the young half, which has some of every kind.
   for (size_t i = SMALL_COUNT / 2; i < ALL_COUNT; i++) {
     if (i < SMALL_COUNT || i % 2 == 0) (void)kernel_discard(elements[i].bytes, elements[i].length);
   }
@@ -122,18 +115,19 @@ static void every_state(case_report_t *report) {
   books.seen_lost = RUN_COUNT / 2;
   compare(report, &books, "half taken");
   purgeable_heap_statistics_t now = heap_statistics(heap);
-  EXPECT(now.discarded_bytes <= lost && now.discarded_bytes + (uint64_t)books.seen_lost * PAGE >= lost);
-  EXPECT_EQUAL(now.held_bytes, now.resident_bytes + now.discarded_bytes);
-  EXPECT(now.discarded_bytes > now.held_bytes / 3);
+  EXPECT(now.memory.discarded_bytes <= lost && now.memory.discarded_bytes + (uint64_t)books.seen_lost * PAGE >= lost);
+  EXPECT_EQUAL(now.memory.held_bytes, now.memory.resident_bytes + now.memory.discarded_bytes);
+  EXPECT(now.memory.discarded_bytes > now.memory.held_bytes / 3);
 
-  // One page of a large element in one slab, and of one in several: lost as a whole, in memory but for that page.
+  // One page is lost of a large element in one slab, and of one in several: each element is lost as a whole, but all of its other
+  // pages stay in memory.
   const size_t two[] = {SMALL_COUNT + 1, SMALL_COUNT + WHOLE_COUNT + 1};
   for (size_t i = 0; i < 2; i++) {
-    uint64_t before = heap_statistics(heap).discarded_bytes;
+    uint64_t before = heap_statistics(heap).memory.discarded_bytes;
     discard_exactly((char *)((uintptr_t)elements[two[i]].bytes / PAGE * PAGE) + 5 * PAGE, 1);
     EXPECT(is_discarded(heap, &elements[two[i]]));
     books.seen_lost += (long)i;
-    EXPECT_EQUAL(heap_statistics(heap).discarded_bytes, before + (i == 0 ? PAGE : 0));
+    EXPECT_EQUAL(heap_statistics(heap).memory.discarded_bytes, before + (i == 0 ? PAGE : 0));
     compare(report, &books, "one page of a large one lost");
   }
   for (size_t i = 0; i < ALL_COUNT; i += 3) EXPECT_EQUAL(purgeable_heap_free(heap, elements[i].reference), 0);
@@ -142,7 +136,7 @@ static void every_state(case_report_t *report) {
     if (i % 3 != 0) EXPECT_EQUAL(purgeable_heap_free(heap, elements[i].reference), 0);
   }
   compare(report, &books, "all freed");
-  EXPECT_EQUAL(heap_statistics(heap).resident_bytes, 0);
+  EXPECT_EQUAL(heap_statistics(heap).memory.resident_bytes, 0);
   END_HEAP(heap);
 }
 
@@ -151,7 +145,7 @@ static void every_state(case_report_t *report) {
 enum { GROUP_STEPS = 6, GROUP_BYTES = 48 << 20 };
 static const char *const group_steps[GROUP_STEPS] = {"empty", "filled", "on offer", "locked again", "half taken", "given back"};
 
-// What a child in the group saw after each step.
+// The figures that a child in the group saw after each step.
 typedef struct view {
   long long offered, resident, locked, usage, inactive_file, anonymous;
 } view_t;
@@ -159,9 +153,9 @@ typedef struct view {
 static view_t look(purgeable_heap_t *heap, const memory_group_t *group) {
   purgeable_heap_statistics_t now = heap_statistics(heap);
   return (view_t){
-      .offered = (long long)now.offered_bytes,
-      .resident = (long long)now.resident_bytes,
-      .locked = (long long)now.locked_bytes,
+      .offered = (long long)now.memory.offered_bytes,
+      .resident = (long long)now.memory.resident_bytes,
+      .locked = (long long)now.memory.locked_bytes,
       .usage = memory_group_usage_bytes(group),
       .inactive_file = memory_group_stat(group, group->is_first ? "total_inactive_file" : "inactive_file"),
       .anonymous = memory_group_stat(group, group->is_first ? "total_rss" : "anon"),
@@ -203,20 +197,18 @@ static int in_group(const memory_group_t *group, int tell) {
 
 static void the_groups_counters(case_report_t *report) {
   NEED_EXACT_DISCARDS();
-#if defined(WATCHED)
-  SKIP("the sanitizer's own memory is in the group's counters");
-#endif
+  if (HAS_SANITIZER) SKIP("the sanitizer's own memory is in the group's counters");
   memory_group_t group;
   const char *reason = NULL;
   if (!memory_group_make(&group, 0, &reason)) SKIP("%s", reason);
-  int tells[2] = {-1, -1}, status = -1;
+  int tells[2] = {-1, -1};
   view_t views[GROUP_STEPS];
   memset(views, 0, sizeof views);
   pid_t child = pipe(tells) == 0 ? fork() : -1;
   if (child == 0) _exit(in_group(&group, tells[1]));
   (void)close(tells[1]);
   bool told = child > 0 && read(tells[0], views, sizeof views) == (ssize_t)sizeof views;
-  if (child > 0) (void)waitpid(child, &status, 0);
+  int status = wait_for_child(child);
   (void)close(tells[0]);
   EXPECT_EQUAL(memory_group_remove(&group), 0);
   EXPECT_EQUAL(status, 0);
@@ -233,7 +225,7 @@ static void the_groups_counters(case_report_t *report) {
     // Kernel memory (page tables) comes on top.
     long long usage = now->usage - first->usage - now->resident;
     EXPECT(usage >= -counters && usage <= counters + (8 << 20));
-    // Locked again, and still among the inactive pages of files: the working set reads too low by as much.
+    // Pages that were locked again stay among the inactive pages of files, so the working set reads too low by as much.
     long long expected = step == 3 ? now->resident : now->offered;
     EXPECT(llabs(now->inactive_file - first->inactive_file - expected) <= lists + counters);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Budgets: what may be locked at a time, in a heap and in all regions together; and what was given back, counted.
+// Budgets: the limits of locked bytes, of a heap and of all regions together; and the count of bytes given back.
 
 #include "heap_cases.h"
 
@@ -14,55 +14,56 @@ static bool locks(purgeable_heap_t *heap, const element_t *element) {
 
 // A lock above the limit is refused, and leaves no trace; reads still work; an unlock makes room; the limit can change.
 static void locked_limit_of_a_heap(case_report_t *report) {
+  NEED_OFFERS();
   enum { COUNT = 10, LENGTH = 1000 };
   element_t elements[COUNT];
-  MAKE_HEAP(heap, .slab_bytes = 16 * PAGE, .locked_limit_bytes = 3 * LENGTH);
+  MAKE_HEAP(heap, .slab_bytes = 16 * PAGE, .locked_byte_limit = 3 * LENGTH);
   for (size_t i = 0; i < COUNT; i++) REQUIRE(make(heap, LENGTH, i, &elements[i]) == 0);
   EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
   EXPECT_EQUAL(offer_all(heap), 0);
   for (size_t i = 0; i < 3; i++) EXPECT(locks(heap, &elements[i]));
-  uint64_t offered = heap_statistics(heap).offered_bytes;
+  uint64_t offered = heap_statistics(heap).memory.offered_bytes;
   for (size_t i = 0; i < COUNT; i++) {
     EXPECT(lock_is_refused(heap, &elements[i]));
     EXPECT(is_intact(heap, &elements[i]));
   }
   purgeable_heap_statistics_t numbers = heap_statistics(heap);
-  EXPECT_EQUAL(numbers.locked_bytes, 3 * LENGTH);
-  EXPECT_EQUAL(numbers.refused_lock_count, COUNT);
+  EXPECT_EQUAL(numbers.memory.locked_bytes, 3 * LENGTH);
+  EXPECT_EQUAL(numbers.memory.refused_lock_count, COUNT);
   // A refused lock has rescued nothing.
-  EXPECT_EQUAL(numbers.offered_bytes, offered);
-  // Each lock of the same element counts; room that is made is there at once.
+  EXPECT_EQUAL(numbers.memory.offered_bytes, offered);
+  // Each lock of the same element counts. Room made by an unlock can be used at once.
   EXPECT_EQUAL(purgeable_heap_unlock(heap, elements[0].reference), 0);
   EXPECT(locks(heap, &elements[1]));
   EXPECT(lock_is_refused(heap, &elements[0]));
-  // What is being written is not locked in this sense.
+  // An element that is being written does not count as locked.
   element_t written;
   EXPECT_EQUAL(make(heap, 5 * LENGTH, COUNT, &written), 0);
-  EXPECT_EQUAL(purgeable_heap_set_locked_limit(heap, LENGTH), 0);
+  EXPECT_EQUAL(purgeable_heap_set_locked_byte_limit(heap, LENGTH), 0);
   EXPECT(lock_is_refused(heap, &elements[0]));
-  EXPECT_EQUAL(purgeable_heap_set_locked_limit(heap, 0), 0);
+  EXPECT_EQUAL(purgeable_heap_set_locked_byte_limit(heap, 0), 0);
   for (size_t i = 0; i < COUNT; i++) EXPECT(locks(heap, &elements[i]));
   for (size_t i = 0; i < COUNT; i++) EXPECT_EQUAL(purgeable_heap_unlock(heap, elements[i].reference), 0);
   EXPECT_EQUAL(purgeable_heap_unlock(heap, elements[1].reference), 0);
   EXPECT_EQUAL(purgeable_heap_unlock(heap, elements[1].reference), 0);
   EXPECT_EQUAL(purgeable_heap_unlock(heap, elements[2].reference), 0);
-  EXPECT_EQUAL(heap_statistics(heap).locked_bytes, 0);
+  EXPECT_EQUAL(heap_statistics(heap).memory.locked_bytes, 0);
   // A discarded element books nothing, and says discarded also where the limit is full.
-  EXPECT_EQUAL(purgeable_heap_set_locked_limit(heap, 1), 0);
+  EXPECT_EQUAL(purgeable_heap_set_locked_byte_limit(heap, 1), 0);
   EXPECT_EQUAL(offer_all(heap), 0);
   discard_exactly(elements[0].bytes, 1);
   EXPECT_EQUAL(purgeable_heap_lock(heap, elements[0].reference, NULL, NULL), purgeable_outcome_discarded);
-  EXPECT_EQUAL(heap_statistics(heap).locked_bytes, 0);
-  EXPECT_EQUAL(purgeable_heap_set_locked_limit(NULL, 1), EINVAL);
-  // Given back: in bytes, whole pages of what was written.
-  uint64_t held = heap_statistics(heap).held_bytes;
+  EXPECT_EQUAL(heap_statistics(heap).memory.locked_bytes, 0);
+  EXPECT_EQUAL(purgeable_heap_set_locked_byte_limit(NULL, 1), EINVAL);
+  // Bytes given back count whole pages of written elements.
+  uint64_t held = heap_statistics(heap).memory.held_bytes;
   for (size_t i = 0; i < COUNT; i++) EXPECT_EQUAL(purgeable_heap_free(heap, elements[i].reference), 0);
   EXPECT_EQUAL(purgeable_heap_free(heap, written.reference), 0);
   EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
   EXPECT_EQUAL(purgeable_heap_trim(heap, NULL), 0);
   numbers = heap_statistics(heap);
-  EXPECT_EQUAL(numbers.held_bytes, 0);
-  EXPECT_EQUAL(numbers.given_back_bytes, held);
+  EXPECT_EQUAL(numbers.memory.held_bytes, 0);
+  EXPECT_EQUAL(numbers.memory.given_back_bytes, held);
   END_HEAP(heap);
 }
 
@@ -77,9 +78,9 @@ static void locked_limit_of_regions(case_report_t *report) {
   }
   purgeable_region_statistics_t before, after;
   EXPECT_EQUAL(purgeable_region_statistics(&before), 0);
-  purgeable_region_set_locked_limit(before.locked_bytes + 2 * length);
+  purgeable_region_set_locked_byte_limit(before.memory.locked_bytes + 2 * length);
   for (size_t i = 0; i < 2; i++) EXPECT_EQUAL(purgeable_region_lock(regions[i]), purgeable_outcome_intact);
-  // A second lock of a locked region takes nothing more.
+  // A second lock of a locked region adds nothing to the locked bytes.
   EXPECT_EQUAL(purgeable_region_lock(regions[0]), purgeable_outcome_intact);
   errno = 0;
   EXPECT_EQUAL(purgeable_region_lock(regions[2]), purgeable_outcome_error);
@@ -91,14 +92,14 @@ static void locked_limit_of_regions(case_report_t *report) {
   EXPECT_EQUAL(purgeable_region_unlock(regions[1]), 0);
   EXPECT_EQUAL(purgeable_region_lock_for_writing(regions[2]), purgeable_outcome_intact);
   EXPECT_EQUAL(purgeable_region_statistics(&after), 0);
-  EXPECT_EQUAL(after.refused_lock_count - before.refused_lock_count, 2);
-  EXPECT_EQUAL(after.locked_bytes - before.locked_bytes, 2 * length);
-  purgeable_region_set_locked_limit(0);
+  EXPECT_EQUAL(after.memory.refused_lock_count - before.memory.refused_lock_count, 2);
+  EXPECT_EQUAL(after.memory.locked_bytes - before.memory.locked_bytes, 2 * length);
+  purgeable_region_set_locked_byte_limit(0);
   EXPECT_EQUAL(purgeable_region_lock(regions[3]), purgeable_outcome_intact);
   EXPECT_EQUAL(purgeable_region_unlock(regions[3]), 0);
   EXPECT_EQUAL(purgeable_region_discard(regions[3]), 0);
   EXPECT_EQUAL(purgeable_region_statistics(&after), 0);
-  EXPECT_EQUAL(after.own_discard_bytes - before.own_discard_bytes, length);
+  EXPECT_EQUAL(after.memory.given_back_bytes - before.memory.given_back_bytes, length);
   for (size_t i = 0; i < COUNT; i++) EXPECT_EQUAL(purgeable_region_destroy(regions[i]), 0);
 }
 

@@ -44,7 +44,7 @@ static bool begin_scene(scene_t *scene) {
   return true;
 }
 
-// What lives is intact, by both ways; the sums fit; and an element can still be made.
+// Living elements are intact by both ways of reading, the sums are right, and an element can still be made.
 static void check_scene(case_report_t *report, scene_t *scene) {
   uint64_t payload = 0, count = 0;
   for (size_t i = 0; i < FULL; i++) {
@@ -56,10 +56,10 @@ static void check_scene(case_report_t *report, scene_t *scene) {
     payload += scene->elements[i].length, count++;
   }
   purgeable_heap_statistics_t now = heap_statistics(scene->heap);
-  EXPECT_EQUAL(now.payload_bytes, payload);
+  EXPECT_EQUAL(now.memory.payload_bytes, payload);
   EXPECT_EQUAL(now.element_count, count);
-  EXPECT_EQUAL(now.locked_bytes, 0);
-  EXPECT(now.held_bytes <= purgeable_heap_held_bytes(scene->heap));
+  EXPECT_EQUAL(now.memory.locked_bytes, 0);
+  EXPECT(now.memory.held_bytes <= purgeable_heap_held_bytes(scene->heap));
   element_t element;
   EXPECT_EQUAL(make(scene->heap, 200, FULL, &element), 0);
   EXPECT(is_intact(scene->heap, &element));
@@ -72,10 +72,11 @@ static void end_scene(case_report_t *report, scene_t *scene) {
   }
   EXPECT_EQUAL(purgeable_stream_seal(scene->heap, 0), 0);
   EXPECT_EQUAL(purgeable_stream_seal(scene->heap, scene->stream), 0);
-  // What could not be wiped is wiped now.
+  // Slabs that could not be wiped before are wiped now.
   EXPECT_EQUAL(purgeable_heap_trim(scene->heap, NULL), 0);
   purgeable_heap_statistics_t end = heap_statistics(scene->heap);
-  EXPECT_EQUAL(end.slab_count + end.held_bytes + end.resident_bytes + end.payload_bytes + end.locked_bytes, 0);
+  EXPECT_EQUAL(end.slab_count + end.memory.held_bytes + end.memory.resident_bytes, 0);
+  EXPECT_EQUAL(end.memory.payload_bytes + end.memory.locked_bytes, 0);
   EXPECT_EQUAL(purgeable_heap_held_bytes(scene->heap), 0);
   END_HEAP(scene->heap);
 }
@@ -89,8 +90,8 @@ static long mapped_bytes(void) {
   return pages * (long)PAGE;
 }
 
-// Runs an operation with its n-th call failing; `operation` answers 0 or the error. An error is one of those asked for, or what
-// the documentation names.
+// Runs an operation with its n-th call failing; `operation` returns 0 or the error. An error is one of those injected, or one
+// that the documentation names.
 static void with_faults(case_report_t *report, int (*operation)(scene_t *scene, case_report_t *report)) {
   uint64_t faults = 0;
   for (int after = 0; after < 2; after++) {
@@ -106,7 +107,7 @@ static void with_faults(case_report_t *report, int (*operation)(scene_t *scene, 
       EXPECT(error == 0 || (failed && error == ENOMEM));
       faults += failed;
       check_scene(report, scene);
-      // A second time, and nothing in the way.
+      // The second time, no call fails.
       EXPECT_EQUAL(operation(scene, report), 0);
       check_scene(report, scene);
       end_scene(report, scene);
@@ -185,7 +186,7 @@ static int free_and_refill(scene_t *scene, case_report_t *report) {
     size_t length = i % 10 == 0 ? 10 * PAGE : 300;
     error = purgeable_heap_allocate_in(scene->heap, 0, length, i, &reference, &bytes);
     if (error != 0) break;
-    // Zeros, also where the kernel refused to take the pages at first.
+    // The payload is zeros, also where the kernel refused to take the pages at first.
     size_t dirty = 0;
     for (size_t k = 0; k < length; k++) dirty += ((char *)bytes)[k] != 0;
     EXPECT_EQUAL(dirty, 0);
@@ -212,8 +213,8 @@ static int look_and_lock(scene_t *scene, case_report_t *report) {
 static int statistics(scene_t *scene, case_report_t *report) {
   purgeable_heap_statistics_t all;
   int error = purgeable_heap_statistics(scene->heap, &all);
-  EXPECT(error == 0 || all.resident_bytes == 0);
-  EXPECT(all.payload_bytes > 0 && all.held_bytes > 0);
+  EXPECT(error == 0 || all.memory.resident_bytes == 0);
+  EXPECT(all.memory.payload_bytes > 0 && all.memory.held_bytes > 0);
   return error;
 }
 
@@ -230,6 +231,8 @@ static void faults_in_looks(case_report_t *report) { with_faults(report, look_an
 static void faults_in_statistics(case_report_t *report) { with_faults(report, statistics); }
 
 static void faults_in_create(case_report_t *report) {
+  // Of blocks of control pages the last one stays.
+  int blocks = 0;
   for (int after = 0; after < 2; after++) {
     bool failed = true;
     for (uint64_t n = 1; failed; n++) {
@@ -246,12 +249,13 @@ static void faults_in_create(case_report_t *report) {
         EXPECT_EQUAL(mapped_bytes(), mapped);
         continue;
       }
-      // A flag or random bytes were refused: it works without.
+      // A flag or random bytes were refused: the heap works without them.
       element_t element;
       EXPECT_EQUAL(make(heap, 100, 1, &element), 0);
       EXPECT(is_intact(heap, &element));
       END_HEAP(heap);
-      EXPECT_EQUAL(mapped_bytes(), mapped);
+      long more = mapped_bytes() - mapped;
+      EXPECT(more == 0 || (more == 64 * (long)PAGE && blocks++ == 0));
     }
   }
 }

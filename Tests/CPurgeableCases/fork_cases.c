@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Forks in the middle of it: the child finds everything gone, never hangs, and goes on with an empty heap; the parent notices
+// Forks in the middle of work: the child finds everything gone, never hangs, and goes on with an empty heap; the parent notices
 // nothing.
 
 #include "heap_storm.h"
 
-#include <sys/wait.h>
 
-// Waits for a child; 0 when it ended well.
-static int child_status(pid_t child) {
-  int status = 0;
-  if (child < 0 || waitpid(child, &status, 0) != child) return -1;
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-}
-
-// What a child does: no report, which is the parent's; a number that says what was wrong. A hang ends in SIGALRM.
+// The work of a child. It does not use the report, which is the parent's, but returns a number that says what was wrong. A hang
+// ends in SIGALRM.
 static int in_child(purgeable_heap_t *heap, const element_t *elements, size_t count, size_t locked) {
   (void)alarm(20);
   for (size_t i = 0; i < count; i++) {
@@ -31,12 +24,12 @@ static int in_child(purgeable_heap_t *heap, const element_t *elements, size_t co
   }
   purgeable_heap_statistics_t now;
   if (purgeable_heap_statistics(heap, &now) != 0) return 6;
-  if (now.element_count + now.payload_bytes + now.locked_bytes != 0) return 7;
-  if (now.held_bytes + now.slab_count + now.offered_bytes != 0) return 7;
+  if (now.element_count + now.memory.payload_bytes + now.memory.locked_bytes != 0) return 7;
+  if (now.memory.held_bytes + now.slab_count + now.memory.offered_bytes != 0) return 7;
   if (purgeable_heap_held_bytes(heap) != 0) return 8;
   purgeable_slab_t slab;
   if (purgeable_stream_oldest(heap, 0, &slab) != ENOENT) return 9;
-  // A life of its own, on the places of the parent's elements.
+  // The child makes elements of its own, at the places of the parent's elements.
   enum { OWN = 200 };
   static element_t own[OWN];
   for (size_t i = 0; i < OWN; i++) {
@@ -78,16 +71,16 @@ static void fork_at_rest(case_report_t *report) {
   for (int round = 0; round < 5; round++) {
     pid_t child = fork();
     if (child == 0) {
-      // What was being written is gone as well; and so is everything in a grandchild.
+      // An element that was being written is gone as well, and so is everything in a grandchild.
       if (purgeable_heap_commit(heap, reference) != ESTALE) _exit(30);
       if (round == 1) {
         pid_t grandchild = fork();
         if (grandchild == 0) _exit(in_child(heap, elements, COUNT, LOCKED));
-        if (child_status(grandchild) != 0) _exit(31);
+        if (wait_for_child(grandchild) != 0) _exit(31);
       }
       _exit(in_child(heap, elements, COUNT, LOCKED));
     }
-    EXPECT_EQUAL(child_status(child), 0);
+    EXPECT_EQUAL(wait_for_child(child), 0);
     for (size_t i = 0; i < COUNT; i++) EXPECT(i < LOCKED ? check_pattern(elements[i].bytes, elements[i].length, i) : true);
     for (size_t i = 0; i < COUNT; i++) EXPECT(is_intact(heap, &elements[i]));
   }
@@ -98,7 +91,7 @@ static void fork_at_rest(case_report_t *report) {
   END_HEAP(heap);
 }
 
-// The reborn places of a child are not those of references that it inherited, however often it goes on.
+// Generations of a child's new elements differ from those of inherited references, however often a child forks again.
 static void generations_in_children(case_report_t *report) {
   NEED_WIPE_ON_FORK();
   NEED_HOOKS();
@@ -115,7 +108,7 @@ static void generations_in_children(case_report_t *report) {
     }
     _exit(0);
   }
-  EXPECT_EQUAL(child_status(child), 0);
+  EXPECT_EQUAL(wait_for_child(child), 0);
   EXPECT(is_intact(heap, &element));
   END_HEAP(heap);
 }
@@ -134,7 +127,7 @@ static void *storm_beside(void *context) {
   return NULL;
 }
 
-// Other threads hold mutexes, are inside of a madvise, in the middle of a change, when the fork comes.
+// A fork while other threads hold mutexes, are inside a madvise, or are in the middle of a change.
 static void fork_beside_storm(case_report_t *report) {
   NEED_WIPE_ON_FORK();
   NEED_DISCARDS();
@@ -142,7 +135,7 @@ static void fork_beside_storm(case_report_t *report) {
   static element_t elements[COUNT];
   storm_t storm;
   REQUIRE(storm_begin(&storm, report->seed, false));
-  storm.end_ms = storm_now_ms() + 600000;
+  storm.end_ms = now_ms() + 600000;
   for (size_t i = 0; i < COUNT; i++) {
     REQUIRE(make_in(storm.heap, 0, 400 + i, i, &elements[i]) == 0);
     EXPECT_EQUAL(purgeable_heap_lock(storm.heap, elements[i].reference, NULL, NULL), purgeable_outcome_intact);
@@ -154,7 +147,7 @@ static void fork_beside_storm(case_report_t *report) {
   for (uint64_t round = 0; round < end; round++) {
     pid_t child = fork();
     if (child == 0) _exit(in_child(storm.heap, elements, COUNT, COUNT));
-    int status = child_status(child);
+    int status = wait_for_child(child);
     if (status != 0) beside.bad++;
     if (status != 0 && beside.first_status == 0) beside.first_status = status;
     (void)usleep((useconds_t)(report->seed >> (round % 32) & 1023));
@@ -172,7 +165,7 @@ static void fork_beside_storm(case_report_t *report) {
   EXPECT_EQUAL(storm.wrong, 0);
   EXPECT_EQUAL(storm.failed, 0);
   purgeable_heap_statistics_t now = heap_statistics(storm.heap);
-  EXPECT_EQUAL(now.slab_count + now.held_bytes + now.payload_bytes + now.locked_bytes, 0);
+  EXPECT_EQUAL(now.slab_count + now.memory.held_bytes + now.memory.payload_bytes + now.memory.locked_bytes, 0);
   NOTE("%llu forks beside %llu reads and %llu locks", (unsigned long long)end, (unsigned long long)storm.reads,
        (unsigned long long)storm.locks);
   storm_end(&storm);

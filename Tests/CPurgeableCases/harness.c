@@ -3,13 +3,18 @@
 
 #include "harness.h"
 
+#include <signal.h>
 #include <stdarg.h>
+#include <sys/wait.h>
+#include <time.h>
 
 // MARK: The table
 
 static const test_case_t *const groups[] = {
-    region_cases, region_storm_cases, heap_cases, stream_cases, heap_storm_cases, stale_cases, fault_cases, fork_cases,
-    budget_cases, book_cases, pressure_cases,
+    harness_cases, region_cases, region_fill_cases, region_again_cases, region_storm_cases, region_fill_storm_cases,
+    region_mixed_storm_cases, heap_cases, stream_cases, heap_storm_cases, heap_mixed_storm_cases, stale_cases, fault_cases,
+    fault_table_cases, fork_cases,
+    budget_cases, pending_cases, chunk_cases, chunk_race_cases, book_cases, limit_cases, map_cases, pressure_cases, upkeep_cases,
 };
 
 static const test_case_t *find(size_t index) {
@@ -54,6 +59,24 @@ void stay_on_one_processor(void) {
   (void)sched_setaffinity(0, sizeof one, &one);
 }
 
+void drain_processors(void) {
+  cpu_set_t before;
+  if (sched_getaffinity(0, sizeof before, &before) != 0) return;
+  for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+    if (!CPU_ISSET(cpu, &before)) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    if (sched_setaffinity(0, sizeof one, &one) != 0) continue;
+    volatile char *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) continue;
+    *page = 1;
+    (void)madvise((void *)page, PAGE, MADV_FREE);
+    (void)munmap((void *)page, PAGE);
+  }
+  (void)sched_setaffinity(0, sizeof before, &before);
+}
+
 void cases_run(size_t index, case_report_t *report) {
   memset(report, 0, sizeof *report);
   report->scale = from_environment("PURGEABLE_STORM", 1);
@@ -61,6 +84,8 @@ void cases_run(size_t index, case_report_t *report) {
   report->seed = from_environment("PURGEABLE_SEED", next_random(&now) | 1);
   const test_case_t *one = find(index);
   REQUIRE(one != NULL);
+  // A child that was killed is a failed expectation, and not the end of the program that writes to it.
+  (void)signal(SIGPIPE, SIG_IGN);
   cpu_set_t processors;
   bool known = sched_getaffinity(0, sizeof processors, &processors) == 0;
   one->run(report);
@@ -108,6 +133,20 @@ void report_equal(case_report_t *report, const char *file, int line, const char 
   if (report->failure_count > 8) return;
   const char *slash = strrchr(file, '/');
   report_note(report, "%s:%d: %s is %lld, expected %lld", slash == NULL ? file : slash + 1, line, what, actual, expected);
+}
+
+// MARK: Time and children
+
+uint64_t now_ns(void) {
+  struct timespec now;
+  (void)clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+int wait_for_child(pid_t child) {
+  int status = 0;
+  if (child < 0 || waitpid(child, &status, 0) != child) return -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
 // MARK: Content
@@ -162,7 +201,7 @@ long kernel_discard(void *start, size_t length) {
   if (!page_out(from, bytes)) return -1;
   long gone = count_gone(from, bytes / page);
   if (gone < 0 || (size_t)gone == bytes / page) return gone;
-  // What was offered on another processor, before this thread was moved here, waits in that one's batch.
+  // Pages that were offered on another processor, before this thread was moved here, wait in that processor's batch.
   cpu_set_t before;
   if (sched_getaffinity(0, sizeof before, &before) != 0) return gone;
   for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
@@ -190,7 +229,15 @@ bool kernel_discards(const char **reason) {
     return false;
   }
   *reason = purgeable_kernel_class_name(probe.kernel_class);
+  if (probe.kernel_class == purgeable_kernel_class_works && !probe.confirmed_by_pageout) *reason = "no MADV_PAGEOUT here";
   return probe.kernel_class == purgeable_kernel_class_works && probe.confirmed_by_pageout;
+}
+
+bool kernel_offers(void) {
+  purgeable_probe_t probe;
+  if (purgeable_probe(&probe) != 0) return false;
+  return probe.kernel_class == purgeable_kernel_class_works || probe.kernel_class == purgeable_kernel_class_partial ||
+         probe.kernel_class == purgeable_kernel_class_no_op;
 }
 
 // MARK: Threads

@@ -3,8 +3,6 @@
 
 #include "heap_cases.h"
 
-static const purgeable_reference_t nothing = {0, 0};
-
 // MARK: Options and bad input
 
 static void options_are_checked(case_report_t *report) {
@@ -43,7 +41,7 @@ static void options_are_checked(case_report_t *report) {
     size_t limit, pages;
   } chosen[] = {{0, 16}, {1, 4}, {(size_t)4 << 20, 16}, {(size_t)1 << 30, 64}, {SIZE_MAX, 64}};
   for (size_t i = 0; i < sizeof chosen / sizeof chosen[0]; i++) {
-    MAKE_HEAP(heap, .limit_bytes = chosen[i].limit);
+    MAKE_HEAP(heap, .byte_limit = chosen[i].limit);
     EXPECT_EQUAL(purgeable_heap_slab_bytes(heap), chosen[i].pages * page);
     END_HEAP(heap);
   }
@@ -76,7 +74,7 @@ static void null_everywhere(case_report_t *report) {
   REQUIRE(make(heap, 100, 1, &element) == 0);
   for (int with = 0; with < 2; with++) {
     purgeable_heap_t *one = with == 0 ? NULL : heap;
-    // Without a heap, or with one and another argument that is missing.
+    // Without a heap, or with one but another argument missing.
     EXPECT_EQUAL(purgeable_heap_allocate(one, 8, with ? NULL : &reference, &bytes), EINVAL);
     EXPECT_EQUAL(purgeable_heap_allocate(one, 8, &reference, with ? NULL : &bytes), EINVAL);
     EXPECT_EQUAL(purgeable_heap_allocate_in(one, with ? 99 : 0, 8, 0, &reference, &bytes), EINVAL);
@@ -85,7 +83,7 @@ static void null_everywhere(case_report_t *report) {
     EXPECT_EQUAL(errno, EINVAL);
     EXPECT_EQUAL(purgeable_heap_read_part(one, element.reference, 0, 1, with ? NULL : &byte), purgeable_outcome_error);
     EXPECT_EQUAL(errno, EINVAL);
-    EXPECT_EQUAL(purgeable_heap_length(one, element.reference, with ? NULL : &length), purgeable_outcome_error);
+    EXPECT_EQUAL(purgeable_heap_length_bytes(one, element.reference, with ? NULL : &length), purgeable_outcome_error);
     EXPECT_EQUAL(errno, EINVAL);
     EXPECT_EQUAL(purgeable_heap_tag(one, element.reference, with ? NULL : &tag), EINVAL);
     EXPECT_EQUAL(purgeable_stream_create(one, with ? NULL : &stream), EINVAL);
@@ -118,7 +116,7 @@ static void null_everywhere(case_report_t *report) {
   EXPECT_EQUAL(purgeable_heap_offer_idle(NULL, NULL), EINVAL);
   EXPECT_EQUAL(purgeable_heap_sweep(NULL, NULL), EINVAL);
   EXPECT_EQUAL(purgeable_heap_trim(NULL, NULL), EINVAL);
-  EXPECT_EQUAL(purgeable_heap_set_limit(NULL, 1), EINVAL);
+  EXPECT_EQUAL(purgeable_heap_set_byte_limit(NULL, 1), EINVAL);
   EXPECT_EQUAL(purgeable_heap_held_bytes(NULL), 0);
   EXPECT_EQUAL(purgeable_heap_ordinary_bytes(NULL), 0);
   EXPECT(!purgeable_heap_has_pending(NULL));
@@ -138,6 +136,7 @@ static void null_everywhere(case_report_t *report) {
 
 // Every interesting length, each at many positions of a page, in small, middle and large slabs.
 static void all_lengths(case_report_t *report) {
+  NEED_OFFERS();
   const size_t page = PAGE, slab_pages[] = {1, 4, 64};
   for (size_t s = 0; s < 3; s++) {
     const size_t slab = slab_pages[s] * page;
@@ -158,27 +157,28 @@ static void all_lengths(case_report_t *report) {
       EXPECT(length + PURGEABLE_HEADER_BYTES > 1024 || first == last);
       sum += length;
     }
-    EXPECT_EQUAL(heap_statistics(heap).payload_bytes, sum);
+    EXPECT_EQUAL(heap_statistics(heap).memory.payload_bytes, sum);
     EXPECT_EQUAL(offer_all(heap), 0);
     for (size_t i = 0; i < LENGTHS * ROUNDS; i++) {
       size_t length = 0;
       EXPECT(is_intact(heap, &elements[i]) && locks_intact(heap, &elements[i]));
-      EXPECT_EQUAL(purgeable_heap_length(heap, elements[i].reference, &length), purgeable_outcome_intact);
+      EXPECT_EQUAL(purgeable_heap_length_bytes(heap, elements[i].reference, &length), purgeable_outcome_intact);
       EXPECT_EQUAL(length, elements[i].length);
     }
     for (size_t i = 0; i < LENGTHS * ROUNDS; i++) {
       sum -= elements[i].length;
       EXPECT_EQUAL(purgeable_heap_free(heap, elements[i].reference), 0);
-      EXPECT_EQUAL(heap_statistics(heap).payload_bytes, sum);
+      EXPECT_EQUAL(heap_statistics(heap).memory.payload_bytes, sum);
     }
     EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
-    EXPECT_EQUAL(heap_statistics(heap).held_bytes, 0);
+    EXPECT_EQUAL(heap_statistics(heap).memory.held_bytes, 0);
     EXPECT_EQUAL(purgeable_heap_held_bytes(heap), 0);
     END_HEAP(heap);
   }
 }
 
 static void very_large_lengths(case_report_t *report) {
+  NEED_OFFERS();
   MAKE_HEAP(heap, .offering = purgeable_offering_deferred);
   purgeable_reference_t reference;
   void *bytes;
@@ -186,7 +186,7 @@ static void very_large_lengths(case_report_t *report) {
   for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
     EXPECT_EQUAL(purgeable_heap_allocate(heap, refused[i], &reference, &bytes), EFBIG);
   }
-  // The largest, of which only a few bytes are touched.
+  // The largest element, of which only a few bytes are touched.
   if (purgeable_heap_allocate(heap, PURGEABLE_ELEMENT_BYTES_MAX, &reference, &bytes) == 0) {
     ((char *)bytes)[PURGEABLE_ELEMENT_BYTES_MAX - 1] = 1;
     EXPECT(is_stale(heap, reference));
@@ -194,7 +194,7 @@ static void very_large_lengths(case_report_t *report) {
   } else {
     NOTE("no address space for the largest element");
   }
-  EXPECT_EQUAL(heap_statistics(heap).held_bytes, 0);
+  EXPECT_EQUAL(heap_statistics(heap).memory.held_bytes, 0);
   const size_t mib = (size_t)1 << 20, lengths[] = {63 * mib, 64 * mib, 65 * mib + 1, 130 * mib};
   for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
     element_t element, small;
@@ -216,14 +216,14 @@ static void wrong_order(case_report_t *report) {
   purgeable_reference_t reference;
   void *bytes;
   REQUIRE(purgeable_heap_allocate(heap, 100, &reference, &bytes) == 0);
-  EXPECT_EQUAL(heap_statistics(heap).locked_bytes, 100);
-  // Not known to look-ups before it is committed; an unlock of it fails.
+  EXPECT_EQUAL(heap_statistics(heap).memory.locked_bytes, 100);
+  // Look-ups do not find an element before it is committed, and an unlock of it fails.
   EXPECT(is_stale(heap, reference));
   EXPECT_EQUAL(purgeable_heap_unlock(heap, reference), ESTALE);
   fill_pattern(bytes, 100, 1);
   EXPECT_EQUAL(purgeable_heap_commit(heap, reference), 0);
   EXPECT_EQUAL(purgeable_heap_commit(heap, reference), ESTALE);
-  EXPECT_EQUAL(heap_statistics(heap).locked_bytes, 0);
+  EXPECT_EQUAL(heap_statistics(heap).memory.locked_bytes, 0);
   element_t element = {reference, bytes, 100, 1};
   EXPECT(is_intact(heap, &element));
   // Unlocks that have no lock.
@@ -231,20 +231,20 @@ static void wrong_order(case_report_t *report) {
   EXPECT(locks_intact(heap, &element));
   EXPECT_EQUAL(purgeable_heap_unlock(heap, reference), EPERM);
   EXPECT_EQUAL(heap_statistics(heap).unbalanced_unlock_count, 2);
-  EXPECT_EQUAL(heap_statistics(heap).locked_bytes, 0);
+  EXPECT_EQUAL(heap_statistics(heap).memory.locked_bytes, 0);
   EXPECT_EQUAL(purgeable_heap_free(heap, reference), 0);
   EXPECT_EQUAL(purgeable_heap_free(heap, reference), ESTALE);
   EXPECT_EQUAL(purgeable_heap_commit(heap, reference), ESTALE);
   EXPECT_EQUAL(purgeable_heap_unlock(heap, reference), EPERM);
   EXPECT(is_stale(heap, reference));
-  // Abandoned.
+  // An allocation that is abandoned.
   REQUIRE(purgeable_heap_allocate(heap, 30, &reference, &bytes) == 0);
   EXPECT_EQUAL(purgeable_heap_free(heap, reference), 0);
   EXPECT_EQUAL(purgeable_heap_free(heap, reference), ESTALE);
   EXPECT_EQUAL(purgeable_heap_commit(heap, reference), ESTALE);
-  EXPECT_EQUAL(heap_statistics(heap).locked_bytes, 0);
+  EXPECT_EQUAL(heap_statistics(heap).memory.locked_bytes, 0);
   EXPECT_EQUAL(heap_statistics(heap).element_count, 0);
-  EXPECT_EQUAL(heap_statistics(heap).payload_bytes, 0);
+  EXPECT_EQUAL(heap_statistics(heap).memory.payload_bytes, 0);
   EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
   EXPECT_EQUAL(heap_statistics(heap).slab_count, 0);
   END_HEAP(heap);
@@ -267,8 +267,8 @@ static void count_at_maximum(case_report_t *report) {
   void *bytes;
   EXPECT_EQUAL(purgeable_heap_allocate(heap, 8, &reference, &bytes), EAGAIN);
   EXPECT(is_intact(heap, &element));
-  EXPECT_EQUAL(heap_statistics(heap).locked_bytes, 10 * (uint64_t)most);
-  // Even then it can be freed, and the last unlock gives the slab back.
+  EXPECT_EQUAL(heap_statistics(heap).memory.locked_bytes, 10 * (uint64_t)most);
+  // Even while it is locked an element can be freed, and the last unlock gives the slab back.
   EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
   EXPECT_EQUAL(purgeable_heap_free(heap, element.reference), 0);
   EXPECT(check_pattern(element.bytes, 10, 1));
@@ -276,17 +276,19 @@ static void count_at_maximum(case_report_t *report) {
     REQUIRE(purgeable_heap_unlock(heap, element.reference) == 0);
   }
   EXPECT_EQUAL(purgeable_heap_unlock(heap, element.reference), ESTALE);
-  EXPECT_EQUAL(heap_statistics(heap).locked_bytes, 0);
+  EXPECT_EQUAL(heap_statistics(heap).memory.locked_bytes, 0);
   EXPECT_EQUAL(heap_statistics(heap).slab_count, 0);
   // The same with an element that is still being written.
   REQUIRE(make(heap, 10, 2, &element) == 0);
   REQUIRE(purgeable_heap_allocate(heap, 8, &reference, &bytes) == 0);
-  for (uint32_t i = 0; i < most - 1; i++) (void)purgeable_heap_lock(heap, element.reference, NULL, NULL);
+  for (uint32_t i = 0; i < most - 1; i++) {
+    REQUIRE(purgeable_heap_lock(heap, element.reference, NULL, NULL) == purgeable_outcome_intact);
+  }
   EXPECT_EQUAL(purgeable_heap_free(heap, reference), 0);
   EXPECT_EQUAL(purgeable_heap_lock(heap, element.reference, NULL, NULL), purgeable_outcome_intact);
   for (uint32_t i = 0; i < most; i++) (void)purgeable_heap_unlock(heap, element.reference);
   EXPECT_EQUAL(purgeable_heap_unlock(heap, element.reference), EPERM);
-  EXPECT_EQUAL(heap_statistics(heap).locked_bytes, 0);
+  EXPECT_EQUAL(heap_statistics(heap).memory.locked_bytes, 0);
   END_HEAP(heap);
 }
 
@@ -312,141 +314,12 @@ static void free_while_locked(case_report_t *report) {
     EXPECT_EQUAL(heap_statistics(heap).slab_count, 1);
     EXPECT_EQUAL(purgeable_heap_unlock(heap, element.reference), 0);
     EXPECT_EQUAL(heap_statistics(heap).slab_count, 0);
-    EXPECT_EQUAL(heap_statistics(heap).resident_bytes, 0);
-    EXPECT_EQUAL(heap_statistics(heap).locked_bytes, 0);
+    EXPECT_EQUAL(heap_statistics(heap).memory.resident_bytes, 0);
+    EXPECT_EQUAL(heap_statistics(heap).memory.locked_bytes, 0);
     EXPECT_EQUAL(purgeable_heap_unlock(heap, element.reference), ESTALE);
     EXPECT_EQUAL(purgeable_slab_information(heap, slab, &(purgeable_slab_information_t){0}), ESTALE);
     END_HEAP(heap);
   }
-}
-
-// MARK: References
-
-static void stale_after_rebirth(case_report_t *report) {
-  MAKE_HEAP(heap, .offering = purgeable_offering_deferred);
-  element_t old, young;
-  REQUIRE(make(heap, 200, 1, &old) == 0);
-  purgeable_slab_t slab = slab_of(heap, &old);
-  EXPECT_EQUAL(purgeable_heap_free(heap, old.reference), 0);
-  EXPECT_EQUAL(purgeable_slab_give_back(heap, slab), 0);
-  EXPECT_EQUAL(purgeable_heap_generation(heap, old.reference.place), 0);
-  REQUIRE(make(heap, 200, 2, &young) == 0);
-  // The same place, the same length, another life.
-  EXPECT_EQUAL(young.reference.place, old.reference.place);
-  EXPECT(young.reference.generation != old.reference.generation);
-  EXPECT_EQUAL(purgeable_heap_generation(heap, young.reference.place), young.reference.generation);
-  EXPECT(is_stale(heap, old.reference) && is_intact(heap, &young));
-  EXPECT_EQUAL(purgeable_heap_free(heap, old.reference), ESTALE);
-  EXPECT_EQUAL(purgeable_heap_commit(heap, old.reference), ESTALE);
-  EXPECT_EQUAL(purgeable_heap_unlock(heap, old.reference), ESTALE);
-  EXPECT_EQUAL(purgeable_slab_of(heap, old.reference, &slab), ESTALE);
-  EXPECT_EQUAL(purgeable_slab_next(heap, slab, &slab), ESTALE);
-  EXPECT_EQUAL(purgeable_slab_give_back(heap, slab), ESTALE);
-  EXPECT_EQUAL(purgeable_slab_restream(heap, slab, 0), ESTALE);
-  uint32_t cursor = 0;
-  EXPECT_EQUAL(purgeable_slab_next_element(heap, slab, &cursor, &old.reference), ESTALE);
-  EXPECT(is_intact(heap, &young));
-  // Wider than 32 bits is not the same generation.
-  EXPECT(is_stale(heap, (purgeable_reference_t){young.reference.place, young.reference.generation | (uint64_t)1 << 32}));
-  EXPECT(is_stale(heap, nothing));
-  END_HEAP(heap);
-}
-
-static void foreign_and_forged(case_report_t *report) {
-  MAKE_HEAP(heap, .slab_bytes = 16 * PAGE);
-  MAKE_HEAP(other, .slab_bytes = 16 * PAGE);
-  enum { COUNT = 2000 };
-  static element_t own[COUNT];
-  element_t foreign;
-  for (size_t i = 0; i < COUNT; i++) {
-    REQUIRE(make(heap, 1 + i % 300, i, &own[i]) == 0);
-    REQUIRE(make(other, 1 + i % 300, i, &foreign) == 0);
-    EXPECT(is_stale(heap, foreign.reference));
-    EXPECT_EQUAL(purgeable_heap_free(heap, foreign.reference), ESTALE);
-    EXPECT_EQUAL(purgeable_heap_commit(heap, foreign.reference), ESTALE);
-    EXPECT(purgeable_heap_unlock(heap, foreign.reference) != 0);
-  }
-  // Ten million forgeries, half of them with a right generation at a wrong place, asked without the directory's help as well.
-  uint64_t random = report->seed, passed = 0, tries = report->scale > 1 ? 40000000 : 10000000;
-  const uint64_t end = own[COUNT - 1].reference.place + 64;
-  for (uint64_t i = 0; i < tries; i++) {
-    const element_t *near = &own[next_random(&random) % COUNT];
-    purgeable_reference_t forged = {next_random(&random) % end, next_random(&random) >> 32};
-    if (i % 2 == 0) {
-      forged = (purgeable_reference_t){near->reference.place + 1 + next_random(&random) % 400, near->reference.generation};
-    }
-    if (i % 64 == 1) forged.place = next_random(&random);
-    size_t rest;
-    bool matches;
-    if (i % 4 < 2) {
-      purgeable_slab_t slab;
-      bool living = purgeable_slab_of(heap, forged, &slab) == 0 && purgeable_heap_check(heap, forged) == purgeable_outcome_intact;
-      // By chance the place of another element.
-      for (size_t k = 0; living && k < COUNT; k++) living = own[k].reference.place != forged.place;
-      passed += living;
-    } else if (purgeable_heap_read_matching(heap, forged, "", 0, 0, NULL, 0, &rest, &matches) == purgeable_outcome_intact) {
-      bool real = false;
-      for (size_t k = 0; k < COUNT; k++) real = real || own[k].reference.place == forged.place;
-      passed += !real;
-    }
-  }
-  EXPECT_EQUAL(passed, 0);
-  for (size_t i = 0; i < COUNT; i++) EXPECT(is_intact(heap, &own[i]));
-  NOTE("%llu forged references, %llu passed", (unsigned long long)tries, (unsigned long long)passed);
-  END_HEAP(other);
-  END_HEAP(heap);
-}
-
-// Payload that copies the heap's own headers, and lies where a header could.
-static void payload_poses_as_header(case_report_t *report) {
-  MAKE_HEAP(heap, .offering = purgeable_offering_deferred);
-  element_t model;
-  REQUIRE(make(heap, 40, 1, &model) == 0);
-  uint64_t header;
-  memcpy(&header, model.bytes - PURGEABLE_HEADER_BYTES, sizeof header);
-  purgeable_reference_t reference;
-  void *bytes;
-  REQUIRE(purgeable_heap_allocate(heap, 32768, &reference, &bytes) == 0);
-  for (size_t i = 0; i < 4096; i++) memcpy((char *)bytes + 8 * i, &header, sizeof header);
-  EXPECT_EQUAL(purgeable_heap_commit(heap, reference), 0);
-  size_t rest;
-  bool matches;
-  for (uint64_t place = reference.place + 1; place < reference.place + 2048; place++) {
-    purgeable_reference_t posing = {place, reference.generation};
-    EXPECT(is_stale(heap, posing));
-    EXPECT_EQUAL(purgeable_heap_read_matching(heap, posing, "", 0, 0, NULL, 0, &rest, &matches), purgeable_outcome_busy);
-    EXPECT_EQUAL(purgeable_heap_free(heap, posing), ESTALE);
-    EXPECT_EQUAL(purgeable_heap_commit(heap, posing), ESTALE);
-    EXPECT(purgeable_heap_unlock(heap, posing) != 0);
-  }
-  EXPECT(is_intact(heap, &model));
-  END_HEAP(heap);
-}
-
-static void generations_retire(case_report_t *report) {
-  NEED_HOOKS();
-  MAKE_HEAP(heap, .slab_bytes = 4 * PAGE);
-  element_t element, next;
-  const size_t lengths[] = {100, 10 * PAGE};
-  for (size_t i = 0; i < 2; i++) {
-    purgeable_heap_statistics_t before = heap_statistics(heap);
-    REQUIRE(make(heap, lengths[i], 1, &element) == 0);
-    EXPECT(purgeable_testing_begin_last_life(heap, element.reference.place));
-    EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
-    EXPECT_EQUAL(purgeable_heap_free(heap, element.reference), 0);
-    EXPECT_EQUAL(heap_statistics(heap).slab_count, before.slab_count);
-    EXPECT_EQUAL(heap_statistics(heap).held_bytes, before.held_bytes);
-    // Never again: not for small elements, nor as a part of a run.
-    for (int round = 0; round < 64; round++) {
-      REQUIRE(make(heap, lengths[round % 2], 2, &next) == 0);
-      EXPECT(next.reference.place / (4 * PAGE / 16) != element.reference.place / (4 * PAGE / 16));
-      EXPECT(is_intact(heap, &next));
-    }
-    EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
-    EXPECT(is_stale(heap, element.reference));
-  }
-  EXPECT(!purgeable_testing_begin_last_life(heap, UINT64_MAX));
-  END_HEAP(heap);
 }
 
 const test_case_t heap_cases[] = {
@@ -480,6 +353,7 @@ const test_case_t heap_cases[] = {
     {"heap: offering modes", heap_modes},
     {"heap: what was locked goes on offer again with few calls", heap_later_offers},
     {"heap: mlocked memory", heap_mlocked},
+    {"heap: of several ranges that are refused none counts as on offer", heap_refused_ranges},
     {"heap: ordinary memory", heap_ordinary_memory},
     {NULL, NULL},
 };

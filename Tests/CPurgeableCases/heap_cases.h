@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The cases of the slab heap, by file, and what they share. The tables are in heap_cases.c and stream_cases.c.
+// The cases of the slab heap, by file, and their shared helpers. The tables are in heap_cases.c and stream_cases.c.
 #ifndef HEAP_CASES_H
 #define HEAP_CASES_H
 
@@ -12,7 +12,7 @@ typedef struct element {
   uint64_t number;
 } element_t;
 
-// An element filled with pattern `number`, committed, idle. 0 or the error of allocate or commit.
+// Makes an element filled with pattern `number`, committed and idle. Returns 0, or the error of allocate or commit.
 static inline int make_in(purgeable_heap_t *heap, purgeable_stream_t stream, size_t length, uint64_t number, element_t *element) {
   void *bytes;
   purgeable_reference_t reference;
@@ -52,7 +52,7 @@ static inline bool is_discarded(purgeable_heap_t *heap, const element_t *element
   return !reads_intact(heap, element, &outcome) && outcome == purgeable_outcome_discarded;
 }
 
-// Whether the reference is answered with ESTALE by every look-up.
+// Whether every look-up of the reference returns ESTALE.
 static inline bool is_stale(purgeable_heap_t *heap, purgeable_reference_t reference) {
   char byte;
   size_t length;
@@ -64,7 +64,7 @@ static inline bool is_stale(purgeable_heap_t *heap, purgeable_reference_t refere
   errno = 0;
   stale = stale && purgeable_heap_check(heap, reference) == purgeable_outcome_error && errno == ESTALE;
   errno = 0;
-  stale = stale && purgeable_heap_length(heap, reference, &length) == purgeable_outcome_error && errno == ESTALE;
+  stale = stale && purgeable_heap_length_bytes(heap, reference, &length) == purgeable_outcome_error && errno == ESTALE;
   errno = 0;
   return stale && purgeable_heap_lock(heap, reference, &bytes, &length) == purgeable_outcome_error && errno == ESTALE;
 }
@@ -78,7 +78,7 @@ static inline bool locks_intact(purgeable_heap_t *heap, const element_t *element
   return purgeable_heap_unlock(heap, element->reference) == 0 && right;
 }
 
-// Both offers of everything that is idle.
+// Makes both offers of everything that is idle.
 static inline int offer_all(purgeable_heap_t *heap) {
   int error = purgeable_heap_offer_idle(heap, NULL);
   return error != 0 ? error : purgeable_heap_offer_idle(heap, NULL);
@@ -92,20 +92,12 @@ static inline purgeable_heap_statistics_t heap_statistics(purgeable_heap_t *heap
 
 static inline purgeable_slab_t slab_of(purgeable_heap_t *heap, const element_t *element) {
   purgeable_slab_t slab = {0, 0};
-  (void)purgeable_slab_of(heap, element->reference, &slab);
-  return slab;
+  return purgeable_slab_of(heap, element->reference, &slab) == 0 ? slab : (purgeable_slab_t){0, 0};
 }
 
-static inline size_t page_in_heap(const void *bytes) { return (uintptr_t)bytes / PAGE; }
+static inline char *page_start(const void *bytes) { return (char *)((uintptr_t)bytes & ~(uintptr_t)(PAGE - 1)); }
 
-// Owners keep references in slots; `number` of the pattern is the slot's index, and with tags the tag is.
-typedef struct owner {
-  size_t count;
-  _Atomic uint64_t *slots;  // places + 1; 0 for none
-  _Atomic uint64_t *generations;
-  _Atomic uint64_t moves;
-  bool refuses;
-} owner_t;
+static inline size_t page_in_heap(const void *bytes) { return (uintptr_t)bytes / PAGE; }
 
 #define NEED_HOOKS()                                                                              \
   do {                                                                                            \
@@ -114,7 +106,18 @@ typedef struct owner {
 #define MAKE_HEAP(name, ...)                                                \
   purgeable_heap_t *name = NULL;                                            \
   REQUIRE(purgeable_heap_create(&(purgeable_heap_options_t){__VA_ARGS__}, &name) == 0)
-#define END_HEAP(name) EXPECT_EQUAL(purgeable_heap_destroy(name), 0)
+// No other thread is inside the heap.
+#define EXPECT_VALID(heap)                                                                    \
+  do {                                                                                        \
+    const char *wrong_;                                                                       \
+    EXPECT(purgeable_testing_heap_is_valid(heap, &wrong_));                                   \
+    if (wrong_ != NULL) NOTE("%s", wrong_);                                                   \
+  } while (0)
+#define END_HEAP(name)                               \
+  do {                                               \
+    EXPECT_VALID(name);                              \
+    EXPECT_EQUAL(purgeable_heap_destroy(name), 0);   \
+  } while (0)
 
 // heap_losses.c
 void heap_all_pages_lost(case_report_t *report);
@@ -126,10 +129,6 @@ void heap_zero_pages(case_report_t *report);
 void heap_touched_before_asked(case_report_t *report);
 void heap_lock_cancels_offer(case_report_t *report);
 void heap_locked_stays_neighbours_go(case_report_t *report);
-void heap_parts_need_their_pages(case_report_t *report);
-void heap_matching_reads(case_report_t *report);
-void heap_tags_survive(case_report_t *report);
-void heap_large_read_on_busy_machine(case_report_t *report);
 
 // heap_books.c
 void heap_books_after_each_step(case_report_t *report);
@@ -138,11 +137,13 @@ void heap_limits(case_report_t *report);
 void heap_modes(case_report_t *report);
 void heap_later_offers(case_report_t *report);
 void heap_mlocked(case_report_t *report);
+void heap_refused_ranges(case_report_t *report);
 void heap_ordinary_memory(case_report_t *report);
 
 // stream_give_back.c
 void stream_giving_back(case_report_t *report);
 void stream_giving_back_many(case_report_t *report);
+void stream_ages(case_report_t *report);
 
 // heap_rules.c
 void rule_claim(case_report_t *report);
@@ -151,5 +152,31 @@ void rule_order_of_checks(case_report_t *report);
 void rule_wide_generations(case_report_t *report);
 void rule_no_append(case_report_t *report);
 void rule_wipe_before_refill(case_report_t *report);
+
+// heap_references.c
+void stale_after_rebirth(case_report_t *report);
+void foreign_and_forged(case_report_t *report);
+void payload_poses_as_header(case_report_t *report);
+void generations_retire(case_report_t *report);
+
+// heap_reads.c
+void heap_parts_need_their_pages(case_report_t *report);
+void heap_matching_reads(case_report_t *report);
+void heap_tags_survive(case_report_t *report);
+void heap_large_read_on_busy_machine(case_report_t *report);
+
+// heap_edges.c
+void signals_in_children(case_report_t *report);
+void counters_stay_above_zero(case_report_t *report);
+void two_lockers(case_report_t *report);
+void finding_losses_at_the_edges(case_report_t *report);
+void owners_mutex(case_report_t *report);
+
+// stream_upkeep.c
+void hot_elements_move(case_report_t *report);
+void offers_are_merged(case_report_t *report);
+void open_slabs_offer_full_pages(case_report_t *report);
+void trimming(case_report_t *report);
+void sweeps_with_swap(case_report_t *report);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the threads of a storm do: see heap_storm.h.
+// The threads of a storm: see heap_storm.h.
 
 #include "heap_storm.h"
 
@@ -44,7 +44,7 @@ static void put(storm_slot_t *slot, purgeable_reference_t reference, size_t leng
   atomic_fetch_add(&slot->sequence, 1);
 }
 
-// The owner's answer to a move. A slot that is being changed by somebody else says no.
+// The owner's answer to a move: no while another thread changes the slot.
 static bool take(void *context, purgeable_reference_t from, purgeable_reference_t to, uint64_t tag, const void *bytes,
                  size_t length) {
   storm_t *storm = context;
@@ -169,7 +169,7 @@ static void do_one_upkeep(worker_t *worker) {
   if (error != 0 && error != EBUSY && error != ESTALE && error != ENOMEM) atomic_fetch_add(&storm->failed, 1);
 }
 
-// Half of the time as part of giving back many, so that wipes are late.
+// Half of the time within a bulk give-back, so that wipes are late.
 static void do_upkeep(worker_t *worker) {
   bool many = next_random(&worker->random) % 2 == 0;
   if (many) purgeable_heap_begin_giving_back(worker->storm->heap);
@@ -181,7 +181,7 @@ static void do_upkeep(worker_t *worker) {
 }
 
 static bool is_over(const storm_t *storm) {
-  if (atomic_load(&storm->wrong) != 0 || storm_now_ms() >= storm->end_ms) return true;
+  if (atomic_load(&storm->wrong) != 0 || now_ms() >= storm->end_ms) return true;
   return storm->enough_reads != 0 && storm->reads >= storm->enough_reads && storm->discards >= storm->enough_discards;
 }
 
@@ -195,7 +195,7 @@ static void *work(void *context) {
         case storm_mutator: number < 90 ? do_store(worker) : do_upkeep(worker); break;
         case storm_discarder:
           if (number % 4 == 0) (void)purgeable_heap_offer_idle(worker->storm->heap, NULL);
-          // While there is something left to read.
+          // As long as enough is left to read.
           if (worker->storm->misses <= worker->storm->reads / 2) do_discard(worker);
           break;
         case storm_anything:
@@ -241,6 +241,11 @@ void storm_run(storm_t *storm, const storm_role_t *roles, size_t count) {
     if (workers[i].buffer == NULL) abort();
   }
   run_threads(count, work, workers, sizeof *workers);
+  const char *wrong;
+  if (!purgeable_testing_heap_is_valid(storm->heap, &wrong)) {
+    fprintf(stderr, "after a storm: %s\n", wrong);
+    atomic_fetch_add(&storm->failed, 1);
+  }
   for (size_t i = 0; i < count; i++) free(workers[i].buffer);
   free(workers);
 }

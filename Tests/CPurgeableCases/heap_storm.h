@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A table of slots whose elements come, go and move under several threads, and what each thread does with it.
+// A table of slots whose elements are made, freed and moved by several threads, and the work of each thread.
 #ifndef HEAP_STORM_H
 #define HEAP_STORM_H
 
@@ -23,11 +23,10 @@ typedef struct storm {
   uint64_t seed, enough_reads, enough_discards;
   _Atomic uint64_t end_ms;
   _Atomic uint64_t versions, reads, misses, locks, discards;
-  // Contents that were not what they had to be; calls that failed in a way that they may not.
+  // Wrong contents; calls that failed with an error that is not allowed.
   _Atomic uint64_t wrong, failed;
 } storm_t;
 
-uint64_t storm_now_ms(void);
 bool storm_begin(storm_t *storm, uint64_t seed, bool compacts);
 void storm_run(storm_t *storm, const storm_role_t *roles, size_t count);
 // Frees all that is left.

@@ -4,13 +4,6 @@
 
 #include "heap_storm.h"
 
-#include <time.h>
-
-uint64_t storm_now_ms(void) {
-  struct timespec now;
-  (void)clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 // MARK: Locks beside offers
 
@@ -23,12 +16,12 @@ typedef struct lock_storm {
   bool offers;
 } lock_storm_t;
 
-// In immediate mode each last unlock is inside a madvise of all the element's pages. One thread does nothing but lock and unlock;
-// the other's locks begin at any moment, so every third of them finds the madvise running.
+// In immediate mode each last unlock is inside a madvise of all the element's pages. One thread only locks and unlocks; the
+// other's locks begin at any moment, so every third of them finds the madvise running.
 static void *lock_beside_offers(void *context) {
   lock_storm_t *storm = context;
   uint64_t random = storm->end_ms;
-  while (storm_now_ms() < storm->end_ms && storm->wrong + storm->lost == 0) {
+  while (now_ms() < storm->end_ms && storm->wrong + storm->lost == 0) {
     for (int round = 0; round < 64; round++) {
       uint64_t pause = storm->offers ? 0 : next_random(&random) % 8192;
       while (pause-- > 0) atomic_signal_fence(memory_order_seq_cst);
@@ -42,7 +35,7 @@ static void *lock_beside_offers(void *context) {
         continue;
       }
       storm->locks++;
-      // What is on offer in spite of the lock goes now.
+      // Pages that are on offer in spite of the lock would be taken now.
       (void)madvise((void *)((uintptr_t)storm->element.bytes & ~(uintptr_t)(PAGE - 1)), LOCK_PAGES * PAGE, MADV_PAGEOUT);
       bool right = true;
       const volatile char *bytes = storm->element.bytes;
@@ -65,7 +58,7 @@ static uint64_t lock_storm(case_report_t *report, uint64_t ms, uint64_t *locks, 
   element_t element;
   EXPECT_EQUAL(make(heap, (LOCK_PAGES - 1) * PAGE, 1, &element), 0);
   for (int i = 0; i < 2; i++) {
-    storms[i] = (lock_storm_t){.heap = heap, .element = element, .end_ms = storm_now_ms() + ms, .offers = i == 0};
+    storms[i] = (lock_storm_t){.heap = heap, .element = element, .end_ms = now_ms() + ms, .offers = i == 0};
   }
   run_threads(2, lock_beside_offers, storms, sizeof storms[0]);
   *locks += storms[1].locks;
@@ -77,15 +70,15 @@ static uint64_t lock_storm(case_report_t *report, uint64_t ms, uint64_t *locks, 
 static void locks_beside_offers(case_report_t *report) {
   NEED_DISCARDS();
   uint64_t locks = 0, waited = 0, wrong = 0;
-  uint64_t start = storm_now_ms(), end = start + 1500 * report->scale;
-  // On demand until 100,000 of them began while a madvise was running.
+  uint64_t start = now_ms(), end = start + 1500 * report->scale;
+  // On demand, until 100,000 locks have begun while a madvise was running.
   do {
     wrong += lock_storm(report, 500, &locks, &waited);
     bool counts = purgeable_testing_has_hooks();
     // On a busy machine a while longer.
     if (counts && waited < 10 && end - start < 30000) end += 500;
-    if (counts && report->scale > 1 && waited < 100000) end = storm_now_ms() + 1000;
-  } while (storm_now_ms() < end);
+    if (counts && report->scale > 1 && waited < 100000) end = now_ms() + 1000;
+  } while (now_ms() < end);
   EXPECT_EQUAL(wrong, 0);
   EXPECT(waited > 0 || !purgeable_testing_has_hooks());
   NOTE("%llu locks, %llu of them found a madvise running, %llu lost", (unsigned long long)locks, (unsigned long long)waited,
@@ -125,7 +118,7 @@ static void locks_need_the_wait(case_report_t *report) {
     REQUIRE(lock.locked);
     (void)kernel_discard(lock.element.bytes, lock.element.length);
     wrong += !check_pattern(lock.element.bytes, lock.element.length, round);
-    // Refused with the header gone: nothing that a heap with the rule on has to answer.
+    // The unlock is refused when the header is gone, which cannot happen in a heap with the rule on.
     (void)purgeable_heap_unlock(heap, lock.element.reference);
     END_HEAP(heap);
   }
@@ -142,7 +135,7 @@ typedef struct writer_storm {
   bool writes;
 } writer_storm_t;
 
-// Makes elements slowly, and has the kernel take what is on offer in between: nothing of it may go before the commit.
+// Makes elements slowly, and has the kernel take what is on offer meanwhile: no page of an element may go before the commit.
 static void write_slowly(writer_storm_t *storm) {
   uint64_t number = next_random(&storm->seed);
   size_t length = number % 8 == 0 ? 20 * PAGE : 1 + (number >> 8) % (3 * PAGE);
@@ -161,7 +154,7 @@ static void write_slowly(writer_storm_t *storm) {
   storm->wrong += purgeable_heap_commit(storm->heap, reference) != 0;
   const void *locked;
   size_t got;
-  // It may have gone since, but what is there is right.
+  // The element may have gone since, but content that is there is right.
   if (purgeable_heap_lock(storm->heap, reference, &locked, &got) == purgeable_outcome_intact) {
     storm->wrong += got != length || !check_pattern(locked, length, number);
     storm->wrong += purgeable_heap_unlock(storm->heap, reference) != 0;
@@ -172,7 +165,7 @@ static void write_slowly(writer_storm_t *storm) {
 
 static void *write_or_keep_up(void *context) {
   writer_storm_t *storm = context;
-  while (storm_now_ms() < storm->end_ms) {
+  while (now_ms() < storm->end_ms) {
     for (int round = 0; round < 50; round++) {
       if (storm->writes) {
         write_slowly(storm);
@@ -187,16 +180,17 @@ static void *write_or_keep_up(void *context) {
 }
 
 static void writers_beside_upkeep(case_report_t *report) {
+  NEED_OFFERS();
   MAKE_HEAP(heap, .slab_bytes = 16 * PAGE);
   purgeable_stream_t stream;
   REQUIRE(purgeable_stream_create(heap, &stream) == 0);
   enum { THREADS = 3 };
   writer_storm_t storms[THREADS];
   for (size_t i = 0; i < THREADS; i++) {
-    storms[i] = (writer_storm_t){.heap = heap, .stream = i == 1 ? stream : 0, .end_ms = storm_now_ms() + 1500 * report->scale,
+    storms[i] = (writer_storm_t){.heap = heap, .stream = i == 1 ? stream : 0, .end_ms = now_ms() + 1500 * report->scale,
                                  .seed = report->seed + i, .writes = i != 2};
   }
-  // Wider windows: an offer that has begun, a large element that has just been born.
+  // Wider windows: an offer that has begun, a large element that was just made.
   purgeable_testing_slow_reads(5000);
   run_threads(THREADS, write_or_keep_up, storms, sizeof storms[0]);
   purgeable_testing_slow_reads(0);
@@ -205,7 +199,8 @@ static void writers_beside_upkeep(case_report_t *report) {
   EXPECT_EQUAL(purgeable_stream_seal(heap, stream), 0);
   EXPECT_EQUAL(purgeable_heap_trim(heap, NULL), 0);
   purgeable_heap_statistics_t end = heap_statistics(heap);
-  EXPECT_EQUAL(end.slab_count + end.held_bytes + end.locked_bytes + end.payload_bytes + end.element_count, 0);
+  EXPECT_EQUAL(end.memory.held_bytes + end.memory.locked_bytes + end.memory.payload_bytes, 0);
+  EXPECT_EQUAL(end.slab_count + end.element_count, 0);
   EXPECT_EQUAL(purgeable_heap_held_bytes(heap), 0);
   EXPECT_EQUAL(end.unbalanced_unlock_count, 0);
   NOTE("%llu elements beside %llu rounds of upkeep", (unsigned long long)(storms[0].count + storms[1].count),
@@ -234,7 +229,7 @@ static void give_birth(void *context) {
   (void)kernel_discard(bytes, BORN_PAGES * PAGE);
 }
 
-// An offer that has begun leaves out the room that is taken meanwhile, although nothing is locked at the moment of its claim.
+// An offer that has begun leaves out room that is allocated meanwhile, although nothing is locked at the moment of its claim.
 static void births_in_running_offers(case_report_t *report) {
   NEED_HOOKS();
   NEED_DISCARDS();
@@ -246,7 +241,7 @@ static void births_in_running_offers(case_report_t *report) {
   EXPECT_EQUAL(purgeable_heap_offer_idle(heap, NULL), 0);
   purgeable_testing_set_pause(NULL, NULL);
   REQUIRE(window.done);
-  EXPECT(heap_statistics(heap).offered_bytes <= 5 * PAGE);
+  EXPECT(heap_statistics(heap).memory.offered_bytes <= 5 * PAGE);
   EXPECT_EQUAL(kernel_discard(window.bytes + PAGE, (BORN_PAGES - 2) * PAGE), 0);
   EXPECT(check_pattern(window.bytes, BORN_PAGES * PAGE, 1));
   EXPECT_EQUAL(purgeable_heap_commit(heap, window.reference), 0);
@@ -287,21 +282,23 @@ static void expect_books_closed(case_report_t *report, storm_t *storm) {
   EXPECT_EQUAL(storm->wrong, 0);
   EXPECT_EQUAL(storm->failed, 0);
   purgeable_heap_statistics_t end = heap_statistics(storm->heap);
-  EXPECT_EQUAL(end.slab_count + end.held_bytes + end.locked_bytes + end.payload_bytes + end.element_count, 0);
+  EXPECT_EQUAL(end.memory.held_bytes + end.memory.locked_bytes + end.memory.payload_bytes, 0);
+  EXPECT_EQUAL(end.slab_count + end.element_count, 0);
   EXPECT_EQUAL(purgeable_heap_held_bytes(storm->heap), 0);
   EXPECT_EQUAL(end.unbalanced_unlock_count, 0);
   NOTE("%llu reads (%llu of them discarded), %llu locks, %llu pages discarded, %llu moves, %llu slabs given back",
        (unsigned long long)storm->reads, (unsigned long long)storm->misses, (unsigned long long)storm->locks,
-       (unsigned long long)storm->discards, (unsigned long long)end.moved_count, (unsigned long long)end.given_back_count);
+       (unsigned long long)storm->discards, (unsigned long long)end.moved_element_count,
+       (unsigned long long)end.given_back_slab_count);
 }
 
 static void reads_beside_everything(case_report_t *report) {
   NEED_DISCARDS();
   storm_t storm;
   REQUIRE(storm_begin(&storm, report->seed, false));
-  storm.end_ms = storm_now_ms() + 3000;
+  storm.end_ms = now_ms() + 3000;
   if (report->scale > 1) {
-    storm.end_ms = storm_now_ms() + 600000;
+    storm.end_ms = now_ms() + 600000;
     storm.enough_reads = 10000000, storm.enough_discards = 1000000;
   }
   if (purgeable_testing_has_hooks()) purgeable_testing_slow_reads(report->seed % 2 ? 50 : 0);
@@ -315,10 +312,11 @@ static void reads_beside_everything(case_report_t *report) {
 }
 
 static void everything_at_random(case_report_t *report) {
+  NEED_OFFERS();
   for (int compacts = 0; compacts < 2; compacts++) {
     storm_t storm;
     REQUIRE(storm_begin(&storm, report->seed, compacts != 0));
-    storm.end_ms = storm_now_ms() + 1500 * report->scale;
+    storm.end_ms = now_ms() + 1500 * report->scale;
     const storm_role_t roles[] = {storm_anything, storm_anything, storm_anything, storm_anything};
     storm_run(&storm, roles, 4);
     expect_books_closed(report, &storm);
@@ -326,7 +324,7 @@ static void everything_at_random(case_report_t *report) {
   }
 }
 
-// Unlocks too many, at the same time, from two threads: an error or a lock that is taken from another; nothing else breaks.
+// Too many unlocks, at the same time, from two threads: an error, or another thread's lock is ended; nothing else breaks.
 static void *unlock_too_often(void *context) {
   const element_t *element = ((void **)context)[0];
   purgeable_heap_t *heap = ((void **)context)[1];

@@ -34,7 +34,7 @@ static long long number_in(const char *folder, const char *name, const char *key
   return number;
 }
 
-bool memory_group_make(memory_group_t *group, size_t limit_bytes, const char **reason) {
+bool memory_group_make(memory_group_t *group, size_t byte_limit, const char **reason) {
   char line[400], limit[32];
   char own[400] = "";
   FILE *file = fopen("/proc/self/cgroup", "re");
@@ -52,9 +52,9 @@ bool memory_group_make(memory_group_t *group, size_t limit_bytes, const char **r
   *reason = "this process may not make a memory group";
   if (mkdir(group->path, 0755) != 0) return false;
   *reason = "no memory accounts in a new group";
-  (void)snprintf(limit, sizeof limit, "%zu", limit_bytes);
+  (void)snprintf(limit, sizeof limit, "%zu", byte_limit);
   const char *name = group->is_first ? "memory.limit_in_bytes" : "memory.max";
-  bool made = memory_group_usage_bytes(group) >= 0 && (limit_bytes == 0 || write_text(group->path, name, limit));
+  bool made = memory_group_usage_bytes(group) >= 0 && (byte_limit == 0 || write_text(group->path, name, limit));
   if (!made) (void)rmdir(group->path);
   return made;
 }

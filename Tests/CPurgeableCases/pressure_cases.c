@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Real pressure: a heap in a memory group that is too small for it, beside a hungry neighbour. The kernel discards; nobody is
-// killed, what is locked stays, the rest is intact or reported lost.
+// Real pressure: a heap in a memory group that is too small for it, beside a hungry neighbour. The kernel discards; no process is
+// killed, locked content stays, the rest is intact or reported lost.
 //
 //     parent (no member)      group: limit 64 MiB
 //        |-- fork -->  holder     stores 160 MiB, offers as it goes, keeps some locked, and checks everything twice
@@ -10,7 +10,6 @@
 #include "memory_group.h"
 
 #include <signal.h>
-#include <sys/wait.h>
 
 enum {
   LIMIT_BYTES = 64 << 20,
@@ -21,20 +20,15 @@ enum {
   SECONDS = 60,
 };
 
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-#define WATCHED 1
-#endif
-#endif
-
 // MARK: The two of them
 
-// What the holder tells, through a pipe.
+// The holder's figures, sent through a pipe.
 typedef struct tale {
   uint64_t stored, locked, intact, discarded, wrong, locked_wrong, round;
 } tale_t;
 
-// Locked from birth, together: a slab goes on offer when nothing in it is locked.
+// Whether an element is locked from the beginning. Neighbours are locked together, since a slab goes on offer when nothing in it
+// is locked.
 static bool is_kept(uint64_t number) { return number / 100 % (STORED_BYTES / LOCKED_BYTES) == 0; }
 
 static void look_through(purgeable_heap_t *heap, const element_t *elements, uint64_t count, tale_t *tale) {
@@ -76,7 +70,7 @@ static int hold(const memory_group_t *group, uint64_t seed, int tell, int listen
     if (tale.stored % 256 == 0 && purgeable_heap_offer_idle(heap, NULL) != 0) return 6;
   }
   if (offer_all(heap) != 0) return 6;
-  // Full; and once more after the neighbour had its fill.
+  // Once when the holder is full, and once more after the neighbour has taken its memory.
   for (tale.round = 0; tale.round < 2; tale.round++) {
     look_through(heap, elements, tale.stored, &tale);
     if (write(tell, &tale, sizeof tale) != (ssize_t)sizeof tale) return 7;
@@ -104,18 +98,9 @@ static int eat(const memory_group_t *group) {
   return 0;
 }
 
-// 0 when it ended well, 1000 and the signal when it was killed.
-static int child_end(pid_t child) {
-  int status = 0;
-  if (child < 0 || waitpid(child, &status, 0) != child) return -1;
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-}
-
 static void beside_a_hungry_neighbour(case_report_t *report) {
   NEED_DISCARDS();
-#if defined(WATCHED)
-  SKIP("the sanitizer's own memory would not fit the group");
-#endif
+  if (HAS_SANITIZER) SKIP("the sanitizer's own memory would not fit the group");
   memory_group_t group;
   const char *reason = NULL;
   if (!memory_group_make(&group, LIMIT_BYTES, &reason)) SKIP("%s", reason);
@@ -136,10 +121,10 @@ static void beside_a_hungry_neighbour(case_report_t *report) {
     if (ready) {
       pid_t neighbour = fork();
       if (neighbour == 0) _exit(eat(&group));
-      neighbour_end = child_end(neighbour);
+      neighbour_end = wait_for_child(neighbour);
       ready = write(words[1], "!", 1) == 1 && read(tells[0], &eaten, sizeof eaten) == (ssize_t)sizeof eaten;
     }
-    holder_end = child_end(holder);
+    holder_end = wait_for_child(holder);
     EXPECT(ready);
   }
   (void)close(tells[0]);
@@ -153,7 +138,7 @@ static void beside_a_hungry_neighbour(case_report_t *report) {
   EXPECT_EQUAL(full.wrong + full.locked_wrong, 0);
   EXPECT_EQUAL(eaten.wrong + eaten.locked_wrong, 0);
   EXPECT_EQUAL(eaten.intact + eaten.discarded + eaten.locked, eaten.stored);
-  // The group has room for less than half of it, and for less beside the neighbour; but not for nothing.
+  // The group has room for less than half of what was stored, and for less beside the neighbour; but for more than nothing.
   EXPECT(full.discarded > full.stored / 2);
   EXPECT(eaten.discarded >= full.discarded);
   EXPECT(full.intact > 0);

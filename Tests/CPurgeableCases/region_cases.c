@@ -3,13 +3,6 @@
 
 #include "region_cases.h"
 
-#include <sys/wait.h>
-
-int wait_for_child(int child) {
-  int status;
-  if (child < 0 || waitpid(child, &status, 0) != child) return -1;
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-}
 
 // MARK: Bad input
 
@@ -35,7 +28,7 @@ static void bad_input_elsewhere(case_report_t *report) {
   char byte;
   EXPECT_EQUAL(purgeable_region_destroy(NULL), EINVAL);
   EXPECT(purgeable_region_bytes(NULL) == NULL);
-  EXPECT_EQUAL(purgeable_region_length(NULL), 0);
+  EXPECT_EQUAL(purgeable_region_length_bytes(NULL), 0);
   EXPECT_EQUAL(purgeable_region_lock_count(NULL), 0);
   EXPECT_EQUAL(purgeable_region_offered_bytes(NULL), 0);
   EXPECT(!purgeable_region_is_discarded(NULL));
@@ -43,7 +36,7 @@ static void bad_input_elsewhere(case_report_t *report) {
   EXPECT_EQUAL(purgeable_region_discard(NULL), EINVAL);
   EXPECT_EQUAL(purgeable_region_refill(NULL), EINVAL);
   EXPECT_EQUAL(purgeable_region_offer(NULL), EINVAL);
-  EXPECT_EQUAL(purgeable_region_resident(NULL, &out), EINVAL);
+  EXPECT_EQUAL(purgeable_region_resident_bytes(NULL, &out), EINVAL);
   EXPECT_EQUAL(out, 77);
   EXPECT_EQUAL(purgeable_region_statistics(NULL), EINVAL);
   EXPECT_EQUAL(purgeable_probe(NULL), EINVAL);
@@ -62,7 +55,7 @@ static void bad_input_elsewhere(case_report_t *report) {
 
   purgeable_region_t *region = filled_region(3 * PAGE + 5, &not_at_all, 9);
   REQUIRE(region != NULL);
-  EXPECT_EQUAL(purgeable_region_resident(region, NULL), EINVAL);
+  EXPECT_EQUAL(purgeable_region_resident_bytes(region, NULL), EINVAL);
   errno = 0;
   EXPECT_EQUAL(purgeable_region_read(region, 0, 1, NULL), purgeable_outcome_error);
   EXPECT_EQUAL(errno, EINVAL);
@@ -98,7 +91,7 @@ static void born_locked_and_zero(case_report_t *report) {
       REQUIRE(purgeable_region_create(length, round == 0 ? NULL : &at_once, &region) == 0);
       unsigned char *bytes = purgeable_region_bytes(region);
       EXPECT_EQUAL((uintptr_t)bytes % page, 0);
-      EXPECT_EQUAL(purgeable_region_length(region), length);
+      EXPECT_EQUAL(purgeable_region_length_bytes(region), length);
       EXPECT_EQUAL(purgeable_region_lock_count(region), 1);
       EXPECT(!purgeable_region_is_discarded(region));
       EXPECT(is_zeros(bytes, length));
@@ -114,13 +107,13 @@ static void born_locked_and_zero(case_report_t *report) {
       EXPECT_EQUAL(purgeable_region_destroy(region), 0);
     }
   }
-  // Destroying what is locked is allowed.
+  // A locked region may be destroyed.
   purgeable_region_statistics_t before = statistics_now();
   purgeable_region_t *region = NULL;
   REQUIRE(purgeable_region_create(page, NULL, &region) == 0);
   EXPECT_EQUAL(purgeable_region_lock(region), purgeable_outcome_intact);
   EXPECT_EQUAL(purgeable_region_destroy(region), 0);
-  EXPECT_EQUAL(statistics_now().locked_bytes, before.locked_bytes);
+  EXPECT_EQUAL(statistics_now().memory.locked_bytes, before.memory.locked_bytes);
 }
 
 // Many regions of random lengths, made and destroyed in random order: none overlaps another, and all start as zeros.
@@ -182,6 +175,7 @@ static void unlocks_are_counted(case_report_t *report) {
 }
 
 static void count_at_its_maximum(case_report_t *report) {
+  NEED_OFFERS();
   purgeable_region_t *region = NULL;
   REQUIRE(purgeable_region_create(PAGE, &at_once, &region) == 0);
   fill_pattern(purgeable_region_bytes(region), PAGE, 3);
@@ -206,6 +200,7 @@ static void count_at_its_maximum(case_report_t *report) {
 }
 
 static void locked_refuses(case_report_t *report) {
+  NEED_OFFERS();
   for (int writing = 0; writing < 2; writing++) {
     purgeable_region_t *region = filled_region(4 * PAGE, &at_once, 8);
     REQUIRE(region != NULL);
@@ -238,7 +233,7 @@ static void discard_and_refill(case_report_t *report) {
       EXPECT_EQUAL(purgeable_region_discard(region), 0);
       EXPECT_EQUAL(purgeable_region_discard(region), 0);
       EXPECT_EQUAL(statistics_now().own_discard_count, own + 1);
-      EXPECT_EQUAL(purgeable_region_resident(region, &resident), 0);
+      EXPECT_EQUAL(purgeable_region_resident_bytes(region, &resident), 0);
       EXPECT_EQUAL(resident, 0);
       EXPECT(purgeable_region_is_discarded(region));
       EXPECT_EQUAL(purgeable_region_offered_bytes(region), 0);
@@ -259,129 +254,12 @@ static void discard_and_refill(case_report_t *report) {
       EXPECT_EQUAL(purgeable_region_lock(region), purgeable_outcome_intact);
       EXPECT(check_pattern(purgeable_region_bytes(region), length, 6));
       EXPECT_EQUAL(purgeable_region_unlock(region), 0);
-      // A refill of what was not discarded starts anew as well.
+      // A refill of a region that was not discarded starts anew as well.
       EXPECT_EQUAL(purgeable_region_refill(region), 0);
       EXPECT(is_zeros(purgeable_region_bytes(region), length));
       EXPECT_EQUAL(purgeable_region_destroy(region), 0);
     }
   }
-}
-
-// MARK: Offers
-
-static void offering_modes(case_report_t *report) {
-  purgeable_region_t *now = filled_region(3 * PAGE, &at_once, 1);
-  purgeable_region_t *later = filled_region(2 * PAGE - 1, NULL, 2);
-  purgeable_region_t *never = filled_region(PAGE, &not_at_all, 3);
-  REQUIRE(now != NULL && later != NULL && never != NULL);
-  const char *reason;
-  bool offers_work = kernel_discards(&reason);
-  EXPECT_EQUAL(purgeable_region_offered_bytes(now), offers_work ? 3 * PAGE : 0);
-  EXPECT_EQUAL(purgeable_region_offered_bytes(later), 0);
-  EXPECT_EQUAL(statistics_now().pending_count, 1);
-  size_t offered = 99;
-  (void)purgeable_offer_pending(&offered);
-  EXPECT_EQUAL(offered, offers_work ? 2 * PAGE : 0);
-  EXPECT_EQUAL(purgeable_region_offered_bytes(later), offered);
-  EXPECT_EQUAL(purgeable_region_offered_bytes(never), 0);
-  EXPECT_EQUAL(statistics_now().pending_count, 0);
-  EXPECT_EQUAL(purgeable_offer_pending(&offered), 0);
-  EXPECT_EQUAL(offered, 0);
-  EXPECT_EQUAL(purgeable_offer_pending(NULL), 0);
-  EXPECT_EQUAL(purgeable_region_offer(never), 0);
-  EXPECT_EQUAL(purgeable_region_offered_bytes(never), 0);
-  // What is on offer is not offered again: no call.
-  uint64_t calls = purgeable_testing_call_count(purgeable_testing_call_madvise_free);
-  if (offers_work) {
-    EXPECT_EQUAL(purgeable_region_offer(now), 0);
-    EXPECT_EQUAL(purgeable_region_offer(later), 0);
-    EXPECT_EQUAL(purgeable_testing_call_count(purgeable_testing_call_madvise_free), calls);
-  }
-  // Locked in between: the queue is left alone, and the region is not offered while locked.
-  EXPECT_EQUAL(purgeable_region_lock(later), purgeable_outcome_intact);
-  EXPECT_EQUAL(purgeable_region_offered_bytes(later), 0);
-  EXPECT_EQUAL(purgeable_region_unlock(later), 0);
-  EXPECT_EQUAL(statistics_now().pending_count, 1);
-  EXPECT_EQUAL(purgeable_region_lock(later), purgeable_outcome_intact);
-  EXPECT_EQUAL(statistics_now().pending_count, 1);
-  EXPECT_EQUAL(purgeable_offer_pending(&offered), 0);
-  EXPECT_EQUAL(offered, 0);
-  EXPECT_EQUAL(statistics_now().pending_count, 0);
-  EXPECT_EQUAL(purgeable_region_unlock(later), 0);
-  EXPECT_EQUAL(statistics_now().pending_count, 1);
-  // Destroyed while queued.
-  EXPECT_EQUAL(purgeable_region_destroy(later), 0);
-  EXPECT_EQUAL(statistics_now().pending_count, 0);
-  EXPECT_EQUAL(purgeable_offer_pending(&offered), 0);
-  EXPECT_EQUAL(purgeable_region_destroy(now), 0);
-  EXPECT_EQUAL(purgeable_region_destroy(never), 0);
-}
-
-static int by_address(const void *left, const void *right) {
-  uintptr_t a = (uintptr_t)purgeable_region_bytes(*(purgeable_region_t *const *)left);
-  uintptr_t b = (uintptr_t)purgeable_region_bytes(*(purgeable_region_t *const *)right);
-  return (a > b) - (a < b);
-}
-
-// Unlocked in random order, neighbours still go to the kernel together, at most 2 MiB a call.
-static void neighbours_are_merged(case_report_t *report) {
-  enum { COUNT = 1500 };
-  static purgeable_region_t *regions[COUNT], *sorted[COUNT];
-  uint64_t state = report->seed;
-  for (size_t i = 0; i < COUNT; i++) {
-    REQUIRE(purgeable_region_create(PAGE, NULL, &regions[i]) == 0);
-    fill_pattern(purgeable_region_bytes(regions[i]), PAGE, i);
-  }
-  for (size_t i = COUNT; i > 1; i--) {
-    size_t other = next_random(&state) % i;
-    purgeable_region_t *swapped = regions[other];
-    regions[other] = regions[i - 1];
-    regions[i - 1] = swapped;
-  }
-  // One of them stays locked and one is discarded, so the chain has two holes at least.
-  for (size_t i = 1; i < COUNT; i++) EXPECT_EQUAL(purgeable_region_unlock(regions[i]), 0);
-  EXPECT_EQUAL(purgeable_region_discard(regions[1]), 0);
-  EXPECT_EQUAL(statistics_now().pending_count, COUNT - 1);
-  memcpy(sorted, regions + 2, (COUNT - 2) * sizeof sorted[0]);
-  qsort(sorted, COUNT - 2, sizeof sorted[0], by_address);
-  uint64_t expected = 0;
-  const char *end = NULL;
-  size_t bytes = 0;
-  for (size_t i = 0; i < COUNT - 2; i++) {
-    const char *start = purgeable_region_bytes(sorted[i]);
-    if (start != end || bytes + PAGE > 2u << 20) expected++, bytes = 0;
-    bytes += PAGE;
-    end = start + PAGE;
-  }
-  EXPECT(expected < COUNT / 4);
-  size_t offered = 0;
-  const char *reason;
-  // Asked first: the first time it makes calls of its own.
-  bool discards = kernel_discards(&reason);
-  uint64_t calls = purgeable_testing_call_count(purgeable_testing_call_madvise_free);
-  if (discards) {
-    EXPECT_EQUAL(purgeable_offer_pending(&offered), 0);
-    EXPECT_EQUAL(offered, (COUNT - 2) * PAGE);
-    EXPECT_EQUAL(purgeable_testing_call_count(purgeable_testing_call_madvise_free) - calls, expected);
-    NOTE("%d regions offered in %llu calls", COUNT - 2, (unsigned long long)expected);
-  }
-  EXPECT_EQUAL(purgeable_region_offered_bytes(regions[0]), 0);
-  for (size_t i = 0; i < COUNT; i++) EXPECT_EQUAL(purgeable_region_destroy(regions[i]), 0);
-}
-
-static void large_regions_in_pieces(case_report_t *report) {
-  const size_t length = 17u << 20;
-  purgeable_region_t *region = filled_region(length, NULL, 1);
-  REQUIRE(region != NULL);
-  uint64_t calls = purgeable_testing_call_count(purgeable_testing_call_madvise_free);
-  size_t offered = 0;
-  if (purgeable_offer_pending(&offered) == 0) {
-    EXPECT_EQUAL(offered, length);
-    EXPECT_EQUAL(purgeable_testing_call_count(purgeable_testing_call_madvise_free) - calls, 9);
-  }
-  EXPECT_EQUAL(purgeable_region_lock(region), purgeable_outcome_intact);
-  EXPECT(check_pattern(purgeable_region_bytes(region), length, 1));
-  EXPECT_EQUAL(purgeable_region_destroy(region), 0);
 }
 
 // MARK: Numbers
@@ -393,29 +271,32 @@ static void statistics_follow(case_report_t *report) {
   purgeable_region_t *region = NULL;
   REQUIRE(purgeable_region_create(2 * page + 1, &at_once, &region) == 0);
   EXPECT_EQUAL(SINCE(region_count), 1);
-  EXPECT_EQUAL(SINCE(region_bytes), 3 * page);
-  EXPECT_EQUAL(SINCE(locked_bytes), 3 * page);
+  EXPECT_EQUAL(SINCE(memory.held_bytes), 3 * page);
+  EXPECT_EQUAL(SINCE(memory.locked_bytes), 3 * page);
   fill_pattern(purgeable_region_bytes(region), 2 * page + 1, 1);
   EXPECT_EQUAL(purgeable_region_lock(region), purgeable_outcome_intact);
-  EXPECT_EQUAL(SINCE(locked_bytes), 3 * page);
+  EXPECT_EQUAL(SINCE(memory.locked_bytes), 3 * page);
   EXPECT_EQUAL(purgeable_region_unlock(region), 0);
   EXPECT_EQUAL(purgeable_region_unlock(region), 0);
-  EXPECT_EQUAL(SINCE(locked_bytes), 0);
-  EXPECT_EQUAL(SINCE(offered_bytes), purgeable_region_offered_bytes(region));
+  EXPECT_EQUAL(SINCE(memory.locked_bytes), 0);
+  EXPECT_EQUAL(SINCE(memory.offered_bytes), purgeable_region_offered_bytes(region));
   EXPECT_EQUAL(purgeable_region_lock(region), purgeable_outcome_intact);
-  EXPECT_EQUAL(SINCE(offered_bytes), 0);
+  EXPECT_EQUAL(SINCE(memory.offered_bytes), 0);
   EXPECT_EQUAL(purgeable_region_unlock(region), 0);
   EXPECT_EQUAL(purgeable_region_discard(region), 0);
-  EXPECT_EQUAL(SINCE(offered_bytes), 0);
-  EXPECT_EQUAL(SINCE(discarded_bytes), 3 * page);
+  EXPECT_EQUAL(SINCE(memory.offered_bytes), 0);
+  EXPECT_EQUAL(SINCE(memory.discarded_bytes), 3 * page);
+  EXPECT_EQUAL(SINCE(memory.payload_bytes), 0);
+  EXPECT_EQUAL(SINCE(memory.given_back_bytes), 3 * page);
   EXPECT_EQUAL(SINCE(own_discard_count), 1);
   EXPECT_EQUAL(purgeable_region_refill(region), 0);
-  EXPECT_EQUAL(SINCE(discarded_bytes), 0);
-  EXPECT_EQUAL(SINCE(locked_bytes), 3 * page);
+  EXPECT_EQUAL(SINCE(memory.discarded_bytes), 0);
+  EXPECT_EQUAL(SINCE(memory.payload_bytes), 3 * page);
+  EXPECT_EQUAL(SINCE(memory.locked_bytes), 3 * page);
   EXPECT_EQUAL(purgeable_region_destroy(region), 0);
   EXPECT_EQUAL(SINCE(region_count), 0);
-  EXPECT_EQUAL(SINCE(region_bytes), 0);
-  EXPECT_EQUAL(SINCE(locked_bytes), 0);
+  EXPECT_EQUAL(SINCE(memory.held_bytes), 0);
+  EXPECT_EQUAL(SINCE(memory.locked_bytes), 0);
   EXPECT_EQUAL(SINCE(kernel_discard_count), 0);
 #undef SINCE
 }
@@ -426,16 +307,16 @@ static void resident_bytes(case_report_t *report) {
   size_t resident = 1;
   purgeable_region_t *region = NULL;
   REQUIRE(purgeable_region_create(page_count * page, &not_at_all, &region) == 0);
-  EXPECT_EQUAL(purgeable_region_resident(region, &resident), 0);
+  EXPECT_EQUAL(purgeable_region_resident_bytes(region, &resident), 0);
   EXPECT_EQUAL(resident, 0);
   char *bytes = purgeable_region_bytes(region);
   bytes[0] = 1;
   bytes[1030 * page] = 1;
   bytes[page_count * page - 1] = 1;
-  EXPECT_EQUAL(purgeable_region_resident(region, &resident), 0);
+  EXPECT_EQUAL(purgeable_region_resident_bytes(region, &resident), 0);
   EXPECT_EQUAL(resident, 3 * page);
   fill_pattern(bytes, page_count * page, 1);
-  EXPECT_EQUAL(purgeable_region_resident(region, &resident), 0);
+  EXPECT_EQUAL(purgeable_region_resident_bytes(region, &resident), 0);
   EXPECT_EQUAL(resident, page_count * page);
   EXPECT_EQUAL(purgeable_region_destroy(region), 0);
 }
@@ -477,6 +358,7 @@ const test_case_t region_cases[] = {
     {"probe: classes by faults", probe_classes_by_faults},
     {"probe: classes by a kernel that behaves so", probe_classes_by_kernel},
     {"probe: answers to calls, by faults", probe_calls_by_faults},
+    {"probe: kernels that say yes and do otherwise", probe_tries},
     {"probe: answers to calls, by a filter", probe_calls_by_filter},
     {NULL, NULL},
 };

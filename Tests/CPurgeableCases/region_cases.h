@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The cases of regions, by file, and what they share. The table is in region_cases.c.
+// The cases of regions, by file, and their shared helpers. The table is in region_cases.c.
 #ifndef REGION_CASES_H
 #define REGION_CASES_H
 
@@ -23,22 +23,16 @@ static inline purgeable_region_statistics_t statistics_now(void) {
   return statistics;
 }
 
-// Runs `body` (an expression that answers whether all is well) in a forked child; true when it did and the child ended well.
-int wait_for_child(int child);
+static inline bool same_statistics(const purgeable_region_statistics_t *left, const purgeable_region_statistics_t *right) {
+  return memcmp(left, right, sizeof *left) == 0;
+}
+
+// Runs `body` (an expression that is true when all is well) in a forked child; true when it was and the child ended well.
 #define IN_CHILD(body)                     \
   do {                                     \
     int child_ = fork();                   \
     if (child_ == 0) _exit((body) ? 0 : 1); \
     EXPECT_EQUAL(wait_for_child(child_), 0); \
-  } while (0)
-
-// For children, which cannot report: says where, and the child ends with 1.
-#define CHECK(condition)                                                     \
-  do {                                                                       \
-    if (!(condition)) {                                                      \
-      fprintf(stderr, "child: %s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      return false;                                                          \
-    }                                                                        \
   } while (0)
 
 static inline void no_faults(void) { purgeable_testing_fail(0, 0, 0, false); }
@@ -67,9 +61,26 @@ void probe_answers(case_report_t *report);
 void probe_classes_by_faults(case_report_t *report);
 void probe_classes_by_kernel(case_report_t *report);
 void probe_calls_by_faults(case_report_t *report);
+void probe_tries(case_report_t *report);
 void probe_calls_by_filter(case_report_t *report);
 void mlocked_bytes(case_report_t *report);
 void mlocked_process(case_report_t *report);
+
+// region_races.c
+void locks_inside_offers(case_report_t *report);
+void locks_that_do_not_wait(case_report_t *report);
+void locks_beside_discards(case_report_t *report);
+void destroyed_beside_offers(case_report_t *report);
+
+// region_signals.c
+void handlers_interrupt(case_report_t *report);
+
+// region_offers.c
+void offering_modes(case_report_t *report);
+void neighbours_are_merged(case_report_t *report);
+void large_regions_in_pieces(case_report_t *report);
+
+// region_forks.c
 void fork_in_every_state(case_report_t *report);
 void fork_beside_offers(case_report_t *report);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Regions, second part: content that the real kernel takes, in whole and page by page, and what every call says then.
+// Regions, second part: content that the real kernel takes, in whole and page by page, and the results of every call then.
 
 #include "region_cases.h"
 
@@ -7,7 +7,8 @@ enum { PAGES = 9 };
 
 // MARK: The compiler trap
 
-// A rescue that is optimised into a load leaves the offer standing. Only the kernel can tell: it must not take what is locked.
+// A rescue that the compiler turns into a load leaves the offer standing. Only the real kernel shows that: it must not take
+// locked pages.
 void lock_cancels_offer(case_report_t *report) {
   NEED_EXACT_DISCARDS();
   const size_t length = 64 * PAGE;
@@ -22,7 +23,7 @@ void lock_cancels_offer(case_report_t *report) {
     EXPECT_EQUAL(kernel_discard(purgeable_region_bytes(region), length), 0);
     EXPECT(check_pattern(purgeable_region_bytes(region), length, 40 + (uint64_t)way));
     EXPECT_EQUAL(purgeable_region_unlock(region), 0);
-    // And the unlock offers again: now the kernel takes it.
+    // The unlock offers again, and now the kernel takes the pages.
     EXPECT(kernel_discard(purgeable_region_bytes(region), length) > 0);
     EXPECT_EQUAL(purgeable_region_lock(region), purgeable_outcome_discarded);
     EXPECT_EQUAL(purgeable_region_destroy(region), 0);
@@ -64,7 +65,7 @@ static bool says_lost(purgeable_region_t *region, question_t question) {
     case by_writing_lock: return purgeable_region_lock_for_writing(region) == purgeable_outcome_discarded;
     case by_try_lock: return purgeable_region_try_lock(region) == purgeable_outcome_discarded;
     case by_read:
-      return purgeable_region_read(region, 0, purgeable_region_length(region), buffer) == purgeable_outcome_discarded;
+      return purgeable_region_read(region, 0, purgeable_region_length_bytes(region), buffer) == purgeable_outcome_discarded;
     case by_empty_read: return purgeable_region_read(region, 1, 0, NULL) == purgeable_outcome_discarded;
     case by_looking: return purgeable_region_is_discarded(region);
     case questions: break;
@@ -83,7 +84,7 @@ void one_page_lost(case_report_t *report) {
       discard_exactly((char *)purgeable_region_bytes(region) + page * PAGE, 1);
       EXPECT(says_lost(region, question));
       EXPECT_EQUAL(statistics_now().kernel_discard_count, found + 1);
-      // Sticky, whoever asks, and found once.
+      // Every call says so from now on, and the loss is counted once.
       for (question_t again = by_lock; again < questions; again++) EXPECT(says_lost(region, again));
       EXPECT_EQUAL(statistics_now().kernel_discard_count, found + 1);
       EXPECT_EQUAL(purgeable_region_lock_count(region), 0);
@@ -110,7 +111,7 @@ void touched_before_asked(case_report_t *report) {
     int sum = 0;
     for (size_t page = 0; page < PAGES; page++) sum += bytes[page * PAGE + 17];
     size_t resident = 0;
-    EXPECT_EQUAL(purgeable_region_resident(region, &resident), 0);
+    EXPECT_EQUAL(purgeable_region_resident_bytes(region, &resident), 0);
     EXPECT_EQUAL(resident, PAGES * PAGE);
     EXPECT(says_lost(region, question));
     EXPECT(sum >= 0 || sum < 0);
@@ -136,7 +137,7 @@ void zeros_cannot_be_lost(case_report_t *report) {
     EXPECT_EQUAL(purgeable_region_lock(region), purgeable_outcome_intact);
     EXPECT_EQUAL(purgeable_region_unlock(region), 0);
   }
-  // One page of nine with content: the others may go without harm, this one not.
+  // One page of nine has content: the others may go without harm, this one may not.
   EXPECT_EQUAL(purgeable_region_lock_for_writing(region), purgeable_outcome_intact);
   char *bytes = purgeable_region_bytes(region);
   fill_pattern(bytes + 4 * PAGE, PAGE, 1);
@@ -163,7 +164,7 @@ void zeros_then_written(case_report_t *report) {
     memset(bytes + page * PAGE, 0, PAGE);
     EXPECT_EQUAL(purgeable_region_unlock(region), 0);
     size_t resident = 0;
-    EXPECT_EQUAL(purgeable_region_resident(region, &resident), 0);
+    EXPECT_EQUAL(purgeable_region_resident_bytes(region, &resident), 0);
     const char *reason;
     if (kernel_discards(&reason)) EXPECT_EQUAL(resident, length - PAGE);
     (void)kernel_discard(bytes + page * PAGE, PAGE);
@@ -218,7 +219,7 @@ void read_outcomes(case_report_t *report) {
     size_t count = next_random(&state) % (length - offset + 1);
     memset(buffer, 0, sizeof buffer);
     EXPECT_EQUAL(purgeable_region_read(region, offset, count, buffer), purgeable_outcome_intact);
-    // Patterns have no zero byte: what is not copied stays 0, and nothing is copied behind the end.
+    // Patterns have no zero byte: bytes that are not copied stay 0, and nothing is copied behind the end.
     REQUIRE(memcmp(buffer, bytes + offset, count) == 0 && buffer[count] == 0);
   }
   EXPECT_EQUAL(purgeable_testing_call_count(purgeable_testing_call_any), calls);
@@ -228,7 +229,7 @@ void read_outcomes(case_report_t *report) {
   // The reads left the offer standing.
   const char *reason;
   if (kernel_discards(&reason)) EXPECT_EQUAL(purgeable_region_offered_bytes(region), PAGES * PAGE);
-  // A holder for reading does not disturb, one for writing does, until the last unlock.
+  // A lock for reading does not disturb reads; one for writing does, until the last unlock.
   EXPECT_EQUAL(purgeable_region_lock(region), purgeable_outcome_intact);
   EXPECT_EQUAL(purgeable_region_read(region, 5, 500, buffer), purgeable_outcome_intact);
   EXPECT_EQUAL(purgeable_region_lock_for_writing(region), purgeable_outcome_intact);
@@ -275,7 +276,7 @@ void loss_gives_back(case_report_t *report) {
   discard_exactly((char *)purgeable_region_bytes(region) + (PAGES - 1) * PAGE, 1);
   EXPECT_EQUAL(purgeable_region_lock(region), purgeable_outcome_discarded);
   size_t resident = 1;
-  EXPECT_EQUAL(purgeable_region_resident(region, &resident), 0);
+  EXPECT_EQUAL(purgeable_region_resident_bytes(region, &resident), 0);
   EXPECT_EQUAL(resident, 0);
   EXPECT_EQUAL(purgeable_region_destroy(region), 0);
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The probe: what it says about this kernel, about one whose calls fail, and about kernels of each other kind, which a child
-// makes of this one with a seccomp filter.
+// The probe: its results for this kernel, for one whose calls fail, and for kernels of each other kind, which a child simulates
+// with a seccomp filter.
 
 #include "region_cases.h"
 
-#include <linux/seccomp.h>
 #include <signal.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <ucontext.h>
 
 void probe_answers(case_report_t *report) {
@@ -22,10 +22,11 @@ void probe_answers(case_report_t *report) {
   EXPECT_EQUAL(first.confirmed_by_pageout, second.confirmed_by_pageout);
   EXPECT_EQUAL(first.page_size_bytes, sysconf(_SC_PAGESIZE));
   EXPECT_EQUAL(purgeable_page_size_bytes(), first.page_size_bytes);
-  NOTE("%s, confirmed %d, wiped on fork %d, rseq %d", purgeable_kernel_class_name(first.kernel_class),
-       first.confirmed_by_pageout, first.wipe_on_fork, first.rseq);
-  const char *names[] = {"works", "immediate", "no-op", "unsupported", "mlocked"};
-  for (int i = 0; i < 5; i++) EXPECT_EQUAL(strcmp(purgeable_kernel_class_name((purgeable_kernel_class_t)i), names[i]), 0);
+  NOTE("%s, confirmed %d, wiped on fork %d (tried: %d), rseq %d, huge pages %d",
+       purgeable_kernel_class_name(first.kernel_class), first.confirmed_by_pageout, first.wipe_on_fork, first.wipe_is_confirmed,
+       first.rseq, first.huge_pages);
+  const char *names[] = {"works", "immediate", "no-op", "unsupported", "mlocked", "partial"};
+  for (int i = 0; i < 6; i++) EXPECT_EQUAL(strcmp(purgeable_kernel_class_name((purgeable_kernel_class_t)i), names[i]), 0);
 }
 
 void probe_classes_by_faults(case_report_t *report) {
@@ -38,12 +39,12 @@ void probe_classes_by_faults(case_report_t *report) {
   EXPECT(purgeable_testing_has_failed());                      \
   no_faults()
   PROBE_WITH(purgeable_testing_call_mmap, 1, ENFILE, false, ENFILE);
-  // Nothing was kept.
+  // No result was kept.
   EXPECT_EQUAL(purgeable_probe(&probe), 0);
   EXPECT_EQUAL(probe.kernel_class, purgeable_kernel_class_works);
   PROBE_WITH(purgeable_testing_call_madvise_free, 1, EINVAL, true, 0);
   EXPECT_EQUAL(probe.kernel_class, purgeable_kernel_class_unsupported);
-  // It is kept.
+  // The result is kept.
   EXPECT_EQUAL(purgeable_probe(&probe), 0);
   EXPECT_EQUAL(probe.kernel_class, purgeable_kernel_class_unsupported);
   PROBE_WITH(purgeable_testing_call_madvise_free, 1, EPERM, false, 0);
@@ -93,7 +94,7 @@ static void drop_at_once(int number, siginfo_t *information, void *context) {
 static bool use_of_immediate(void) {
   struct sigaction action = {.sa_sigaction = drop_at_once, .sa_flags = SA_SIGINFO};
   CHECK(sigaction(SIGSYS, &action, NULL) == 0);
-  if (!kernel_answers(SYS_madvise, 8, SECCOMP_RET_TRAP)) _exit(77);
+  if (!kernel_answers(SYS_madvise, 8, ANSWER_TRAP)) _exit(77);
   CHECK(probe_is(purgeable_kernel_class_immediate));
   purgeable_region_t *region = filled_region(3 * PAGE, &at_once, 1);
   CHECK(region != NULL && purgeable_region_lock(region) == purgeable_outcome_discarded);
@@ -102,7 +103,7 @@ static bool use_of_immediate(void) {
 #endif
 
 static bool use_of_unsupported(void) {
-  if (!kernel_answers(SYS_madvise, 8, SECCOMP_RET_ERRNO | EINVAL)) _exit(77);
+  if (!kernel_answers(SYS_madvise, 8, ANSWER_ERRNO | EINVAL)) _exit(77);
   CHECK(probe_is(purgeable_kernel_class_unsupported));
   purgeable_region_t *region = filled_region(3 * PAGE, &at_once, 1);
   CHECK(region != NULL && purgeable_region_lock(region) == purgeable_outcome_intact);
@@ -113,12 +114,12 @@ static bool use_of_unsupported(void) {
 }
 
 static bool use_of_no_op(void) {
-  if (!kernel_answers(SYS_madvise, 21, SECCOMP_RET_ERRNO)) _exit(77);
+  if (!kernel_answers(SYS_madvise, 21, ANSWER_ERRNO)) _exit(77);
   return probe_is(purgeable_kernel_class_no_op);
 }
 
 static bool use_of_unconfirmed(void) {
-  if (!kernel_answers(SYS_madvise, 21, SECCOMP_RET_ERRNO | EPERM)) _exit(77);
+  if (!kernel_answers(SYS_madvise, 21, ANSWER_ERRNO | EPERM)) _exit(77);
   return probe_is(purgeable_kernel_class_works);
 }
 
@@ -137,6 +138,48 @@ void probe_classes_by_kernel(case_report_t *report) {
     if (status == 77) SKIP("no seccomp filters here");
     EXPECT_EQUAL(status, 0);
   }
+}
+
+// MARK: Kernels that say yes and do otherwise
+
+static bool ignores_wipe(void) {
+  if (!kernel_answers(SYS_madvise, 18, ANSWER_ERRNO)) _exit(77);
+  purgeable_probe_t probe;
+  purgeable_testing_forget_probe();
+  CHECK(purgeable_probe(&probe) == 0);
+  return !probe.wipe_is_confirmed || !probe.wipe_on_fork;
+}
+
+void probe_tries(case_report_t *report) {
+  NEED_DISCARDS();
+  purgeable_probe_t probe;
+  for (int i = 0; i < 5; i++) {
+    purgeable_testing_pretend(purgeable_testing_pretence_half_offers);
+    purgeable_testing_forget_probe();
+    EXPECT_EQUAL(purgeable_probe(&probe), 0);
+    EXPECT_EQUAL(probe.kernel_class, purgeable_kernel_class_partial);
+    EXPECT(!probe.confirmed_by_pageout);
+    purgeable_testing_pretend(purgeable_testing_pretence_no_wipe);
+    purgeable_testing_forget_probe();
+    EXPECT_EQUAL(purgeable_probe(&probe), 0);
+    EXPECT_EQUAL(probe.kernel_class, purgeable_kernel_class_works);
+    // A large process is not forked for a probe: then only the kernel's answer counts.
+    EXPECT(!probe.wipe_on_fork || !probe.wipe_is_confirmed);
+    if (!probe.wipe_is_confirmed) NOTE("too large to be forked");
+    purgeable_testing_pretend(0);
+    purgeable_testing_forget_probe();
+    EXPECT_EQUAL(purgeable_probe(&probe), 0);
+    EXPECT_EQUAL(probe.kernel_class, purgeable_kernel_class_works);
+    EXPECT(probe.confirmed_by_pageout && !probe.huge_pages);
+  }
+  // No child of ours is left; a sanitizer may have one of its own.
+  errno = 0;
+  EXPECT(HAS_SANITIZER || (waitpid(-1, NULL, __WALL | WNOHANG) == -1 && errno == ECHILD));
+  int child = fork();
+  if (child == 0) _exit(ignores_wipe() ? 0 : 1);
+  int status = wait_for_child(child);
+  if (status == 77) SKIP("no seccomp filters here");
+  EXPECT_EQUAL(status, 0);
 }
 
 // MARK: How each call is answered
@@ -170,7 +213,7 @@ void probe_calls_by_faults(case_report_t *report) {
       EXPECT(other == i || *calls[other].answer != EPERM);
     }
   }
-  // Without its page it fills in nothing.
+  // Without its page the function fills in nothing.
   memset(&answers, 0x55, sizeof answers);
   purgeable_testing_fail(purgeable_testing_call_mmap, 1, ENFILE, false);
   EXPECT_EQUAL(purgeable_probe_calls(&answers), ENFILE);

@@ -1,286 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Regions under fire: locks against running offers, reads against discards and refills, everything at random, signal handlers.
+// Regions under fire: reads against discards and refills, and everything at random. The table of the storms is here.
 //
-// Content is words: word i of number n is n * STRIDE + i + 1, so one look tells whether all of it is of one number. Threads count
-// what they saw in atomics; the case reports after they have ended.
+// Threads count what they saw in atomics; the case reports after they have ended.
 
-#include "region_cases.h"
+#include "region_words.h"
 
 #include <sched.h>
-#include <signal.h>
-#include <sys/time.h>
 #include <time.h>
-
-#define STRIDE ((uint64_t)1 << 32)
-#ifndef MADV_PAGEOUT
-#define MADV_PAGEOUT 21
-#endif
-
-static size_t words_in(size_t bytes) { return bytes / sizeof(uint64_t); }
-
-static void write_number(void *bytes, size_t length, uint64_t number) {
-  uint64_t *words = bytes;
-  for (size_t i = 0; i < words_in(length); i++) words[i] = number * STRIDE + i + 1;
-}
-
-// Whether the words from the `first`-th on are of `number`.
-static bool is_number(const void *bytes, size_t first, size_t count, uint64_t number) {
-  const uint64_t *words = bytes;
-  uint64_t wrong = 0;
-  for (size_t i = 0; i < count; i++) wrong |= words[i] ^ (number * STRIDE + first + i + 1);
-  return wrong == 0;
-}
-
-static uint64_t now_ms(void) {
-  struct timespec now;
-  (void)clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
-static void page_out(void *bytes, size_t length) { (void)madvise(bytes, length, MADV_PAGEOUT); }
-
-// MARK: Locks that began inside an offer
-
-enum { OFFERED_PAGES = 64 };
-
-static struct {
-  purgeable_region_t *region;
-  size_t length;
-  uint64_t target;
-  _Atomic bool stop;
-  uint64_t waited, lost, refused;
-} duel;
-
-// The two have to be on two CPUs, or a lock meets a madvise only when that is preempted; waking pulls them together otherwise.
-static void stay_on_cpu(int which) {
-  cpu_set_t allowed, one;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
-  CPU_ZERO(&one);
-  for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-    if (!CPU_ISSET(cpu, &allowed) || which-- != 0) continue;
-    CPU_SET(cpu, &one);
-    (void)pthread_setaffinity_np(pthread_self(), sizeof one, &one);
-    return;
-  }
-}
-
-static void *offers(void *context) {
-  (void)context;
-  while (!atomic_load_explicit(&duel.stop, memory_order_relaxed)) {
-    if (purgeable_region_offer(duel.region) == EBUSY) sched_yield();
-  }
-  return NULL;
-}
-
-// Locks the moment it sees the region offered, which is when the madvise begins. What it locked it has the kernel try to take.
-static void *locks(void *context) {
-  (void)context;
-  uint64_t number = 1;
-  uint64_t give_up = now_ms() + 5000 + 2 * duel.target;
-  // Without hooks nobody counts, and every lock is examined.
-  bool counts = purgeable_testing_has_hooks();
-  while (duel.waited < duel.target && now_ms() < give_up) {
-    for (int spin = 0; spin < 20000 && purgeable_region_offered_bytes(duel.region) == 0; spin++) {
-      if (spin % 1000 == 999) sched_yield();
-    }
-    uint64_t before = purgeable_testing_waited_lock_count();
-    purgeable_outcome_t outcome = purgeable_region_lock(duel.region);
-    bool waited = !counts || purgeable_testing_waited_lock_count() != before;
-    duel.waited += waited;
-    if (outcome == purgeable_outcome_intact && waited) {
-      page_out(purgeable_region_bytes(duel.region), duel.length);
-      page_out(purgeable_region_bytes(duel.region), duel.length);
-      if (!is_number(purgeable_region_bytes(duel.region), 0, words_in(duel.length), number)) {
-        duel.lost++;
-        outcome = purgeable_outcome_discarded;
-      }
-    }
-    if (purgeable_region_lock_count(duel.region) != 0) (void)purgeable_region_unlock(duel.region);
-    if (outcome == purgeable_outcome_intact) continue;
-    // Nobody pages out what is not locked here, but under real pressure the kernel may.
-    duel.refused++;
-    while (purgeable_region_refill(duel.region) == EBUSY) sched_yield();
-    write_number(purgeable_region_bytes(duel.region), duel.length, ++number);
-    (void)purgeable_region_unlock(duel.region);
-  }
-  atomic_store(&duel.stop, true);
-  return NULL;
-}
-
-static void *either(void *context) {
-  int role = *(int *)context;
-  stay_on_cpu(role);
-  return role == 0 ? offers(NULL) : locks(NULL);
-}
-
-static bool run_duel(uint64_t target) {
-  memset(&duel, 0, sizeof duel);
-  duel.length = OFFERED_PAGES * PAGE;
-  duel.target = target;
-  if (purgeable_region_create(duel.length, NULL, &duel.region) != 0) return false;
-  write_number(purgeable_region_bytes(duel.region), duel.length, 1);
-  (void)purgeable_region_unlock(duel.region);
-  int roles[] = {0, 1};
-  run_threads(2, either, roles, sizeof roles[0]);
-  return purgeable_region_destroy(duel.region) == 0;
-}
-
-static void locks_inside_offers(case_report_t *report) {
-  NEED_DISCARDS();
-  uint64_t target = 1500 * report->scale;
-  REQUIRE(run_duel(target));
-  NOTE("%llu of %llu locks %s, %llu lost, %llu discarded otherwise", (unsigned long long)duel.waited,
-       (unsigned long long)target,
-       purgeable_testing_has_hooks() ? "began inside a madvise" : "beside offers", (unsigned long long)duel.lost,
-       (unsigned long long)(duel.refused - duel.lost));
-  // On a machine that is busy with other things the time may run out first.
-  EXPECT(duel.waited > target / 50);
-  EXPECT_EQUAL(duel.lost, 0);
-}
-
-static void locks_that_do_not_wait(case_report_t *report) {
-  NEED_DISCARDS();
-  if (!purgeable_testing_has_hooks()) SKIP("this build cannot switch rules off");
-  purgeable_testing_switch_off(purgeable_testing_rule_wait_for_offer);
-  bool ran = run_duel(500 * report->scale);
-  purgeable_testing_switch_off(0);
-  REQUIRE(ran);
-  NOTE("%llu of %llu locks lost content", (unsigned long long)duel.lost, (unsigned long long)duel.waited);
-  EXPECT(duel.lost > 0);
-}
-
-// MARK: Locks that wait for a discard
-
-static struct {
-  purgeable_region_t *region;
-  uint64_t until_ms;
-  _Atomic uint64_t intact, discarded, refills, wrong;
-} tug;
-
-// Whoever waits for a madvise that ends as a discard has to find its way back, also while others wait to refill.
-static void *pulls(void *context) {
-  const size_t length = 2 * PAGE;
-  while (now_ms() < tug.until_ms) {
-    for (int i = 0; i < 50; i++) {
-      if (*(int *)context < 2) {
-        (void)purgeable_region_discard(tug.region);
-        if (purgeable_region_refill(tug.region) != 0) continue;
-        atomic_fetch_add(&tug.refills, 1);
-        write_number(purgeable_region_bytes(tug.region), length, 1);
-        if (purgeable_region_unlock(tug.region) != 0) atomic_fetch_add(&tug.wrong, 1);
-        continue;
-      }
-      purgeable_outcome_t outcome = purgeable_region_lock(tug.region);
-      atomic_fetch_add(outcome == purgeable_outcome_intact ? &tug.intact : &tug.discarded, 1);
-      if (outcome == purgeable_outcome_intact && purgeable_region_unlock(tug.region) != 0) atomic_fetch_add(&tug.wrong, 1);
-      // Long enough that the count falls to 0 and somebody else has his turn.
-      for (int spin = 0; spin < 400; spin++) atomic_signal_fence(memory_order_seq_cst);
-      if (i % 8 == 0) sched_yield();
-    }
-  }
-  return NULL;
-}
-
-static void locks_beside_discards(case_report_t *report) {
-  memset(&tug, 0, sizeof tug);
-  REQUIRE(purgeable_region_create(2 * PAGE, &at_once, &tug.region) == 0);
-  EXPECT_EQUAL(purgeable_region_unlock(tug.region), 0);
-  tug.until_ms = now_ms() + 700 * report->scale;
-  int roles[] = {0, 1, 2, 3};
-  run_threads(4, pulls, roles, sizeof roles[0]);
-  NOTE("%llu refills, %llu locks intact, %llu discarded", (unsigned long long)tug.refills, (unsigned long long)tug.intact,
-       (unsigned long long)tug.discarded);
-  EXPECT(tug.refills > 0 && tug.intact > 0 && tug.discarded > 0);
-  EXPECT_EQUAL(tug.wrong, 0);
-  EXPECT_EQUAL(purgeable_region_lock_count(tug.region), 0);
-  EXPECT_EQUAL(purgeable_region_destroy(tug.region), 0);
-}
-
-// MARK: Regions destroyed while they are offered
-
-enum { CROWD = 400 };
-
-static struct {
-  uint64_t until_ms, seed, rounds, wrong, caught;
-  _Atomic bool stop;
-} doomed;
-
-static void offer_what_is_queued(void) {
-  purgeable_region_statistics_t statistics;
-  while (!atomic_load(&doomed.stop)) {
-    // Not all the time at the mutex: the other thread has to come to its turn.
-    if (purgeable_region_statistics(&statistics) == 0 && statistics.pending_count != 0) (void)purgeable_offer_pending(NULL);
-  }
-}
-
-// The pages of a destroyed region belong to the next one at once: a madvise that still ran on them would put that on offer.
-static void destroy_one_in_offer(uint64_t number) {
-  const size_t length = 100 * PAGE;
-  purgeable_region_t *queued = NULL, *next = NULL;
-  if (purgeable_region_create(length, NULL, &queued) != 0) return;
-  write_number(purgeable_region_bytes(queued), length, number);
-  (void)purgeable_region_unlock(queued);
-  for (int i = 0; i < 20000 && purgeable_region_offered_bytes(queued) == 0; i++) continue;
-  doomed.caught += purgeable_region_offered_bytes(queued) != 0;
-  (void)purgeable_region_destroy(queued);
-  if (purgeable_region_create(length, NULL, &next) != 0) return;
-  write_number(purgeable_region_bytes(next), length, number + 1);
-  page_out(purgeable_region_bytes(next), length);
-  page_out(purgeable_region_bytes(next), length);
-  doomed.wrong += !is_number(purgeable_region_bytes(next), 0, words_in(length), number + 1);
-  (void)purgeable_region_destroy(next);
-}
-
-// Enough of them that the sort of the queue takes a while, and they leave it meanwhile.
-static void destroy_crowd_in_queue(uint64_t *state) {
-  purgeable_region_t *crowd[CROWD] = {0};
-  size_t count = 0;
-  while (count < CROWD && purgeable_region_create(PAGE, NULL, &crowd[count]) == 0) count++;
-  for (size_t i = count; i > 1; i--) {
-    size_t other = next_random(state) % i;
-    purgeable_region_t *swapped = crowd[other];
-    crowd[other] = crowd[i - 1];
-    crowd[i - 1] = swapped;
-  }
-  for (size_t i = 0; i < count; i++) {
-    *(char *)purgeable_region_bytes(crowd[i]) = 1;
-    (void)purgeable_region_unlock(crowd[i]);
-    if (i % 2 == 1) (void)purgeable_region_destroy(crowd[i]);
-  }
-  for (size_t i = 0; i < count; i += 2) (void)purgeable_region_destroy(crowd[i]);
-}
-
-static void *destroy_or_offer(void *context) {
-  int role = *(int *)context;
-  stay_on_cpu(role);
-  if (role == 0) {
-    offer_what_is_queued();
-    return NULL;
-  }
-  uint64_t state = doomed.seed;
-  for (; now_ms() < doomed.until_ms; doomed.rounds++) {
-    for (uint64_t i = 0; i < 10; i++) destroy_one_in_offer(doomed.rounds + i);
-    destroy_crowd_in_queue(&state);
-  }
-  atomic_store(&doomed.stop, true);
-  return NULL;
-}
-
-static void destroyed_beside_offers(case_report_t *report) {
-  NEED_DISCARDS();
-  purgeable_region_statistics_t before = statistics_now();
-  memset(&doomed, 0, sizeof doomed);
-  doomed.seed = report->seed;
-  doomed.until_ms = now_ms() + 700 * report->scale;
-  int roles[] = {0, 1};
-  run_threads(2, destroy_or_offer, roles, sizeof roles[0]);
-  NOTE("%llu rounds, %llu destroyed in their offer or just after", (unsigned long long)doomed.rounds,
-       (unsigned long long)doomed.caught);
-  EXPECT(doomed.rounds > 0);
-  EXPECT_EQUAL(doomed.wrong, 0);
-  purgeable_region_statistics_t after = statistics_now();
-  EXPECT_EQUAL(memcmp(&before, &after, sizeof before), 0);
-}
 
 // MARK: Reads beside discards and refills
 
@@ -332,7 +58,7 @@ static void *rewrites(uint64_t state) {
 static bool is_one_number(const uint64_t *words, size_t first, size_t count, uint64_t oldest, uint64_t newest) {
   uint64_t number = 0;
   for (size_t i = 0; i < count && number == 0; i++) number = words[i] / STRIDE;
-  // All zeros: inside of a page of zeros, then. No number can be named.
+  // All zeros: the range lies in a page of zeros, and has no number.
   if (number == 0) return count <= words_in(PAGE);
   if (number < oldest || number > newest) return false;
   size_t page_words = words_in(PAGE);
@@ -407,7 +133,8 @@ static void reads_beside_refills(case_report_t *report) {
 
 enum { SHARED = 12, ACTORS = 4, OWN = 6 };
 
-// Holders of a region agree on its content by `users`: readers add 1, a writer takes it from 0 to -1. All of them try and go on.
+// Holders of a region agree on its content by `users`: readers add 1, a writer takes it from 0 to -1. No thread waits: each tries
+// and goes on.
 static struct {
   purgeable_region_t *region;
   size_t length;
@@ -498,12 +225,12 @@ static void read_part(size_t i, uint64_t *state) {
   if (!is_number(words, first, count, words[0] / STRIDE) || words[0] == 0) atomic_fetch_add(&chaos.wrong, 1);
 }
 
-// Regions of this thread alone, so that others meet their pages and their place in the queue only: made, used, destroyed.
+// Regions of this thread alone, which share only pages and places in the queue with those of others: made, used, destroyed.
 static void churn(purgeable_region_t **own, uint64_t *state) {
   size_t i = next_random(state) % OWN;
   if (own[i] != NULL) {
     purgeable_outcome_t outcome = purgeable_region_lock(own[i]);
-    size_t length = purgeable_region_length(own[i]);
+    size_t length = purgeable_region_length_bytes(own[i]);
     if (outcome == purgeable_outcome_intact) {
       if (!is_number(purgeable_region_bytes(own[i]), 0, words_in(length), length)) atomic_fetch_add(&chaos.wrong, 1);
       if (next_random(state) % 4 != 0) (void)purgeable_region_unlock(own[i]);
@@ -580,77 +307,12 @@ static void anything_at_random(case_report_t *report) {
   EXPECT_EQUAL(chaos.wrong, 0);
   purgeable_region_statistics_t after = statistics_now();
   EXPECT_EQUAL(after.region_count, before.region_count);
-  EXPECT_EQUAL(after.region_bytes, before.region_bytes);
-  EXPECT_EQUAL(after.locked_bytes, before.locked_bytes);
-  EXPECT_EQUAL(after.offered_bytes, before.offered_bytes);
-  EXPECT_EQUAL(after.discarded_bytes, before.discarded_bytes);
+  EXPECT_EQUAL(after.memory.held_bytes, before.memory.held_bytes);
+  EXPECT_EQUAL(after.memory.locked_bytes, before.memory.locked_bytes);
+  EXPECT_EQUAL(after.memory.offered_bytes, before.memory.offered_bytes);
+  EXPECT_EQUAL(after.memory.discarded_bytes, before.memory.discarded_bytes);
   EXPECT_EQUAL(after.pending_count, before.pending_count);
   EXPECT_EQUAL(after.unbalanced_unlock_count, before.unbalanced_unlock_count);
-}
-
-// MARK: Signal handlers
-
-static struct {
-  purgeable_region_t *region;
-  _Atomic uint64_t number, owed, handled, intact, wrong, errno_changed;
-} interrupted;
-
-static void on_signal(int signal_number) {
-  (void)signal_number;
-  uint64_t words[700];
-  int kept = errno;
-  errno = 4711;
-  purgeable_outcome_t outcome = purgeable_region_read(interrupted.region, 8, sizeof words, words);
-  if (outcome == purgeable_outcome_intact) {
-    atomic_fetch_add(&interrupted.intact, 1);
-    if (!is_number(words, 1, 700, words[0] / STRIDE) || words[0] == 0) atomic_fetch_add(&interrupted.wrong, 1);
-  }
-  if (purgeable_region_try_lock(interrupted.region) == purgeable_outcome_intact) atomic_fetch_add(&interrupted.owed, 1);
-  if (errno != 4711) atomic_fetch_add(&interrupted.errno_changed, 1);
-  atomic_fetch_add(&interrupted.handled, 1);
-  errno = kept;
-}
-
-static void pay_back(void) {
-  uint64_t owed = atomic_exchange(&interrupted.owed, 0);
-  while (owed-- > 0) {
-    if (purgeable_region_unlock(interrupted.region) != 0) atomic_fetch_add(&interrupted.wrong, 1);
-  }
-}
-
-// The handler interrupts the library anywhere: inside a lock, a rescue, an unlock, an offer, a refill.
-static void handlers_interrupt(case_report_t *report) {
-  const size_t length = 8 * PAGE;
-  memset(&interrupted, 0, sizeof interrupted);
-  REQUIRE(purgeable_region_create(length, &at_once, &interrupted.region) == 0);
-  purgeable_region_t *region = interrupted.region;
-  write_number(purgeable_region_bytes(region), length, 1);
-  EXPECT_EQUAL(purgeable_region_unlock(region), 0);
-  struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old;
-  REQUIRE(sigaction(SIGALRM, &action, &old) == 0);
-  struct itimerval often = {{0, 200}, {0, 200}}, off = {{0, 0}, {0, 0}};
-  REQUIRE(setitimer(ITIMER_REAL, &often, NULL) == 0);
-  uint64_t number = 1;
-  for (uint64_t until = now_ms() + 700 * report->scale; now_ms() < until; pay_back()) {
-    if (number % 4 == 0) page_out(purgeable_region_bytes(region), length);
-    if (purgeable_region_lock_for_writing(region) == purgeable_outcome_intact) {
-      if (!is_number(purgeable_region_bytes(region), 0, words_in(length), number)) atomic_fetch_add(&interrupted.wrong, 1);
-    } else {
-      for (int error; (error = purgeable_region_refill(region)) != 0; pay_back()) REQUIRE(error == EBUSY);
-    }
-    write_number(purgeable_region_bytes(region), length, ++number);
-    (void)purgeable_region_unlock(region);
-  }
-  (void)setitimer(ITIMER_REAL, &off, NULL);
-  (void)sigaction(SIGALRM, &old, NULL);
-  pay_back();
-  NOTE("%llu signals, %llu reads intact, %llu rounds", (unsigned long long)interrupted.handled,
-       (unsigned long long)interrupted.intact, (unsigned long long)number);
-  EXPECT(interrupted.handled > 0);
-  EXPECT_EQUAL(interrupted.wrong, 0);
-  EXPECT_EQUAL(interrupted.errno_changed, 0);
-  EXPECT_EQUAL(purgeable_region_lock_count(region), 0);
-  EXPECT_EQUAL(purgeable_region_destroy(region), 0);
 }
 
 const test_case_t region_storm_cases[] = {

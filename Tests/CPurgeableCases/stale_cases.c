@@ -13,7 +13,7 @@
 //   refill      new content on A under a new fill, read on B (old content)  rule: dontneed_before_refill
 //   append      new element on A, read on B (not there: "discarded")        rule: no_append_after_offer
 //
-// A window counts only when CPU B was asked and still saw the old content. Where none could be forced, a case says so by SKIP.
+// A window counts only when CPU B was asked and still saw the old content. Where none could be forced, the case is skipped.
 
 #include "stale_window.h"
 
@@ -31,10 +31,10 @@ typedef struct sentinel_trial {
   pthread_t reader;
   _Atomic bool wants, stop;
   _Atomic uint64_t steps;
-  // Of one read: how often it was tried, and whether the first try was really disturbed.
+  // For one read: how often it was tried, and whether the first try was really disturbed.
   uint64_t tries;
   bool was_disturbed;
-  // Of all.
+  // For all reads.
   uint64_t reads, disturbed, tried_once, not_intact;
 } sentinel_trial_t;
 
@@ -60,15 +60,15 @@ static bool has_happened(const sentinel_trial_t *trial, uint64_t steps, uint64_t
   return false;
 }
 
-// Between copy and check of the first try: waits, without a system call, until the other thread has done its worst.
+// Between copy and check of the first try: waits, without a system call, until the other thread has disturbed it.
 static void be_disturbed(void *context) {
   sentinel_trial_t *trial = context;
   if (trial->tries++ != 0) return;
   uint64_t steps = atomic_load(&trial->steps), signals = atomic_load(&signals_seen);
   atomic_store(&trial->wants, trial->disturbance != nothing);
-  uint64_t patience_ns = stale_now_ns() + 2000000000;
+  uint64_t patience_ns = now_ns() + 2000000000;
   bool happened = has_happened(trial, steps, signals);
-  while (!happened && stale_now_ns() < patience_ns) happened = has_happened(trial, steps, signals);
+  while (!happened && now_ns() < patience_ns) happened = has_happened(trial, steps, signals);
   atomic_store(&trial->wants, false);
   trial->was_disturbed = happened;
 }
@@ -126,7 +126,7 @@ static void try_sentinel(case_report_t *report, purgeable_region_t *region, cons
   EXPECT_EQUAL(trial->disturbed, expected);
   EXPECT_EQUAL(trial->not_intact, 0);
   if (disturbance == nothing && is_in_force) {
-    // The machine's own interruptions are allowed for.
+    // The expectation allows for the machine's own interruptions.
     EXPECT(trial->tried_once >= expected / 2);
   } else {
     EXPECT_EQUAL(trial->tried_once, is_in_force ? 0 : expected);
@@ -177,7 +177,7 @@ static void force(case_report_t *report, stale_kind_t kind, purgeable_testing_ru
   REQUIRE(purgeable_probe(&probe) == 0);
   if (rule == purgeable_testing_rule_rseq_sentinel && !probe.rseq) SKIP("no restartable sequences here");
 
-  // Off: until it has shown often enough what happens, at most as long as on.
+  // With the rule off: until it has been wrong often enough, for at most as long as with the rule on.
   uint64_t milliseconds = 1500 * report->scale;
   stale_counts_t off, on;
   stale_play_t *play = stale_play_make(kind, &stage);

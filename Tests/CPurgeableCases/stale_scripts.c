@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What happens in a window: reads that are pushed to the other CPU, refills, appends. The windows are opened by stale_window.c.
+// The actions in a window: reads that are pushed to the other CPU, refills, appends. stale_window.c opens the windows.
 //
 //   regions    one page each                     | fill 7 | fill 7 | fill 7 | ...        a target is a region
 //
@@ -74,7 +74,7 @@ static uint64_t fill_of(stale_play_t *play, size_t index) { return atomic_load(&
 static bool fill_region(stale_play_t *play, size_t index, uint64_t fill) {
   purgeable_region_t *region = play->regions[index];
   if (purgeable_region_refill(region) != 0) return false;
-  write_words(purgeable_region_bytes(region), purgeable_region_length(region), fill);
+  write_words(purgeable_region_bytes(region), purgeable_region_length_bytes(region), fill);
   atomic_store(&play->fills[index], fill);
   return purgeable_region_unlock(region) == 0;
 }
@@ -155,7 +155,7 @@ static void look_again(stale_play_t *play) {
   memset(play->is_suspect, 0, sizeof play->is_suspect);
 }
 
-// A new heap each round: what was once appended to, or lost, is of no use for another one.
+// A new heap each round: a slab that was once appended to, or lost, is of no use for another round.
 static bool prepare_slabs(void *context) {
   stale_play_t *play = context;
   bool appends = play->kind == stale_kind_element_append;
@@ -204,7 +204,7 @@ static verdict_t read_element(stale_play_t *play, size_t index, uint64_t *words)
 static void append(void *context, size_t index) {
   stale_play_t *play = context;
   void *bytes;
-  // The fill of the round: what is told apart here is there and not there.
+  // With the fill of the round: the result distinguishes only whether the element is there.
   if (!add(play, (purgeable_stream_t)index, FRESH_BYTES, &play->fresh[index], &bytes)) memset(&play->fresh[index], 0, 16);
 }
 
@@ -212,7 +212,7 @@ static void judge_append(void *context, size_t index, stale_counts_t *counts) {
   stale_play_t *play = context;
   purgeable_outcome_t outcome = purgeable_heap_read(play->heap, play->fresh[index], play->viewer_words, FRESH_BYTES, NULL);
   verdict_t verdict = judge_words(outcome, play->viewer_words, FRESH_BYTES, fill_of(play, index));
-  // Written a moment ago and not on offer since: the kernel cannot have taken it.
+  // The element was written a moment ago and has not been on offer since: the kernel cannot have taken it.
   if (outcome == purgeable_outcome_discarded) {
     verdict = verdict_wrong;
     play->is_suspect[index] = true;
@@ -223,19 +223,19 @@ static void judge_append(void *context, size_t index, stale_counts_t *counts) {
 // MARK: Migration
 
 // Called by every read between copy and check; only the mover's first try is held up until it finds itself on CPU B. It waits
-// without a system call, as a reader that is preempted would: from Linux 6.19 on the kernel leaves the sentinel of a thread alone
-// that came by itself, because nobody makes system calls in a restartable sequence.
+// without a system call, as a reader that is preempted would: from Linux 6.19 on the kernel does not clear the sentinel of a
+// thread that was moved in a system call, because restartable sequences contain none.
 static void pause_of_read(void *context) {
   stale_play_t *play = context;
   if (!is_to_be_moved) return;
   is_to_be_moved = false;
   atomic_store(&play->wants_push, true);
-  uint64_t patience_ns = stale_now_ns() + 20000000;
-  while (sched_getcpu() != play->stage->cpu_b && stale_now_ns() < patience_ns) continue;
+  uint64_t patience_ns = now_ns() + 20000000;
+  while (sched_getcpu() != play->stage->cpu_b && now_ns() < patience_ns) continue;
   atomic_store(&play->wants_push, false);
 }
 
-// On CPU B, by the spinning viewer: the call itself sleeps, and is the pusher's.
+// On CPU B, by the spinning viewer. The call that moves the thread may sleep, so the pusher makes it.
 static void poll_for_push(void *context) {
   stale_play_t *play = context;
   if (!atomic_load_explicit(&play->wants_push, memory_order_relaxed)) return;
@@ -259,7 +259,7 @@ static void *move(void *argument) {
     is_to_be_moved = true;
     bool is_region = play->kind == stale_kind_region_migration;
     play->verdict = (is_region ? read_region : read_element)(play, play->index, play->mover_words);
-    // A page that was gone before the copy began never came to the pause.
+    // A read of a page that was gone before the copy began never came to the pause.
     is_to_be_moved = false;
     stale_pin(pthread_self(), play->stage->cpu_a);
     atomic_fetch_add(&play->done, 1);
@@ -272,9 +272,9 @@ static void have_it_read(void *context, size_t index) {
   play->index = index;
   play->asked++;
   (void)sem_post(&play->mover_go);
-  uint64_t patience_ns = stale_now_ns() + 30000000;
+  uint64_t patience_ns = now_ns() + 30000000;
   while (atomic_load(&play->done) != play->asked) {
-    if (stale_now_ns() > patience_ns) (void)usleep(100);
+    if (now_ns() > patience_ns) (void)usleep(100);
   }
 }
 

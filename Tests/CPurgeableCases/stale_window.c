@@ -40,12 +40,6 @@ typedef struct play {
   _Atomic uint64_t asked, answered;
 } play_t;
 
-uint64_t stale_now_ns(void) {
-  struct timespec now;
-  (void)clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static void sleep_until(uint64_t at_ns) {
   struct timespec at = {.tv_sec = (time_t)(at_ns / 1000000000u), .tv_nsec = (long)(at_ns % 1000000000u)};
   while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL) == EINTR) continue;
@@ -71,17 +65,34 @@ void stale_pin(pthread_t thread, int cpu) {
   (void)pthread_setaffinity_np(thread, sizeof set, &set);
 }
 
+// The start of a thread, which moves itself to its processor: not every C library has an attribute for that.
+typedef struct beginning {
+  int cpu;
+  void *(*body)(void *);
+  void *argument;
+} beginning_t;
+
+static void *begin_there(void *context) {
+  beginning_t beginning = *(beginning_t *)context;
+  free(context);
+  cpu_set_t set = only(beginning.cpu);
+  (void)sched_setaffinity(0, sizeof set, &set);
+  return beginning.body(beginning.argument);
+}
+
 int stale_thread(pthread_t *thread, int cpu, int priority, void *(*body)(void *), void *argument) {
   pthread_attr_t attributes;
-  cpu_set_t set = only(cpu);
   struct sched_param parameter = {.sched_priority = priority};
   int error = pthread_attr_init(&attributes);
   if (error != 0) return error;
-  error = pthread_attr_setaffinity_np(&attributes, sizeof set, &set);
+  beginning_t *beginning = malloc(sizeof *beginning);
+  if (beginning == NULL) error = ENOMEM;
+  if (error == 0) *beginning = (beginning_t){.cpu = cpu, .body = body, .argument = argument};
   if (error == 0) error = pthread_attr_setinheritsched(&attributes, PTHREAD_EXPLICIT_SCHED);
   if (error == 0) error = pthread_attr_setschedpolicy(&attributes, priority == 0 ? SCHED_OTHER : SCHED_FIFO);
   if (error == 0) error = pthread_attr_setschedparam(&attributes, &parameter);
-  if (error == 0) error = pthread_create(thread, &attributes, body, argument);
+  if (error == 0) error = pthread_create(thread, &attributes, begin_there, beginning);
+  if (error != 0) free(beginning);
   (void)pthread_attr_destroy(&attributes);
   return error;
 }
@@ -120,9 +131,9 @@ static bool ask(play_t *play, request_t request, size_t index) {
   play->index = index;
   uint64_t number = atomic_load_explicit(&play->asked, memory_order_relaxed) + 1;
   atomic_store_explicit(&play->asked, number, memory_order_release);
-  uint64_t patience_ns = stale_now_ns() + 20000000;
+  uint64_t patience_ns = now_ns() + 20000000;
   while (atomic_load_explicit(&play->answered, memory_order_acquire) != number) {
-    if (stale_now_ns() > patience_ns) sleep_until(stale_now_ns() + 100000);
+    if (now_ns() > patience_ns) sleep_until(now_ns() + 100000);
   }
   return play->seen;
 }
@@ -164,7 +175,7 @@ static void *view(void *argument) {
 
 // MARK: The holder
 
-// Looks which targets are gone, and acts on those that were taken last as long as CPU B still shows them.
+// Finds out which targets are gone, and acts on those that were taken last, as long as CPU B still shows them.
 static void look_for_window(play_t *play) {
   stale_script_t *script = play->script;
   size_t page = PAGE, index = script->count;
@@ -187,7 +198,7 @@ static void look_for_window(play_t *play) {
     script->act(script->context, index);
     (void)ask(play, request_judge, index);
   }
-  // CPU B may have lost its translations with that. What is still there is seen again before the reclaimer goes on.
+  // CPU B may have lost its translations by that. It reads the targets that are left before the reclaimer goes on.
   (void)ask(play, request_warm, next);
 }
 
@@ -198,11 +209,11 @@ static void *hold(void *argument) {
     if (atomic_load(&play->stop)) return NULL;
     sleep_until(play->wake_ns);
     while (atomic_load(&play->calling)) {
-      uint64_t begin = stale_now_ns();
+      uint64_t begin = now_ns();
       look_for_window(play);
-      uint64_t end = stale_now_ns();
+      uint64_t end = now_ns();
       play->held_ns += end - begin;
-      // The reclaimer's next steps: a few pages.
+      // Lets the reclaimer make its next steps, over a few pages.
       sleep_until(end + 2000 + next_random(&play->seed) % 8000);
     }
     (void)sem_post(&play->holder_parked);
@@ -211,17 +222,17 @@ static void *hold(void *argument) {
 
 // MARK: The reclaimer
 
-// What the reclaimer's call takes when nobody interrupts it; the holder's first look is at a random moment of it.
+// How long the reclaimer's call takes without interruption; the holder's first look is at a random moment of it.
 static uint64_t one_call(play_t *play, uint64_t duration_ns) {
   stale_script_t *script = play->script;
   play->held_ns = 0;
-  uint64_t begin = stale_now_ns();
+  uint64_t begin = now_ns();
   play->wake_ns = begin + 10000 + next_random(&play->seed) % duration_ns;
   atomic_store(&play->calling, true);
   (void)sem_post(&play->holder_go);
-  begin = stale_now_ns();
+  begin = now_ns();
   (void)madvise(script->pages[0], play->span_pages * PAGE, MADV_PAGEOUT);
-  uint64_t took = stale_now_ns() - begin;
+  uint64_t took = now_ns() - begin;
   atomic_store(&play->calling, false);
   wait_for(&play->holder_parked);
   took = took > play->held_ns ? took - play->held_ns : 0;
@@ -238,7 +249,7 @@ static void *reclaim(void *argument) {
   play_t *play = argument;
   stale_script_t *script = play->script;
   uint64_t duration_ns = 200000;
-  while (stale_now_ns() < play->deadline_ns && play->counts->wrong < play->enough) {
+  while (now_ns() < play->deadline_ns && play->counts->wrong < play->enough) {
     if (!script->prepare(script->context)) {
       play->reason = "the content could not be prepared";
       break;
@@ -272,7 +283,7 @@ bool stale_run(const stale_stage_t *stage, stale_script_t *script, uint64_t mill
     return false;
   }
   play->script = script, play->counts = counts, play->seed = seed, play->enough = enough;
-  uint64_t begin_ns = stale_now_ns();
+  uint64_t begin_ns = now_ns();
   play->deadline_ns = begin_ns + milliseconds * 1000000;
   sem_t *semaphores[] = {&play->holder_go, &play->holder_parked, &play->viewer_go};
   for (size_t i = 0; i < 3; i++) (void)sem_init(semaphores[i], 0, 0);
@@ -290,7 +301,7 @@ bool stale_run(const stale_stage_t *stage, stale_script_t *script, uint64_t mill
     (void)sem_post(&play->viewer_go);
   }
   for (size_t i = 0; i < started; i++) pthread_join(threads[i], NULL);
-  counts->took_ns = stale_now_ns() - begin_ns;
+  counts->took_ns = now_ns() - begin_ns;
   for (size_t i = 0; i < 3; i++) (void)sem_destroy(semaphores[i]);
   *reason = play->reason;
   free(play);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Opens, and holds open, the moment in which a discard is visible to one CPU and not yet to another. Drawn in stale_cases.c.
+// Opens, and keeps open, the moment in which a discard is visible to one CPU and not yet to another. Drawn in stale_cases.c.
 #ifndef STALE_WINDOW_H
 #define STALE_WINDOW_H
 
@@ -14,18 +14,18 @@ enum {
 typedef struct stale_counts {
   // Calls of MADV_PAGEOUT; times it was caught with pages gone; pages of which CPU B still showed the old content then.
   uint64_t calls, caught, windows;
-  // What came of the windows.
+  // The results of the windows.
   uint64_t right, wrong, other;
   uint64_t took_ns;
 } stale_counts_t;
 
-// What one case does. The functions run on the threads that are named; `index` is a target. All of them are required but `poll`.
+// The functions of one case. They run on the threads that are named; `index` is a target. All of them are required but `poll`.
 typedef struct stale_script {
   // CPU A: puts old content into every target and has it on offer. False ends the run as failed.
   bool (*prepare)(void *context);
   // CPU B: reads a target without lock, so that this CPU has its translation. True: the old content is (still) seen.
   bool (*see)(void *context, size_t index);
-  // CPU A, above the reclaimer, in the window: what the rule is about.
+  // CPU A, above the reclaimer, in the window: the action that the rule is about.
   void (*act)(void *context, size_t index);
   // CPU B, in the window, after `act`: counts what it finds.
   void (*judge)(void *context, size_t index, stale_counts_t *counts);
@@ -45,7 +45,7 @@ typedef struct stale_stage {
 
 // Finds two CPUs that this process may use.
 bool stale_cpus(stale_stage_t *stage);
-// The same, and tries real-time priority. Otherwise says why not.
+// As `stale_cpus`, and tries real-time priority. Says why not in `*reason`.
 bool stale_stage(stale_stage_t *stage, const char **reason);
 
 // Starts a thread pinned to one CPU; SCHED_FIFO with that priority, or the normal policy for 0. 0 or an errno.
@@ -61,8 +61,6 @@ enum { STALE_RECLAIMER = 1, STALE_VIEWER = 5, STALE_HOLDER = 10, STALE_PUSHER = 
 // threads of its own only, all joined. False: the threads could not be started, or `prepare` failed; `*reason` says which.
 bool stale_run(const stale_stage_t *stage, stale_script_t *script, uint64_t milliseconds, uint64_t enough, uint64_t seed,
                stale_counts_t *counts, const char **reason);
-
-uint64_t stale_now_ns(void);
 
 // MARK: The scripts (stale_scripts.c)
 

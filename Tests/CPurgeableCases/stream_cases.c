@@ -1,59 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Streams and upkeep: order of birth, walking, moving, compaction, offers that are merged, sweeps, trimming; and the
-// rules that a single thread can break.
+// Streams: order of birth, walking, moving, compaction; and the table of these, of upkeep, and of the rules that a single thread
+// can break.
 
-#include "heap_cases.h"
-
-// MARK: Owners
-
-static owner_t make_owner(size_t count) {
-  owner_t owner = {.count = count, .slots = calloc(count, sizeof(uint64_t)), .generations = calloc(count, sizeof(uint64_t))};
-  if (owner.slots == NULL || owner.generations == NULL) abort();
-  return owner;
-}
-
-static void end_owner(owner_t *owner) {
-  free((void *)owner->slots);
-  free((void *)owner->generations);
-}
-
-static bool take_moved(void *context, purgeable_reference_t from, purgeable_reference_t to, uint64_t tag, const void *bytes,
-                       size_t length) {
-  owner_t *owner = context;
-  if (tag >= owner->count || !check_pattern(bytes, length, tag)) abort();
-  if (owner->refuses) return false;
-  uint64_t expected = from.place + 1;
-  if (!atomic_compare_exchange_strong(&owner->slots[tag], &expected, to.place + 1)) return false;
-  atomic_store(&owner->generations[tag], to.generation);
-  atomic_fetch_add(&owner->moves, 1);
-  return true;
-}
-
-static int keep(purgeable_heap_t *heap, owner_t *owner, purgeable_stream_t stream, size_t slot, size_t length) {
-  element_t element;
-  int error = make_in(heap, stream, length, slot, &element);
-  if (error != 0) return error;
-  atomic_store(&owner->generations[slot], element.reference.generation);
-  atomic_store(&owner->slots[slot], element.reference.place + 1);
-  return 0;
-}
-
-static purgeable_reference_t kept(owner_t *owner, size_t slot) {
-  return (purgeable_reference_t){atomic_load(&owner->slots[slot]) - 1, atomic_load(&owner->generations[slot])};
-}
-
-static bool keeps_intact(purgeable_heap_t *heap, owner_t *owner, size_t slot) {
-  size_t length;
-  purgeable_reference_t reference = kept(owner, slot);
-  if (purgeable_heap_length(heap, reference, &length) != purgeable_outcome_intact) return false;
-  return is_intact(heap, &(element_t){.reference = reference, .length = length, .number = slot});
-}
-
-// Frees a slot's element; true when it was the slot's.
-static bool drop(purgeable_heap_t *heap, owner_t *owner, size_t slot) {
-  purgeable_reference_t reference = kept(owner, slot);
-  return atomic_exchange(&owner->slots[slot], 0) != 0 && purgeable_heap_free(heap, reference) == 0;
-}
+#include "heap_owner.h"
 
 // MARK: Streams
 
@@ -64,7 +13,7 @@ static void order_of_birth(case_report_t *report) {
   EXPECT_EQUAL(purgeable_stream_create(heap, &streams[2]), 0);
   enum { COUNT = 600 };
   static element_t elements[COUNT];
-  for (size_t i = 0; i < COUNT; i++) REQUIRE(make_in(heap, streams[i % 3], 300 + i % 9, i, &elements[i]) == 0);
+  for (size_t i = 0; i < COUNT; i++) REQUIRE(make_in(heap, streams[i % 3], PER_PAGE(300 + i % 9), i, &elements[i]) == 0);
   for (size_t s = 0; s < 3; s++) {
     purgeable_slab_t slabs[COUNT], slab;
     size_t count = 0, more = 0, seen = s, walked = 0;
@@ -85,14 +34,14 @@ static void order_of_birth(case_report_t *report) {
       while (purgeable_slab_next_element(heap, slab, &cursor, &reference) == 0) {
         REQUIRE(seen < COUNT);
         EXPECT(reference.place == elements[seen].reference.place && reference.generation == elements[seen].reference.generation);
-        seen += 3, information.living_count--;
+        seen += 3, information.element_count--;
       }
-      EXPECT_EQUAL(information.living_count, 0);
+      EXPECT_EQUAL(information.element_count, 0);
     }
     EXPECT_EQUAL(walked, count);
     EXPECT_EQUAL(seen, COUNT + s);
   }
-  // To the young end of another stream, or of its own.
+  // Moved to the young end of another stream, or of its own.
   purgeable_slab_t oldest, first;
   EXPECT_EQUAL(purgeable_stream_oldest(heap, streams[1], &oldest), 0);
   EXPECT_EQUAL(purgeable_slab_restream(heap, oldest, streams[2]), 0);
@@ -104,7 +53,7 @@ static void order_of_birth(case_report_t *report) {
   purgeable_slab_t open = slab_of(heap, &elements[COUNT - 1]);
   EXPECT_EQUAL(purgeable_slab_restream(heap, open, streams[1]), EBUSY);
   for (size_t i = 0; i < COUNT; i++) EXPECT(is_intact(heap, &elements[i]));
-  // Exhausted.
+  // The streams are exhausted.
   purgeable_stream_t stream = 0;
   for (uint32_t i = 3; i < PURGEABLE_STREAM_COUNT_MAX; i++) EXPECT_EQUAL(purgeable_stream_create(heap, &stream), 0);
   EXPECT_EQUAL(stream, PURGEABLE_STREAM_COUNT_MAX - 1);
@@ -117,6 +66,7 @@ static void order_of_birth(case_report_t *report) {
 // MARK: Moving
 
 static void moves(case_report_t *report) {
+  NEED_OFFERS();
   const size_t lengths[] = {1, 900, 5 * PAGE, 40 * PAGE};
   owner_t owner = make_owner(8);
   MAKE_HEAP(heap, .keeps_tags = true);
@@ -130,7 +80,7 @@ static void moves(case_report_t *report) {
     purgeable_heap_statistics_t before = heap_statistics(heap);
     EXPECT_EQUAL(purgeable_heap_move(heap, from, stream, take_moved, &owner, &to), EBUSY);
     EXPECT(keeps_intact(heap, &owner, i) && to.place == 0);
-    EXPECT_EQUAL(heap_statistics(heap).payload_bytes, before.payload_bytes);
+    EXPECT_EQUAL(heap_statistics(heap).memory.payload_bytes, before.memory.payload_bytes);
     EXPECT_EQUAL(heap_statistics(heap).element_count, before.element_count);
     owner.refuses = false;
     EXPECT_EQUAL(purgeable_heap_move(heap, from, stream, take_moved, &owner, &to), 0);
@@ -139,19 +89,19 @@ static void moves(case_report_t *report) {
     EXPECT_EQUAL(purgeable_heap_tag(heap, to, &tag), 0);
     EXPECT_EQUAL(tag, i);
     EXPECT_EQUAL(purgeable_heap_move(heap, from, stream, take_moved, &owner, NULL), ESTALE);
-    EXPECT_EQUAL(heap_statistics(heap).payload_bytes, before.payload_bytes);
+    EXPECT_EQUAL(heap_statistics(heap).memory.payload_bytes, before.memory.payload_bytes);
     purgeable_slab_t slab;
     purgeable_slab_information_t information;
     EXPECT_EQUAL(purgeable_slab_of(heap, to, &slab), 0);
     EXPECT_EQUAL(purgeable_slab_information(heap, slab, &information), 0);
     EXPECT_EQUAL(information.stream, stream);
-    EXPECT_EQUAL(purgeable_heap_set_limit(heap, 1), 0);
+    EXPECT_EQUAL(purgeable_heap_set_byte_limit(heap, 1), 0);
     EXPECT_EQUAL(purgeable_stream_seal(heap, stream), 0);
     EXPECT_EQUAL(purgeable_heap_move(heap, to, stream, take_moved, &owner, NULL), ENOMEM);
-    EXPECT_EQUAL(purgeable_heap_set_limit(heap, 0), 0);
+    EXPECT_EQUAL(purgeable_heap_set_byte_limit(heap, 0), 0);
     EXPECT(keeps_intact(heap, &owner, i));
   }
-  EXPECT_EQUAL(heap_statistics(heap).moved_count, 4);
+  EXPECT_EQUAL(heap_statistics(heap).moved_element_count, 4);
   // Lost content cannot be moved.
   element_t lost;
   REQUIRE(make_in(heap, 0, 50, 7, &lost) == 0 && offer_all(heap) == 0);
@@ -166,7 +116,7 @@ static void evacuation(case_report_t *report) {
   for (int way = 0; way < 5; way++) {
     owner_t owner = make_owner(COUNT);
     MAKE_HEAP(heap, .slab_bytes = 16 * PAGE, .keeps_tags = true);
-    for (size_t i = 0; i < COUNT; i++) REQUIRE(keep(heap, &owner, 0, i, 700) == 0);
+    for (size_t i = 0; i < COUNT; i++) REQUIRE(keep(heap, &owner, 0, i, PER_PAGE(700)) == 0);
     purgeable_slab_t slab;
     EXPECT_EQUAL(purgeable_stream_oldest(heap, 0, &slab), 0);
     purgeable_reference_t held = kept(&owner, 3);
@@ -194,7 +144,7 @@ static void evacuation(case_report_t *report) {
     }
     EXPECT_EQUAL(lost, way == 3 ? staying : 0);
     if (way == 2) {
-      EXPECT(check_pattern(bytes, 700, 3));
+      EXPECT(check_pattern(bytes, PER_PAGE(700), 3));
       EXPECT(is_stale(heap, held));
       EXPECT_EQUAL(purgeable_heap_unlock(heap, held), 0);
       EXPECT_EQUAL(purgeable_slab_information(heap, slab, &(purgeable_slab_information_t){0}), ESTALE);
@@ -202,7 +152,7 @@ static void evacuation(case_report_t *report) {
     }
     for (size_t i = 0; i < COUNT; i++) EXPECT(drop(heap, &owner, i) || way == 4);
     EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
-    EXPECT_EQUAL(heap_statistics(heap).held_bytes, 0);
+    EXPECT_EQUAL(heap_statistics(heap).memory.held_bytes, 0);
     END_HEAP(heap);
     end_owner(&owner);
   }
@@ -215,20 +165,20 @@ static void compaction_frees_half_slabs(case_report_t *report) {
   owner_t owner = make_owner(COUNT);
   MAKE_HEAP(heap, .slab_bytes = 16 * PAGE, .keeps_tags = true, .moved = take_moved, .context = &owner);
   for (size_t i = 0; i < COUNT; i++) REQUIRE(keep(heap, &owner, 0, i, 100 + i % 800) == 0);
-  uint64_t before = heap_statistics(heap).held_bytes;
+  uint64_t before = heap_statistics(heap).memory.held_bytes;
   for (size_t i = 0; i < COUNT; i++) EXPECT(i % 4 == 0 || drop(heap, &owner, i));
   EXPECT_EQUAL(owner.moves, 0);
   size_t freed = 0;
   EXPECT_EQUAL(purgeable_heap_trim(heap, &freed), 0);
   purgeable_heap_statistics_t now = heap_statistics(heap);
-  EXPECT(owner.moves > 0 && now.held_bytes < before / 2 && freed >= before / 2);
+  EXPECT(owner.moves > 0 && now.memory.held_bytes < before / 2 && freed >= before / 2);
   // A step frees at least half a slab.
-  EXPECT(before - now.held_bytes >= now.given_back_count * 8 * PAGE);
+  EXPECT(before - now.memory.held_bytes >= now.given_back_slab_count * 8 * PAGE);
   for (size_t i = 0; i < COUNT; i += 4) EXPECT(keeps_intact(heap, &owner, i));
   EXPECT_EQUAL(purgeable_heap_trim(heap, &freed), 0);
   EXPECT(freed <= 16 * PAGE);
-  NOTE("%llu KiB held, %llu after trim, %llu moves", (unsigned long long)before / 1024, (unsigned long long)now.held_bytes / 1024,
-       (unsigned long long)owner.moves);
+  NOTE("%llu KiB held, %llu after trim, %llu moves", (unsigned long long)before / 1024,
+       (unsigned long long)now.memory.held_bytes / 1024, (unsigned long long)owner.moves);
   END_HEAP(heap);
   end_owner(&owner);
 }
@@ -236,14 +186,14 @@ static void compaction_frees_half_slabs(case_report_t *report) {
 static void compaction_while_allocating(case_report_t *report) {
   enum { SLOTS = 2000, ROUNDS = 40000 };
   owner_t owner = make_owner(SLOTS);
-  const size_t limit = (size_t)2 << 20;
-  MAKE_HEAP(heap, .limit_bytes = limit, .slab_bytes = 16 * PAGE, .keeps_tags = true, .moved = take_moved, .context = &owner);
+  const size_t limit = 512 * PAGE;
+  MAKE_HEAP(heap, .byte_limit = limit, .slab_bytes = 16 * PAGE, .keeps_tags = true, .moved = take_moved, .context = &owner);
   uint64_t random = report->seed, refused = 0;
-  // About half of the limit lives, and what dies is scattered: without compaction this cannot go on.
+  // About half of the limit lives, and freed elements are scattered: without compaction this cannot go on.
   for (size_t round = 0; round < ROUNDS; round++) {
     size_t slot = next_random(&random) % SLOTS;
     (void)drop(heap, &owner, slot);
-    int error = keep(heap, &owner, 0, slot, 1 + next_random(&random) % 1000);
+    int error = keep(heap, &owner, 0, slot, 1 + next_random(&random) % PER_PAGE(1000));
     refused += error == ENOMEM;
     EXPECT(error == 0 || error == ENOMEM);
     EXPECT(purgeable_heap_held_bytes(heap) <= limit);
@@ -256,7 +206,41 @@ static void compaction_while_allocating(case_report_t *report) {
   end_owner(&owner);
 }
 
-// Payload of a few bytes is less than half of what an element takes: a full slab must not pass for an empty one, for ever.
+// A heap that is full to its limit, or above a lowered one: the copies need a slab before any can be given back.
+static void compaction_at_the_limit(case_report_t *report) {
+  enum { SLOTS = 40000, LENGTH = 200, SLAB_PAGES = 16 };
+  for (int round = 0; round < 6; round++) {
+    bool defers = round % 2 == 1;
+    owner_t owner = make_owner(SLOTS);
+    size_t slab = SLAB_PAGES * PAGE, limit = 64 * slab;
+    MAKE_HEAP(heap, .byte_limit = limit, .slab_bytes = slab, .keeps_tags = true, .moved = take_moved, .context = &owner,
+              .defers_compaction = defers);
+    size_t count = 0;
+    while (count < SLOTS && keep(heap, &owner, 0, count, LENGTH) == 0) count++;
+    EXPECT(count > 1000 && count < SLOTS);
+    size_t held = purgeable_heap_held_bytes(heap);
+    // The limit stays as it is, is lowered to what is held, or is lowered far below.
+    if (round / 2 == 1) limit = held;
+    if (round / 2 == 2) limit = held / 2;
+    if (round / 2 != 0) EXPECT_EQUAL(purgeable_heap_set_byte_limit(heap, limit), 0);
+    for (size_t i = 0; i < count; i++) {
+      if (i % 4 != 0) EXPECT_EQUAL(drop(heap, &owner, i), true);
+    }
+    size_t freed = 0, again = 0;
+    EXPECT_EQUAL(purgeable_heap_trim(heap, &freed), 0);
+    EXPECT(freed > held / 2);
+    EXPECT(owner.moves > 0);
+    for (size_t i = 0; i < count; i += 4) EXPECT(keeps_intact(heap, &owner, i));
+    // There is room again, and the limit holds.
+    for (size_t i = 1; i < count && keep(heap, &owner, 0, i, LENGTH) == 0; i += 4) again++;
+    EXPECT(again > count / 8);
+    EXPECT(purgeable_heap_held_bytes(heap) <= limit + (defers ? 0 : slab));
+    END_HEAP(heap);
+    end_owner(&owner);
+  }
+}
+
+// A payload of a few bytes is less than half of its element: a full slab must not count as sparse, or compaction would never end.
 static void compaction_ends(case_report_t *report) {
   const size_t lengths[] = {1, 9, 17, 33, 600, 2000};
   for (size_t i = 0; i < 6; i++) {
@@ -280,6 +264,7 @@ static void compaction_ends(case_report_t *report) {
 
 // A slab whose owner refuses, or whose elements are lost, does not keep the others from being compacted.
 static void compaction_passes_by(case_report_t *report) {
+  NEED_OFFERS();
   enum { COUNT = 4000 };
   owner_t owner = make_owner(COUNT);
   MAKE_HEAP(heap, .slab_bytes = 4 * PAGE, .keeps_tags = true, .moved = take_moved, .context = &owner);
@@ -291,179 +276,24 @@ static void compaction_passes_by(case_report_t *report) {
   discard_exactly(lost.bytes, 1);
   EXPECT(is_discarded(heap, &lost));
   for (size_t i = 0; i < COUNT; i++) EXPECT(i % 5 == 0 || drop(heap, &owner, i));
-  uint64_t before = heap_statistics(heap).held_bytes;
+  uint64_t before = heap_statistics(heap).memory.held_bytes;
   EXPECT_EQUAL(purgeable_heap_trim(heap, NULL), 0);
-  EXPECT(heap_statistics(heap).held_bytes < before / 2);
+  EXPECT(heap_statistics(heap).memory.held_bytes < before / 2);
   EXPECT(is_discarded(heap, &lost));
   END_HEAP(heap);
   end_owner(&owner);
 }
 
-// MARK: Upkeep
-
-static uint64_t free_calls(void) { return purgeable_testing_call_count(purgeable_testing_call_madvise_free); }
-
-// Holders of one element who overlap keep their slab from ever being idle: what they use is moved after some rounds, so that its
-// neighbours' pages can be offered again. Elements that most of a slab is locked for stay.
-static void hot_elements_move(case_report_t *report) {
-  enum { COUNT = 200, ROUNDS = 8 };
-  owner_t owner = make_owner(COUNT);
-  MAKE_HEAP(heap, .slab_bytes = 16 * PAGE, .keeps_tags = true, .moved = take_moved, .context = &owner);
-  for (size_t i = 0; i < COUNT; i++) REQUIRE(keep(heap, &owner, 0, i, 300) == 0);
-  EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
-  EXPECT_EQUAL(offer_all(heap), 0);
-  const size_t hot[] = {3, 70};
-  for (size_t h = 0; h < 2; h++) {
-    purgeable_reference_t old = kept(&owner, hot[h]);
-    REQUIRE(purgeable_heap_lock(heap, old, NULL, NULL) == purgeable_outcome_intact);
-    // With the second one nine pages are locked.
-    for (size_t i = 0; h == 1 && i < COUNT; i += 13) {
-      REQUIRE(i == hot[1] || purgeable_heap_lock(heap, kept(&owner, i), NULL, NULL) == purgeable_outcome_intact);
-    }
-    purgeable_slab_t slab;
-    purgeable_slab_information_t facts;
-    EXPECT_EQUAL(purgeable_slab_of(heap, old, &slab), 0);
-    for (size_t round = 1; round <= ROUNDS; round++) {
-      EXPECT_EQUAL(kept(&owner, hot[h]).place, old.place);
-      // The next holder comes before the last one goes.
-      REQUIRE(purgeable_heap_lock(heap, kept(&owner, hot[h]), NULL, NULL) == purgeable_outcome_intact);
-      EXPECT_EQUAL(purgeable_heap_unlock(heap, old), 0);
-      EXPECT_EQUAL(purgeable_heap_offer_idle(heap, NULL), 0);
-      if (round == ROUNDS) continue;
-      EXPECT_EQUAL(purgeable_slab_information(heap, slab, &facts), 0);
-      EXPECT_EQUAL(facts.busy_rounds, round);
-    }
-    EXPECT(keeps_intact(heap, &owner, hot[h]));
-    if (h == 1) {
-      EXPECT_EQUAL(kept(&owner, hot[h]).place, old.place);
-      continue;
-    }
-    EXPECT(kept(&owner, hot[h]).place != old.place);
-    EXPECT(is_stale(heap, old));
-    // The holder it was moved under ends with the old reference; then all of that slab goes on offer.
-    EXPECT(!purgeable_heap_is_on_offer(heap, old.place));
-    EXPECT_EQUAL(purgeable_heap_unlock(heap, old), 0);
-    EXPECT_EQUAL(offer_all(heap), 0);
-    EXPECT(purgeable_heap_is_on_offer(heap, old.place));
-    EXPECT_EQUAL(purgeable_slab_information(heap, slab, &facts), 0);
-    EXPECT_EQUAL(facts.busy_rounds, 0);
-    EXPECT(!purgeable_heap_take_busy(heap));
-  }
-  for (size_t i = 0; i < COUNT; i++) EXPECT(keeps_intact(heap, &owner, i));
-  EXPECT(!purgeable_heap_take_busy(NULL));
-  EXPECT(!purgeable_heap_is_on_offer(NULL, 0));
-  EXPECT(!purgeable_heap_is_on_offer(heap, UINT64_MAX));
-  END_HEAP(heap);
-  end_owner(&owner);
-}
-
-static void offers_are_merged(case_report_t *report) {
-  const size_t slab = 16 * PAGE;
-  MAKE_HEAP(heap, .slab_bytes = slab);
-  element_t element = {.bytes = NULL};
-  size_t count = 0;
-  while (purgeable_heap_held_bytes(heap) < 256 * slab) REQUIRE(make(heap, 500, count++, &element) == 0);
-  EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
-  uint64_t calls = free_calls();
-  size_t offered = 0;
-  EXPECT(purgeable_heap_has_pending(heap));
-  EXPECT_EQUAL(purgeable_heap_offer_idle(heap, &offered), 0);
-  EXPECT_EQUAL(offered, heap_statistics(heap).held_bytes);
-  // Neighbours are merged, 64 slabs a call at most.
-  EXPECT_EQUAL(free_calls() - calls, 4);
-  // Once more, because one offer skips pages; then nothing is left to do.
-  EXPECT(purgeable_heap_has_pending(heap));
-  EXPECT_EQUAL(purgeable_heap_offer_idle(heap, &offered), 0);
-  EXPECT_EQUAL(free_calls() - calls, 8);
-  EXPECT_EQUAL(offered, heap_statistics(heap).held_bytes);
-  EXPECT(!purgeable_heap_has_pending(heap));
-  EXPECT_EQUAL(purgeable_heap_offer_idle(heap, &offered), 0);
-  EXPECT_EQUAL(free_calls() - calls, 8);
-  EXPECT_EQUAL(offered, 0);
-  // A lock and its unlock: only what was rescued.
-  EXPECT(locks_intact(heap, &element));
-  EXPECT(purgeable_heap_has_pending(heap));
-  EXPECT_EQUAL(purgeable_heap_offer_idle(heap, &offered), 0);
-  EXPECT_EQUAL(offered, PAGE);
-  NOTE("%zu elements, %.4f calls each", count, 8.0 / (double)count);
-  END_HEAP(heap);
-}
-
-static void open_slabs_offer_full_pages(case_report_t *report) {
-  MAKE_HEAP(heap, .slab_bytes = 64 * PAGE);
-  element_t elements[400];
-  size_t count = 0, offered;
-  char *end_of_offer = NULL;
-  for (int round = 0; round < 8; round++) {
-    for (int i = 0; i < 40; i++, count++) {
-      REQUIRE(make(heap, 300 + 100 * (size_t)(i % 5), count, &elements[count]) == 0);
-      // Nothing is born in a page that has been on offer.
-      EXPECT(elements[count].bytes - PURGEABLE_HEADER_BYTES >= end_of_offer);
-    }
-    EXPECT_EQUAL(purgeable_heap_offer_idle(heap, &offered), 0);
-    char *start = (char *)((uintptr_t)elements[0].bytes & ~(uintptr_t)(PAGE - 1));
-    const element_t *last = &elements[count - 1];
-    end_of_offer = (char *)((uintptr_t)(last->bytes + last->length) & ~(uintptr_t)(PAGE - 1));
-    EXPECT_EQUAL(heap_statistics(heap).offered_bytes, (size_t)(end_of_offer - start));
-    EXPECT(offered > 0 && offered <= (size_t)(end_of_offer - start));
-    // Not while one is being written.
-    purgeable_reference_t reference;
-    void *bytes;
-    REQUIRE(purgeable_heap_allocate(heap, 2 * PAGE, &reference, &bytes) == 0);
-    EXPECT_EQUAL(purgeable_heap_offer_idle(heap, &offered), 0);
-    EXPECT_EQUAL(offered, 0);
-    EXPECT_EQUAL(purgeable_heap_free(heap, reference), 0);
-  }
-  for (size_t i = 0; i < count; i++) EXPECT(is_intact(heap, &elements[i]));
-  END_HEAP(heap);
-}
-
-static void trimming(case_report_t *report) {
-  MAKE_HEAP(heap, .offering = purgeable_offering_deferred);
-  element_t elements[3];
-  const size_t lengths[] = {100, 70000, 900000};
-  for (size_t i = 0; i < 3; i++) REQUIRE(make(heap, lengths[i], i, &elements[i]) == 0);
-  size_t freed = 99;
-  EXPECT_EQUAL(purgeable_heap_trim(heap, &freed), 0);
-  EXPECT_EQUAL(freed, 0);
-  for (size_t i = 0; i < 3; i++) EXPECT(is_intact(heap, &elements[i]));
-  // An open slab stays, also when nothing lives in it.
-  EXPECT_EQUAL(purgeable_heap_free(heap, elements[0].reference), 0);
-  EXPECT_EQUAL(purgeable_heap_trim(heap, &freed), 0);
-  REQUIRE(make(heap, 100, 5, &elements[0]) == 0);
-  for (size_t i = 0; i < 3; i++) EXPECT_EQUAL(purgeable_heap_free(heap, elements[i].reference), 0);
-  EXPECT_EQUAL(heap_statistics(heap).slab_count, 1);
-  EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
-  EXPECT_EQUAL(heap_statistics(heap).slab_count, 0);
-  END_HEAP(heap);
-}
-
-static void sweeps_with_swap(case_report_t *report) {
-  FILE *file = fopen("/proc/swaps", "r");
-  char line[256] = "";
-  bool has_swap = file != NULL && fgets(line, sizeof line, file) != NULL && fgets(line, sizeof line, file) != NULL;
-  if (file != NULL) (void)fclose(file);
-  if (!has_swap) SKIP("no swap on this machine: there \"not resident\" is proof, and the look at the elements is not taken");
-  NEED_DISCARDS();
-  MAKE_HEAP(heap, .slab_bytes = 16 * PAGE);
-  element_t element;
-  REQUIRE(make(heap, 900, 1, &element) == 0 && purgeable_stream_seal(heap, 0) == 0 && offer_all(heap) == 0);
-  size_t lost = 0;
-  EXPECT(kernel_discard(element.bytes, 900) == 1);
-  EXPECT_EQUAL(purgeable_heap_sweep(heap, &lost), 0);
-  EXPECT_EQUAL(lost, PAGE);
-  EXPECT(is_discarded(heap, &element));
-  END_HEAP(heap);
-}
-
 const test_case_t stream_cases[] = {
     {"stream: slabs and elements in order of birth", order_of_birth},
     {"stream: giving back, busy and locked", stream_giving_back},
-    {"stream: giving back in numbers", stream_giving_back_many},
+    {"stream: giving back in bulk", stream_giving_back_many},
+    {"stream: noted ages end with the slab's life", stream_ages},
     {"stream: moving one element", moves},
     {"stream: evacuating a slab", evacuation},
     {"stream: compaction frees at least half a slab a step", compaction_frees_half_slabs},
     {"stream: compaction keeps a heap at its limit going", compaction_while_allocating},
+    {"stream: a heap at its limit, or above a lowered one, compacts", compaction_at_the_limit},
     {"stream: compaction ends", compaction_ends},
     {"stream: compaction passes by what has to stay", compaction_passes_by},
     {"stream: hot elements leave slabs that stay locked", hot_elements_move},

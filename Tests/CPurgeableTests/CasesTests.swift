@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Every case of the core, one by one, in this build's configuration and under its sanitizers. Each in a process of its own: they
-// make system calls fail, switch rules off and set priorities, for the whole process, and a crash is one case's failure.
+// Every case of the core, one by one, in this build's configuration and under its sanitizers. Each runs in a process of its own:
+// cases make system calls fail, switch rules off and set priorities for the whole process, and a crash has to be the failure of
+// one case only.
 
 import CPurgeableCases
-import PurgeableTestSupport
 import Testing
+import ToolSupport
 
 struct CoreCase: Sendable, CustomTestStringConvertible {
   let index: Int
@@ -16,7 +17,7 @@ struct CoreCase: Sendable, CustomTestStringConvertible {
   }
 }
 
-// One at a time: they need the machine's processors and memory for themselves.
+// One at a time: cases need the machine's processors and memory for themselves.
 @Suite("the core, case by case", .serialized)
 struct CoreCases {
   static let skipped: Int32 = 77

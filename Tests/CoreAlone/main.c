@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Runs the core's cases without Swift: `core-tests [PART-OF-A-NAME]`. Ends with its own count.
-// `core-tests --case N` runs one by its number, prints only what it says, and ends with 0, 1 for failed, 77 for skipped.
+// `core-tests --case N` runs one case by its number, prints only the report of that case, and ends with 0 for passed, 1 for
+// failed, 77 for skipped.
 
 #include <stdio.h>
 #include <stdlib.h>

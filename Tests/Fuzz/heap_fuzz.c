@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A libFuzzer target for the slab heap: operations decoded from bytes, beside a model that knows every element's content and page
-// by page what was discarded. Anything the heap says that the model does not is a crash. `heap_fuzz [-max_total_time=60]`.
+// by page what was discarded. A result of the heap that the model does not allow is a crash. `heap_fuzz [-max_total_time=60]`.
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -25,7 +25,7 @@
     }                                                                        \
   } while (0)
 
-// What the model knows of an element. Its bytes are those of `number`, some stretches of them zeros.
+// An element in the model. Its bytes are those of `number`, some stretches of them zeros.
 typedef struct slot {
   enum { slot_empty, slot_written, slot_living } state;
   purgeable_reference_t reference;
@@ -39,7 +39,8 @@ typedef struct slot {
 static slot_t slots[SLOTS];
 static purgeable_heap_t *heap;
 static purgeable_stream_t streams[STREAMS];
-static bool refuses;
+static bool refuses, gives_back_many;
+static size_t alignment_bytes, locked_limit;
 
 typedef struct input {
   const uint8_t *at, *end;
@@ -74,10 +75,10 @@ static void model_discard(unsigned char *page, size_t page_bytes) {
     if (slot->state != slot_living) continue;
     unsigned char *header = slot->bytes - 8;
     size_t pages = 0;
-    // The table's length, as documented: 2 bytes for each further page that is touched, padded to 8.
+    // The table's length, as documented: 2 bytes for each further page that is touched, padded to 8, or to 16.
     for (size_t before = 1; before != pages;) {
       before = pages;
-      header = slot->bytes - 8 - ((2 * pages + 7) & ~(size_t)7);
+      header = slot->bytes - 8 - ((2 * pages + alignment_bytes - 1) & ~(alignment_bytes - 1));
       unsigned char *last = slot->bytes + ((slot->length - 1) | 7);
       pages = ((uintptr_t)last / page_bytes) - ((uintptr_t)header / page_bytes);
     }
@@ -113,6 +114,7 @@ static void look(slot_t *slot, uint32_t how) {
   }
   CHECK(outcome == (slot->lost ? purgeable_outcome_discarded : purgeable_outcome_intact));
   CHECK(slot->lost || (length == slot->length && is_right(slot, buffer)));
+  CHECK(slot->lost || (purgeable_heap_length_bytes(heap, slot->reference, &length) == outcome && length == slot->length));
   CHECK(purgeable_heap_check(heap, slot->reference) == outcome);
   uint64_t tag;
   CHECK(purgeable_heap_tag(heap, slot->reference, &tag) == 0 && tag == (uint64_t)(slot - slots));
@@ -132,11 +134,68 @@ static void look(slot_t *slot, uint32_t how) {
   for (size_t i = 0; matches && i < rest; i++) CHECK(buffer[i] == byte_of(slot->number, prefix + i));
 }
 
+static void lock(slot_t *slot) {
+  const void *bytes;
+  size_t length, locked = 0;
+  for (const slot_t *other = slots; other < slots + SLOTS; other++) locked += other->length * other->locks;
+  purgeable_outcome_t outcome = purgeable_heap_lock(heap, slot->reference, &bytes, &length);
+  if (slot->state != slot_living) {
+    CHECK(outcome == purgeable_outcome_error && errno == ESTALE);
+    return;
+  }
+  bool is_refused = outcome == purgeable_outcome_error && errno == EAGAIN;
+  bool fits = locked_limit == 0 || locked + slot->length <= locked_limit;
+  // An element whose header is lost tells no length.
+  CHECK(!is_refused || !fits);
+  if (is_refused) return;
+  CHECK(outcome == (slot->lost ? purgeable_outcome_discarded : purgeable_outcome_intact));
+  if (slot->lost) return;
+  CHECK(fits && bytes == slot->bytes && length == slot->length && is_right(slot, bytes));
+  slot->locks++;
+}
+
+static void free_slab(purgeable_slab_t slab) {
+  uint32_t freed = 0, count = 0;
+  for (slot_t *slot = slots; slot < slots + SLOTS; slot++) {
+    purgeable_slab_t own;
+    if (slot->state != slot_living) continue;
+    CHECK(purgeable_slab_of(heap, slot->reference, &own) == 0);
+    if (own.index != slab.index || own.generation != slab.generation) continue;
+    slot->state = slot_empty;
+    count++;
+  }
+  CHECK(purgeable_slab_free_elements(heap, slab, &freed) == 0 && freed == count);
+}
+
+// Operations that concern no single element.
+static void arrange(input_t *input) {
+  static const size_t limits[] = {0, 64 << 10, 1 << 20, 4 << 20};
+  purgeable_slab_t slab;
+  uint32_t choice = take(input, 6);
+  size_t limit = limits[take(input, 4)];
+  switch (choice) {
+    case 0: CHECK(purgeable_heap_set_byte_limit(heap, limit) == 0); return;
+    case 1:
+      locked_limit = limit;
+      CHECK(purgeable_heap_set_locked_byte_limit(heap, limit) == 0);
+      return;
+    case 2: purgeable_set_pending_byte_limit(limit); return;
+    case 3: CHECK(purgeable_upkeep(NULL) == 0); return;
+    case 4:
+      if (purgeable_stream_oldest(heap, streams[take(input, STREAMS)], &slab) == 0) free_slab(slab);
+      return;
+    default:
+      gives_back_many = !gives_back_many;
+      (gives_back_many ? purgeable_heap_begin_giving_back : purgeable_heap_end_giving_back)(heap);
+      return;
+  }
+}
+
 static void operate(input_t *input, uint32_t number) {
   slot_t *slot = &slots[take(input, SLOTS)];
   size_t page = purgeable_page_size_bytes();
   purgeable_slab_t slab;
-  switch (take(input, 16)) {
+  switch (take(input, 18)) {
     case 0:
     case 1:
     case 2: {
@@ -149,6 +208,7 @@ static void operate(input_t *input, uint32_t number) {
       CHECK(error == 0 || error == ENOMEM);
       if (error != 0) return;
       *slot = (slot_t){slot_written, slot->reference, bytes, length, number, 0, false};
+      CHECK((uintptr_t)bytes % alignment_bytes == 0);
       for (size_t i = 0; i < length; i++) CHECK(slot->bytes[i] == 0);
       if (take(input, 4) == 0) return;
     }
@@ -168,20 +228,7 @@ static void operate(input_t *input, uint32_t number) {
       look(slot, 0);
       return;
     case 6:
-    case 7: {
-      const void *bytes;
-      size_t length;
-      purgeable_outcome_t outcome = purgeable_heap_lock(heap, slot->reference, &bytes, &length);
-      if (slot->state != slot_living) {
-        CHECK(outcome == purgeable_outcome_error && errno == ESTALE);
-      } else {
-        CHECK(outcome == (slot->lost ? purgeable_outcome_discarded : purgeable_outcome_intact));
-        if (slot->lost) return;
-        CHECK(bytes == slot->bytes && length == slot->length && is_right(slot, bytes));
-        slot->locks++;
-      }
-      return;
-    }
+    case 7: lock(slot); return;
     case 8:
       if (slot->locks == 0) return;
       // Also of an element that was freed meanwhile.
@@ -199,7 +246,7 @@ static void operate(input_t *input, uint32_t number) {
         // Headers and tables lie before the payload; two pages are enough for them here.
         if (other->bytes - 2 * page < start + page && other->bytes + other->length > start) return;
       }
-      // Only what is on offer can go: an open slab's last page is not.
+      // Only pages on offer can go: an open slab's last page is not on offer.
       CHECK(purgeable_slab_of(heap, slot->reference, &slab) == 0);
       purgeable_slab_information_t information;
       CHECK(purgeable_slab_information(heap, slab, &information) == 0);
@@ -212,6 +259,8 @@ static void operate(input_t *input, uint32_t number) {
     case 12: CHECK(purgeable_heap_sweep(heap, NULL) == 0); return;
     case 13: CHECK(purgeable_heap_trim(heap, NULL) == 0); return;
     case 14: CHECK(purgeable_stream_seal(heap, streams[take(input, STREAMS)]) == 0); return;
+    case 16:
+    case 17: arrange(input); return;
     case 15: {
       uint32_t choice = take(input, 4);
       refuses = take(input, 4) == 0;
@@ -240,28 +289,47 @@ static void check_books(void) {
   }
   purgeable_heap_statistics_t now;
   CHECK(purgeable_heap_statistics(heap, &now) == 0);
-  CHECK(now.element_count == living && now.locked_bytes == locked);
-  CHECK(now.payload_bytes <= most && now.payload_bytes >= least);
-  CHECK(now.held_bytes <= purgeable_heap_held_bytes(heap) && now.offered_bytes + now.discarded_bytes <= now.held_bytes);
+  CHECK(now.element_count == living && now.memory.locked_bytes == locked);
+  CHECK(now.memory.payload_bytes <= most && now.memory.payload_bytes >= least);
+  CHECK(now.memory.held_bytes <= purgeable_heap_held_bytes(heap));
+  CHECK(now.memory.offered_bytes + now.memory.discarded_bytes <= now.memory.held_bytes);
+  CHECK(now.memory.offered_bytes + now.memory.discarded_bytes + now.memory.pending_bytes <= now.memory.held_bytes);
+  CHECK(purgeable_heap_charged_bytes(heap) <= purgeable_heap_held_bytes(heap));
+}
+
+static void check_valid(void) {
+  const char *wrong;
+  if (purgeable_testing_heap_is_valid(heap, &wrong)) return;
+  fprintf(stderr, "the heap is not whole: %s\n", wrong);
+  abort();
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   input_t input = {data, data + size};
   size_t page = purgeable_page_size_bytes();
+  size_t slab_bytes = page << take(&input, 5);
   const purgeable_heap_options_t options = {
-      .slab_bytes = page << take(&input, 5),
-      .chunk_bytes = (size_t)1 << (19 + take(&input, 3)),
-      .limit_bytes = take(&input, 2) == 0 ? 0 : (size_t)1 << 20,
+      .slab_bytes = slab_bytes,
+      // Of a few slabs: then large elements lie in mappings of their own.
+      .chunk_bytes = slab_bytes << (2 + take(&input, 7)),
+      .byte_limit = take(&input, 2) == 0 ? 0 : (size_t)1 << 20,
       .offering = (purgeable_offering_t)take(&input, 3),
       .keeps_tags = true,
       .moved = take(&input, 2) == 0 ? NULL : moved,
+      .defers_compaction = take(&input, 2) != 0,
+      .payload_alignment_bytes = take(&input, 2) == 0 ? 8 : 16,
+      .locked_byte_limit = take(&input, 2) == 0 ? 0 : (size_t)1 << 18,
   };
   memset(slots, 0, sizeof slots);
+  alignment_bytes = options.payload_alignment_bytes;
+  locked_limit = options.locked_byte_limit;
+  purgeable_set_pending_byte_limit(PURGEABLE_PENDING_BYTE_LIMIT_DEFAULT);
   CHECK(purgeable_heap_create(&options, &heap) == 0);
   for (int i = 1; i < STREAMS; i++) CHECK(purgeable_stream_create(heap, &streams[i]) == 0);
   for (uint32_t number = 1; input.at < input.end && number < 2000; number++) {
     operate(&input, number);
+    check_valid();
     if (number % 8 == 0) check_books();
   }
   check_books();
@@ -272,9 +340,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (slot->state != slot_empty) CHECK(purgeable_heap_free(heap, slot->reference) == 0);
     slot->state = slot_empty;
   }
+  if (gives_back_many) purgeable_heap_end_giving_back(heap);
+  gives_back_many = false;
   for (int i = 0; i < STREAMS; i++) CHECK(purgeable_stream_seal(heap, streams[i]) == 0);
   CHECK(purgeable_heap_trim(heap, NULL) == 0);
   CHECK(purgeable_heap_held_bytes(heap) == 0);
+  check_valid();
   CHECK(purgeable_heap_destroy(heap) == 0);
   return 0;
 }

@@ -1,27 +1,25 @@
 // SPDX-License-Identifier: MIT
-// The demonstration as it is run: the real tool on real files, its report, its exit statuses, and that it leaves nothing behind.
+// The demonstration as a whole: the real tool on real files, its report, its exit statuses, and that it leaves nothing behind.
 
 import Foundation
 import PurgeableTestSupport
 import Testing
+import ToolSupport
 
 @testable import Purgeable
 @testable import purgeablectl
 
 @Suite("demo", .serialized)
 struct DemoTests {
-  private static func program() throws -> String {
-    let tests = try FileManager.default.destinationOfSymbolicLink(atPath: "/proc/self/exe")
-    return URL(fileURLWithPath: tests).deletingLastPathComponent().appendingPathComponent("purgeablectl").path
-  }
+  private static let program = OwnProgram.beside("purgeablectl")
 
   private static func run(_ words: [String], _ environment: [String] = []) throws -> ChildProcess {
     // Freed memory that the address sanitizer keeps would count against the limit.
     let sanitizer = "ASAN_OPTIONS=quarantine_size_mb=1:thread_local_quarantine_size_kb=16"
-    return try ChildProcess.run("/usr/bin/env", [sanitizer] + environment + [program(), "demo"] + words)
+    return try ChildProcess.run("/usr/bin/env", [sanitizer] + environment + [program, "demo"] + words)
   }
 
-  /// A directory of some MiB in files that are no pages of zeros, and a few things that are not to be read.
+  /// Makes a directory with some MiB of files without pages of zeros, and a few things that must not be read.
   private static func makeDirectory(fileCount: Int = 96, fileBytes: Int = 64 << 10) throws -> FakeRoot {
     let root = try FakeRoot(["empty": ""])
     for number in 0..<fileCount {
@@ -38,7 +36,7 @@ struct DemoTests {
     return try #require(try JSONSerialization.jsonObject(with: Data(child.output.utf8)) as? [String: Any])
   }
 
-  /// Groups of demonstrations that are over, but for those that were there before: another one may have been killed.
+  /// Groups that demonstrations left behind, without those that were there before: another one may have been killed.
   private func forgottenGroups() -> Set<String> { Self.groupsOfTheDead().subtracting(groupsBefore) }
 
   private let groupsBefore = Self.groupsOfTheDead()
@@ -61,7 +59,7 @@ struct DemoTests {
   func partOfUsr() throws {
     let size = Sanitizer.isAddress ? 128 : 32
     var words = ["--size", "\(size)M", "--seed", "7", "--json"]
-    // What sanitizers keep for themselves does not fit under the usual limit, and with threads it makes no shortage at all.
+    // The sanitizers' own memory does not fit under the usual limit, and with threads it makes no shortage at all.
     if Sanitizer.isAddress { words += ["--limit", "96M"] }
     if Sanitizer.isThread { words += ["--limit", "2G"] }
     let child = try Self.run(words)
@@ -121,7 +119,7 @@ struct DemoTests {
   @Test("ended by a signal, it ends its children and removes its group")
   func interrupted() throws {
     let script = #""$0" demo --size 32M & demo=$!; sleep 2; kill -TERM $demo; wait $demo"#
-    let child = try ChildProcess.run("/bin/sh", ["-c", script, Self.program()])
+    let child = try ChildProcess.run("/bin/sh", ["-c", script, Self.program])
     #expect(child.status == 143)
     #expect(child.errors.contains("ended by signal 15"))
     #expect(child.output.isEmpty)

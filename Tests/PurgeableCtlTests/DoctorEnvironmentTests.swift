@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Containers, sandboxes and emulators, by the files that they leave; and what the doctor says to do in each.
+// Containers, sandboxes and emulators, by the files that they leave; and the doctor's advice for each.
 
 import Foundation
 import PurgeableTestSupport
@@ -143,7 +143,7 @@ struct DoctorEnvironmentTests {
     #expect(try remedy("system-calls", .valgrind) == "Run outside of valgrind.")
     #expect(try remedy("memory-group", .podman).contains("--cgroupns=private"))
     #expect(try remedy("memory-group", nil).contains("mount -t cgroup2"))
-    // Whatever the place, what is not good says what to do, and what is good says nothing.
+    // In every environment, findings that are not good give advice, and good ones give none.
     for layer in RunEnvironment.Layer.allCases.map(Optional.some) + [nil] {
       for finding in Doctor.findings(Self.troubled(layer)) {
         #expect(finding.remedy.isEmpty == (finding.state == .good), "\(finding)")

@@ -108,7 +108,7 @@ struct DoctorSettingsTests {
 
   // MARK: Calls, each in a process of its own
 
-  /// What the real machine's doctor says now.
+  /// A finding about the real machine now.
   static func now(_ name: String) throws -> Finding {
     purgeable_testing_forget_probe()
     return try #require(Doctor.findings(MachineFacts.current()).first { $0.name == name })
@@ -146,7 +146,7 @@ struct DoctorSettingsTests {
   @Test("a filter that refuses: seen, named, and what to write where")
   func filter() async {
     await #expect(processExitsWith: .success) {
-      // Nothing to try where filters are not to be had.
+      // There is nothing to test where filters are not available.
       guard cases_refuse(cases_call_mincore, EPERM) else { return }
       #expect(cases_refuse(cases_call_process_madvise, ENOSYS))
       let finding = try Self.now("system-calls")
@@ -178,7 +178,7 @@ struct DoctorSettingsTests {
   @Test("a process that mlocks all of its memory")
   func mlocked() async {
     await #expect(processExitsWith: .success) {
-      // Without the right to, or under a sanitizer that makes nothing of the call, there is nothing to see.
+      // Without the right to lock memory, or under a sanitizer that ignores the call, there is nothing to see.
       guard mlockall(Int32(MCL_FUTURE)) == 0 else { return }
       let offering = try Self.now("offering")
       let mlock = try Self.now("mlock")

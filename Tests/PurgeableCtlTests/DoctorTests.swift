@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// What the doctor makes of machines as they are found in the field, and that the real tool prints it.
+// The doctor's findings about machines as they are found in the field, and that the real tool prints them.
 
 import Foundation
 import PurgeableTestSupport
 import Testing
+import ToolSupport
 
 @testable import Purgeable
 @testable import purgeablectl
@@ -79,13 +80,21 @@ struct DoctorTests {
     "classes of offering",
     arguments: [
       ("works", Finding.State.good), ("immediate", .limited), ("no-op", .bad), ("unsupported", .bad), ("mlocked", .bad),
-      ("unknown", .bad),
+      ("partial", .bad), ("unknown", .bad),
     ])
   func offering(kernelClass: String, state: Finding.State) throws {
     let finding = try Self.finding("offering") { $0.kernelClass = kernelClass }
     #expect(finding.state == state)
     #expect(finding.value == kernelClass)
     #expect(finding.remedy.isEmpty == (state == .good))
+  }
+
+  @Test("a wipe on fork that is promised and not done is bad")
+  func wipeOnFork() throws {
+    let ignored = try Self.finding("fork") { ($0.wipesOnFork, $0.isWipeConfirmed) = (false, true) }
+    #expect(ignored.state == .bad && !ignored.remedy.isEmpty)
+    let tried = try Self.finding("fork") { $0.isWipeConfirmed = true }
+    #expect(tried.state == .good && tried.meaning.contains("tried"))
   }
 
   @Test("what is missing is limited, and a remedy is named")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What this build, and so the tool beside it, was instrumented with.
+// The sanitizer of this build, and so of the tool beside it.
 
 import Foundation
 

@@ -3,7 +3,8 @@
 
 import Foundation
 
-/// Stays until `remove` is called: an object's own end would come right after its last use, with the path still in use.
+/// The directory stays until `remove` is called: an object's deinit would come right after its last use, with the path still in
+/// use.
 public struct FakeRoot: Sendable {
   public let path: String
 
@@ -25,7 +26,7 @@ public struct FakeRoot: Sendable {
     try Data(text.utf8).write(to: url)
   }
 
-  /// Makes a symbolic link; what it names need not be there.
+  /// Makes a symbolic link; its target need not exist.
   public func link(_ name: String, _ destination: String) throws {
     let url = URL(fileURLWithPath: path).appendingPathComponent(name)
     try FileManager.default.createDirectory(at: url.deletingLastPathComponent(), withIntermediateDirectories: true)
@@ -33,7 +34,7 @@ public struct FakeRoot: Sendable {
   }
 }
 
-/// Machines as they are found in the field: what /proc/self/cgroup and mountinfo say there, and the groups' files.
+/// Machines as they are found in the field: the content of /proc/self/cgroup and mountinfo, and the groups' files.
 public enum FieldMachine {
   static let otherMounts = """
     22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

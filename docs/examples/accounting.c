@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Who shows what: 256 MiB of a heap go through every state, and after each step the process, the machine, the memory group and
-// the heap itself are asked how much memory that is. Prints the table that docs/accounting.md explains.
+// Who shows what: 256 MiB of a heap go through every state. After each step the program asks the process, the machine, the memory
+// group and the heap how much memory is in use, and in the end it prints the table that docs/accounting.md explains.
 //
 //   cc -std=c17 -ICPurgeable/include docs/examples/accounting.c CPurgeable/src/*.c -pthread -o accounting && ./accounting
 //
-// As root with memory groups of version 1 it makes a group with a limit of its own, and a neighbour in there takes half of what is
-// on offer. Elsewhere the kernel is asked to page half of it out, and the group is the one this process is in, if one can be seen.
+// As root with memory groups of version 1 the program makes a group with a limit, and a neighbour in the group takes half of what
+// is on offer. Elsewhere the program asks the kernel to page half of the heap out, and shows the group that it is in, if one can
+// be seen.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -62,7 +63,7 @@ static long long number_in(const char *folder, const char *name, const char *key
   return number;
 }
 
-// What was freed a moment ago lies in lists of the processors, and is missing in MemFree and MemAvailable until it is used again.
+// Memory that was freed a moment ago lies in lists of the processors. MemFree and MemAvailable miss it until it is used again.
 static long long kept_by_processors(void) {
   FILE *file = fopen("/proc/zoneinfo", "re");
   if (file == NULL) return 0;
@@ -106,7 +107,7 @@ static void enter_group(void) {
   const char *top = group.is_first ? "/sys/fs/cgroup/memory" : "/sys/fs/cgroup";
   snprintf(group.outer, sizeof group.outer, "%s%s", top, group.is_first ? first : unified);
   const char *usage = group.is_first ? "memory.usage_in_bytes" : "memory.current";
-  // A container may see its own group as the top of all.
+  // A container may see its own group as the root.
   if (number_in(group.outer, usage, NULL) == UNKNOWN) snprintf(group.outer, sizeof group.outer, "%s", top);
   if (number_in(group.outer, usage, NULL) == UNKNOWN) group.outer[0] = 0;
   snprintf(group.folder, sizeof group.folder, "%s", group.outer);
@@ -154,19 +155,19 @@ static void look(int step) {
   column[4] = seen ? number_in(group.folder, usage, NULL) : UNKNOWN;
   column[5] = seen ? number_in(group.folder, "memory.stat", inactive) : UNKNOWN;
   column[6] = column[4] == UNKNOWN || column[5] == UNKNOWN ? UNKNOWN : column[4] - column[5];
-  column[7] = (long long)own.locked_bytes;
-  column[8] = (long long)own.offered_bytes;
-  column[9] = (long long)own.discarded_bytes;
+  column[7] = (long long)own.memory.locked_bytes;
+  column[8] = (long long)own.memory.offered_bytes;
+  column[9] = (long long)own.memory.discarded_bytes;
 }
 
 static void lock_all(void) {
   for (int i = 0; i < COUNT; i++) {
-    // Under pressure some may be lost already: those stay unlocked.
+    // Under pressure some elements may be lost already. They stay unlocked.
     if (purgeable_heap_lock(heap, elements[i], NULL, NULL) == purgeable_outcome_error) fail("lock", errno);
   }
 }
 
-// Whether the kernel takes what is on offer; a refusal is said once and changes only what the table shows.
+// Unlocks and offers the whole heap. A refusal of the kernel is printed, and changes only what the table shows.
 static void unlock_and_offer(void) {
   for (int i = 0; i < COUNT; i++) purgeable_heap_unlock(heap, elements[i]);
   // Twice: an offer skips pages that are on their way to the kernel's lists.
@@ -175,7 +176,7 @@ static void unlock_and_offer(void) {
   if (error != 0) fprintf(stderr, "offers are refused here: %s\n", strerror(error));
 }
 
-// A neighbour in the same group that wants more than is left. What it took is free again when it has ended.
+// A neighbour in the same group that wants more than is left. The neighbour's memory is free again when the neighbour has ended.
 static void press(void) {
   pid_t neighbour = group.is_own ? fork() : -1;
   if (neighbour == 0) {
@@ -232,8 +233,9 @@ int main(void) {
     memset(bytes, 1 + i % 255, LENGTH);
     error = purgeable_heap_commit(heap, elements[i]);
     if (error != 0) fail("commit", error);
+    // At once: what is idle beyond the pending limit would be offered by the next allocation.
+    if (purgeable_heap_lock(heap, elements[i], NULL, NULL) != purgeable_outcome_intact) fail("lock", errno);
   }
-  lock_all();
   look(1);
   unlock_and_offer();
   look(2);

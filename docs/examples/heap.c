@@ -43,7 +43,7 @@ int main(void) {
   error = purgeable_heap_offer_idle(heap, &offered);
   if (error == 0) printf("on offer: %zu bytes\n", offered);
 
-  // Stand in for a machine that is short of memory: one page goes, somewhere in the middle.
+  // This stands in for a machine that is short of memory: one page in the middle goes.
   const void *place = NULL;
   if (purgeable_heap_lock(heap, lines[COUNT / 2], &place, NULL) != purgeable_outcome_intact) fail("lock", 0);
   purgeable_heap_unlock(heap, lines[COUNT / 2]);

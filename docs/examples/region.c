@@ -5,6 +5,7 @@
 
 #define _DEFAULT_SOURCE  // madvise, under -std=c17
 #include <errno.h>
+#include <pthread.h>
 #include <purgeable.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,6 +24,29 @@ static unsigned long sum(const unsigned char *picture) {
   return total;
 }
 
+// The sum of an intact picture.
+static unsigned long expected;
+
+// Any number of threads may run this function. If they find the content gone, one of them makes it again and the others wait;
+// nobody sees half-made content.
+static void *use(void *context) {
+  purgeable_region_t *region = context;
+  bool is_filler;
+  purgeable_outcome_t outcome = purgeable_region_lock_or_fill(region, &is_filler);
+  if (is_filler) {
+    // All zeros, locked for writing. A renderer that fails calls purgeable_region_abandon instead: the others are told discarded.
+    printf("discarded: rendering it again\n");
+    render(purgeable_region_bytes(region));
+    purgeable_region_publish(region);
+    outcome = purgeable_outcome_intact;
+  }
+  // Discarded, and not the filler: another thread gave its fill up. Error: errno says why.
+  if (outcome != purgeable_outcome_intact) return NULL;
+  printf("intact: %s\n", sum(purgeable_region_bytes(region)) == expected ? "every byte is right" : "WRONG");
+  purgeable_region_unlock(region);
+  return NULL;
+}
+
 static void fail(const char *what, int error) {
   fprintf(stderr, "%s: %s\n", what, strerror(error));
   exit(1);
@@ -34,12 +58,12 @@ int main(void) {
   if (error != 0) fail("probe", error);
   printf("this kernel: %s\n", purgeable_kernel_class_name(probe.kernel_class));
 
-  // Born locked for writing.
+  // A new region is locked for writing. Until the unlock it is being filled, and no other thread can lock it.
   purgeable_region_t *region = NULL;
   error = purgeable_region_create(LENGTH, NULL, &region);
   if (error != 0) fail("create", error);
   render(purgeable_region_bytes(region));
-  unsigned long expected = sum(purgeable_region_bytes(region));
+  expected = sum(purgeable_region_bytes(region));
   purgeable_region_unlock(region);
 
   // The program says when idle regions are offered; before that, locking again costs one atomic operation.
@@ -48,31 +72,19 @@ int main(void) {
   if (error != 0) fprintf(stderr, "nothing can be offered here (%s); the content simply stays\n", strerror(error));
   printf("on offer: %zu of %d bytes\n", offered, LENGTH);
 
-  // Stand in for a machine that is short of memory: have the kernel take one page in the middle.
+  // This stands in for a machine that is short of memory: the kernel takes one page in the middle.
   void *middle = (char *)purgeable_region_bytes(region) + LENGTH / 2;
   if (madvise(middle, probe.page_size_bytes, MADV_DONTNEED) != 0) fail("madvise", errno);
 
-  // Every user asks by locking, and is told.
-  for (int attempt = 0; attempt < 2; attempt++) {
-    switch (purgeable_region_lock(region)) {
-      case purgeable_outcome_intact:
-        printf("intact: %s\n", sum(purgeable_region_bytes(region)) == expected ? "every byte is right" : "WRONG");
-        purgeable_region_unlock(region);
-        break;
-      case purgeable_outcome_discarded:
-        printf("discarded: rendering it again\n");
-        error = purgeable_region_refill(region);  // All zeros, locked for writing.
-        if (error != 0) fail("refill", error);
-        render(purgeable_region_bytes(region));
-        purgeable_region_unlock(region);
-        break;
-      case purgeable_outcome_busy:
-      case purgeable_outcome_error:
-        fail("lock", errno);
-    }
+  // Each user locks, and the outcome says whether the content is there. Two users at once:
+  pthread_t threads[2];
+  for (int i = 0; i < 2; i++) {
+    error = pthread_create(&threads[i], NULL, use, region);
+    if (error != 0) fail("thread", error);
   }
+  for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
 
-  // A look without locking: copied out, and only then known to be right.
+  // A read without lock: it copies first, and then checks that the copy is right.
   unsigned char pixel;
   if (purgeable_region_read(region, 12345, 1, &pixel) == purgeable_outcome_intact) printf("pixel 12345 is %d\n", pixel);
 

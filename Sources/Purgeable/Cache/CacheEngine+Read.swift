@@ -1,42 +1,47 @@
 // SPDX-License-Identifier: MIT
-// Reads: no mutex, no system call, no allocation, nothing written but a saturating counter.
+// Reads: no mutex, no system call, no allocation. They write only counters.
 //
 //   slot -> generation -> slot again     the slot named this place while the slab had this generation: so it is the element's
 //   compare key, copy, checks            in the core (heap_read.c): witnesses, header, generation
 //   slot again                           the entry was still this one when its bytes were proven
 //
-// A slot that changed means: look again. A table that changed means the same for "not found".
+// If the slot has changed, the reader looks again. If the table has changed, it does the same after "not found".
 
 import CPurgeable
 import Glibc
 import Synchronization
 
-/// What a read found.
+/// The result of a read.
 enum EngineRead {
-  /// Copied; `byteCount` of value.
+  /// The value was copied: `byteCount` bytes.
   case hit(byteCount: Int)
-  /// There, but the buffer is too small: nothing was copied.
+  /// The buffer is too small for the value: nothing was copied.
   case tooSmall(byteCount: Int)
   case miss(MissReason)
 }
 
 extension CacheEngine {
-  /// Finds a key's slot, and has `use` look at it until what it says is consistent with the slot.
-  /// `use` answers nil for "not this key", and is asked again when the slot changed under it.
+  /// Copies a key's value into a buffer, again and again until the slot says the same before and after. `countsAsUse`: for the
+  /// order of eviction and the statistics.
   @inline(__always)
   func read(
     _ key: EngineKey, prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true
   ) -> EngineRead {
-    let index = indexes[Int(truncatingIfNeeded: key.shardHash & shardMask)]
     var tries = 0
     var foundLost = false
     again: while true {
       tries += 1
-      if tries > 64 { return unsafe readUnderMutex(key, unsafe prefix, into: unsafe buffer) }
+      if tries > 64 { return unsafe readUnderMutex(key, unsafe prefix, into: unsafe buffer, countsAsUse) }
+      // Acquire: pairs with the release in `transfer`; a reader that sees the mask sees the indexes it leads to.
+      let mask = shards.mask.load(ordering: .acquiring)
+      let index = base.indexes[key.shardHash & mask]
+      #if DEBUG
+        if shards.sizes.pausesReaders.load(ordering: .relaxed) { pauseForStep(mask) }
+      #endif
       let table = index.current()
       guard let slots = table.slots else { return .miss(.unknown) }
       let (first, second) = table.buckets(of: key.identity)
-      // Both at once: which of the two it is shows only in them.
+      // Both are prefetched, since the slot may be in either.
       slots[first].prefetch()
       slots[second].prefetch()
       var start = first
@@ -45,167 +50,108 @@ extension CacheEngine {
           // Acquire: pairs with the release that stored the slot.
           let slot = Slot(bits: slots[i].acquired)
           if slot.bits & Slot.identityMask != key.identity || slot.isEmpty { continue }
-          let place = slot.place
-          let generation = unsafe purgeable_heap_generation(heap.raw, place)
-          guard Slot(bits: slots[i].acquired).isSameEntry(as: slot) else { continue again }
-          var byteCount = 0
-          var matches = false
-          // Valid for the length of the call: the prefix and the buffer are the caller's.
-          let outcome = unsafe purgeable_heap_read_matching(
-            heap.raw, purgeable_reference_t(place: place, generation: UInt64(generation)), prefix.baseAddress!, prefix.count,
-            slot.isCosted ? 8 : 0, buffer.baseAddress, buffer.count, &byteCount, &matches)
-          if outcome == .busy { continue again }
-          if outcome == .intact && !matches { continue }
-          atomicMemoryFence(ordering: .acquiring)
-          let after = Slot(bits: slots[i].relaxed)
-          guard after.isSameEntry(as: slot) else { continue again }
-          if outcome == .discarded {
-            // Of this tag, so most likely this key; the key itself went with the page. Another slot may hold the key all the same.
+          switch unsafe read(slot, at: slots[i], prefix, into: buffer) {
+          case .otherKey: continue
+          case .changed: continue again
+          case .lost:
+            // The lost entry had the key's tag, so it was most likely the key's; the bytes of its key are lost. Another slot may
+            // hold the key all the same.
             dropDiscarded(key, slot)
             foundLost = true
             continue again
+          case .found(let byteCount, let now):
+            if byteCount > buffer.count { return .tooSmall(byteCount: byteCount) }
+            if countsAsUse {
+              index.countHit()
+              slots[i].countUse(of: now)
+            }
+            return .hit(byteCount: byteCount)
           }
-          if countsAsUse, byteCount <= buffer.count {
-            index.countHit()
-            if after.counter < 3 { raiseCounter(slots[i], after) }
-          }
-          return byteCount <= buffer.count ? .hit(byteCount: byteCount) : .tooSmall(byteCount: byteCount)
         }
         if round == 0, first == second { break }
         start = second
       }
-      if index.isCurrent(table) { break }
+      if index.isCurrent(table), isCurrent(mask) { break }
     }
     return countsAsUse ? miss(key, foundLost ? .discarded : nil) : .miss(foundLost ? .discarded : .unknown)
   }
 
-  /// One more use, up to 3. Fails silently when the slot changed: then this was not its use.
+  /// The result of reading a slot with the key's identity.
+  private enum SlotRead {
+    /// The value was copied, unless it has more bytes than the buffer. `now`: the slot after the copy.
+    case found(byteCount: Int, now: Slot)
+    case otherKey, changed, lost
+  }
+
   @inline(__always)
-  func raiseCounter(_ pointer: SlotPointer, _ slot: Slot) {
-    let raised = slot.bits &+ 1 << Slot.counterShift
-    // Weak and relaxed: a lost count loses a hint.
-    pointer.tryExchange(slot.bits, for: raised)
+  private func read(
+    _ slot: Slot, at pointer: SlotPointer, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer
+  ) -> SlotRead {
+    let place = slot.place
+    let generation = heap.generation(at: place)
+    guard Slot(bits: pointer.acquired).isSameEntry(as: slot) else { return .changed }
+    var byteCount = 0
+    var matches = false
+    // Valid for the length of the call: the prefix and the buffer are the caller's.
+    let outcome = unsafe purgeable_heap_read_matching(
+      heap.raw, purgeable_reference_t(place: place, generation: UInt64(generation)), prefix.baseAddress!, prefix.count,
+      slot.isCosted ? 8 : 0, buffer.baseAddress, buffer.count, &byteCount, &matches)
+    if outcome == .busy { return .changed }
+    if outcome == .intact && !matches { return .otherKey }
+    atomicMemoryFence(ordering: .acquiring)
+    let now = Slot(bits: pointer.relaxed)
+    guard now.isSameEntry(as: slot) else { return .changed }
+    return outcome == .discarded ? .lost : .found(byteCount: byteCount, now: now)
   }
 
-  /// Under constant change of the same slot: once more with the shard standing still.
-  private func readUnderMutex(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer
-  ) -> EngineRead {
-    let shard = shard(of: key)
-    return withState(shard) { state in unsafe readLocked(key, prefix, into: buffer, shard, &state) }
+  /// Whether a mask is still the present one, after the fence in `SlotIndex.isCurrent`: only then is "not found" an answer
+  /// (Shard/CacheShards+Step.swift).
+  @inline(__always)
+  func isCurrent(_ mask: UInt64) -> Bool {
+    #if DEBUG
+      if shards.sizes.ignoresSteps.load(ordering: .relaxed) { return true }
+    #endif
+    return shards.mask.load(ordering: .relaxed) == mask
   }
 
-  /// As `read`, for callers that are under the shard's mutex already.
-  func readLocked(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,
-    _ shard: EngineShard, _ state: inout ShardState
-  ) -> EngineRead {
-    let lossesBefore = state.counters.departures[DepartureReason.discarded.rawValue]
-    while let found = unsafe findLocked(shard, key, prefix, &state) {
-      var byteCount = 0
-      var matches = false
-      let outcome = unsafe purgeable_heap_read_matching(
-        heap.raw, reference(found.slot.place), prefix.baseAddress!, prefix.count, found.slot.isCosted ? 8 : 0,
-        buffer.baseAddress, buffer.count, &byteCount, &matches)
-      // The key's page is there, another of the value's is not. Busy: once more.
-      if outcome == .discarded { drop(found, .discarded, shard, &state) }
-      guard outcome == .intact, matches else { continue }
-      if countsAsUse, byteCount <= buffer.count {
-        shard.index.countHit()
-        if found.slot.counter < 3 { raiseCounter(found.pointer, found.slot) }
-      }
-      return byteCount <= buffer.count ? .hit(byteCount: byteCount) : .tooSmall(byteCount: byteCount)
+  #if DEBUG
+    /// Waits between two loads of a reader, for a step to come between them.
+    @inline(never)
+    private func pauseForStep(_ mask: UInt64) {
+      for _ in 0..<5 where shards.mask.load(ordering: .relaxed) == mask { usleep(100) }
+      usleep(100)
     }
-    let isLost = state.counters.departures[DepartureReason.discarded.rawValue] != lossesBefore
-    let reason = isLost ? .discarded : reason(of: key, state)
-    if countsAsUse {
-      shard.index.countMiss()
-      state.counters.misses[reason.rawValue] += 1
-    }
-    return .miss(reason)
+  #endif
+
+  /// Reads under the shard's mutex, when the slot keeps changing.
+  func readUnderMutex(
+    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, _ countsAsUse: Bool
+  ) -> EngineRead {
+    shards.hold(of: key.shardHash) { held in unsafe held.read(key, prefix, into: buffer, countsAsUse: countsAsUse) }
   }
 
-  /// The reason, from the ghost. Not worth waiting for: who holds the mutex may be a thread that a forked child does not have.
+  /// Counts a miss, with its reason from the ghost. Does not wait for the mutex: a reason is not worth that, and in a forked
+  /// child the mutex's holder may not exist. Takes no mutex either while the ghost remembers nothing.
   @inline(never)
   func miss(_ key: EngineKey, _ known: MissReason?) -> EngineRead {
-    let shard = shard(of: key)
-    shard.index.countMiss()
-    let reason = shard.state.withLockIfAvailable { state -> MissReason in
-      let reason: MissReason =
-        if let known {
-          known
-        } else {
-          self.reason(of: key, state)
-        }
-      state.counters.misses[reason.rawValue] += 1
-      return reason
+    // By the index alone, since a reference to the shard would be counted, on a cache line that all threads share.
+    let index = base.indexes[key.shardHash & shards.mask.load(ordering: .acquiring)]
+    index.countMiss()
+    if known == nil, !index.remembersKeys {
+      index.countUnknownMiss()
+      return .miss(.unknown)
     }
+    let reason = shards.shard(of: key.shardHash).held.withLockIfAvailable { held in held.missReason(key, known) }
     return .miss(reason ?? known ?? .unknown)
   }
 
-  private func reason(of key: EngineKey, _ state: borrowing ShardState) -> MissReason {
-    switch state.ghost.reason(of: key.ghostIdentity) {
-    case .evicted: .evicted
-    case .removed: .removed
-    case .discarded: .discarded
-    case .expired: .expired
-    case nil: .unknown
-    }
-  }
-
-  /// A touch found the content gone. The entry is dropped by its exact slot: whatever was stored under the key since stays.
+  /// Drops an entry whose content a read found lost.
   @inline(never)
   func dropDiscarded(_ key: EngineKey, _ slot: Slot) {
-    let shard = shard(of: key)
-    withState(shard) { state in
-      guard let pointer = shard.index.find(identity: key.identity, place: slot.place) else { return }
-      let now = Slot(bits: pointer.relaxed)
-      // The same place may have begun another life with the same tag: only what is lost goes.
-      guard now.isSameEntry(as: slot), isLost(now) else { return }
-      drop(FoundSlot(pointer: pointer, slot: now), .discarded, shard, &state)
-    }
-  }
-
-  /// Whether a slot's element is gone. Shard's mutex held.
-  func isLost(_ slot: Slot) -> Bool {
-    if unsafe purgeable_heap_page_is_lost(heap.raw, slot.place) { return true }
-    switch unsafe purgeable_heap_check(heap.raw, reference(slot.place)) {
-    case .intact, .busy: return false
-    // An error: the slab's life is over, as all lives are in a forked child.
-    case .discarded, .error: return true
-    }
+    shards.hold(of: key.shardHash) { held in held.dropLost(slot) }
   }
 
   // MARK: Access without copying
-
-  @safe enum EngineLock {
-    case locked(purgeable_reference_t, UnsafeRawBufferPointer)
-    /// The limit of what may be locked.
-    case refused
-    case absent
-  }
-
-  /// A tracked key's entry, locked for the caller to unlock: looked up under the shard's mutex, used outside of it.
-  func lockLocked(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ shard: EngineShard, _ state: inout ShardState
-  ) -> EngineLock {
-    while let found = unsafe findLocked(shard, key, prefix, &state) {
-      let reference = reference(found.slot.place)
-      var bytes: UnsafeRawPointer?
-      var length = 0
-      let outcome = unsafe purgeable_heap_lock(heap.raw, reference, &bytes, &length)
-      if outcome == .error {
-        return errno == EAGAIN ? .refused : .absent
-      }
-      if outcome == .discarded { drop(found, .discarded, shard, &state) }
-      guard outcome == .intact, let bytes = unsafe bytes else { continue }
-      shard.index.countHit()
-      if found.slot.counter < 3 { raiseCounter(found.pointer, found.slot) }
-      let skip = prefix.count + (found.slot.isCosted ? 8 : 0)
-      return unsafe .locked(reference, UnsafeRawBufferPointer(start: bytes + skip, count: length - skip))
-    }
-    return .absent
-  }
 
   enum EngineAccess<R> {
     case used(R)
@@ -216,14 +162,12 @@ extension CacheEngine {
   func withLocked<R, E: Error>(
     _ key: EngineKey, prefix: UnsafeRawBufferPointer, _ body: (UnsafeRawBufferPointer) throws(E) -> R
   ) throws(E) -> EngineAccess<R> {
-    let shard = shard(of: key)
     var foundLost = false
     for _ in 0..<1000 {
-      guard let found = unsafe findForAccess(shard, key, unsafe prefix) else { break }
-      let reference = reference(found.place)
-      var bytes: UnsafeRawPointer?
-      var length = 0
-      let outcome = unsafe purgeable_heap_lock(heap.raw, reference, &bytes, &length)
+      guard let found = unsafe findForAccess(key, unsafe prefix) else { break }
+      let index = shards.shard(of: key.shardHash).index
+      let reference = heap.reference(found.place)
+      let (outcome, payload) = unsafe heap.lock(reference)
       if outcome == .discarded {
         dropDiscarded(key, found)
         foundLost = true
@@ -233,78 +177,56 @@ extension CacheEngine {
         _ = miss(key, .lockLimit)
         return .miss(.lockLimit)
       }
-      guard outcome == .intact, let bytes = unsafe bytes else { continue }
-      defer { unsafe purgeable_heap_unlock(heap.raw, reference) }
-      let payload = unsafe UnsafeRawBufferPointer(start: bytes, count: length)
-      // Locked now: what the slot named may meanwhile be another entry, so the key is compared once more.
+      guard outcome == .intact else { continue }
+      defer { heap.unlock(reference) }
+      // The element is locked now, but the place may have got another entry before. So the key is compared once more.
       let skip = prefix.count + (found.isCosted ? 8 : 0)
-      guard length >= skip, unsafe payload.prefix(prefix.count).elementsEqual(prefix),
-        let pointer = shard.index.find(identity: key.identity, place: found.place)
+      guard payload.count >= skip, unsafe payload.prefix(prefix.count).elementsEqual(prefix),
+        let now = index.find(identity: key.identity, place: found.place), now.slot.isSameEntry(as: found)
       else { continue }
-      let now = Slot(bits: pointer.acquired)
-      guard now.isSameEntry(as: found) else { continue }
-      shard.index.countHit()
-      if now.counter < 3 { raiseCounter(pointer, now) }
+      index.countHit()
+      now.pointer.countUse(of: now.slot)
       return .used(try unsafe body(UnsafeRawBufferPointer(rebasing: payload[skip...])))
     }
     if case .miss(let reason) = miss(key, foundLost ? .discarded : nil) { return .miss(reason) }
     return .miss(.unknown)
   }
 
-  func unlock(_ reference: purgeable_reference_t) { _ = unsafe purgeable_heap_unlock(heap.raw, reference) }
-
   // MARK: Asking
 
   func contains(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> Bool {
-    let shard = shard(of: key)
     for _ in 0..<64 {
-      guard let slot = unsafe findForAccess(shard, key, unsafe prefix) else { return false }
-      let outcome = unsafe purgeable_heap_check(heap.raw, reference(slot.place))
+      guard let slot = unsafe findForAccess(key, unsafe prefix) else { return false }
+      let index = shards.shard(of: key.shardHash).index
+      let outcome = base.elements.check(heap.reference(slot.place))
       if outcome == .discarded { dropDiscarded(key, slot) }
-      guard outcome == .intact, let pointer = shard.index.find(identity: key.identity, place: slot.place),
-        Slot(bits: pointer.acquired).isSameEntry(as: slot)
+      guard outcome == .intact, let now = index.find(identity: key.identity, place: slot.place), now.slot.isSameEntry(as: slot)
       else { continue }
       return true
     }
-    return withState(shard) { state in unsafe containsLocked(key, prefix, shard, &state) }
+    return shards.hold(of: key.shardHash) { held in unsafe held.contains(key, prefix) }
   }
 
-  func containsLocked(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ shard: EngineShard, _ state: inout ShardState
-  ) -> Bool {
-    while let found = unsafe findLocked(shard, key, prefix, &state) {
-      if unsafe purgeable_heap_check(heap.raw, reference(found.slot.place)) == .intact { return true }
-      drop(found, .discarded, shard, &state)
-    }
-    return false
-  }
-
-  /// The slot of a key, without using it: by comparing keys, without copying values.
-  private func findForAccess(_ shard: EngineShard, _ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> Slot? {
+  /// Finds a key's slot by comparing keys. Copies no value and counts no use.
+  private func findForAccess(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> Slot? {
     for _ in 0..<64 {
-      let table = shard.index.current()
-      guard let slots = table.slots else { return nil }
-      let (first, second) = table.buckets(of: key.identity)
+      let mask = shards.mask.load(ordering: .acquiring)
+      let index = base.indexes[key.shardHash & mask]
+      let table = index.current()
+      if table.slots == nil { return nil }
       var changed = false
-      for start in [first, second] {
-        for i in start..<start + SlotIndex.slotsPerBucket {
-          let slot = Slot(bits: slots[i].acquired)
-          if slot.identity != key.identity || slot.isEmpty { continue }
-          let reference = reference(slot.place)
-          guard Slot(bits: slots[i].acquired).isSameEntry(as: slot) else {
-            changed = true
-            continue
-          }
-          var rest = 0
-          var matches = false
-          let outcome = unsafe purgeable_heap_read_matching(
-            heap.raw, reference, prefix.baseAddress!, prefix.count, 0, nil, 0, &rest, &matches)
-          // A lost element is found too: the lock says so with certainty.
-          if outcome == .discarded || (outcome == .intact && matches) { return slot }
-          if outcome == .busy { changed = true }
+      for found in table.candidates(of: key.identity) {
+        let reference = heap.reference(found.slot.place)
+        guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else {
+          changed = true
+          continue
         }
+        let (outcome, matches) = unsafe base.elements.compare(reference, with: prefix)
+        // A lost element counts as found: the caller's lock or check makes it certain.
+        if outcome == .discarded || (outcome == .intact && matches) { return found.slot }
+        if outcome == .busy { changed = true }
       }
-      if !changed, shard.index.isCurrent(table) { return nil }
+      if !changed, index.isCurrent(table), isCurrent(mask) { return nil }
     }
     return nil
   }

@@ -11,36 +11,84 @@ public enum DepartureReason: Int, Sendable, Hashable, CaseIterable {
   case count
   /// The cost limit.
   case cost
-  /// The byte limit.
+  /// The byte limit, or the share of the memory.
   case bytes
-  /// It was larger than a whole limit and was never admitted.
+  /// The value was larger than a whole limit and was never stored.
   case tooLarge
-  /// Its time was over.
-  case expired
   /// The kernel took a page of it.
   case discarded
-  /// The cache gave memory back, because somebody needs it.
+  /// The cache gave memory back because memory was short: under pressure, by `trim(level:)`, or where the machine refused memory
+  /// for a new value.
   case pressure
-  /// The program's own verdict over a snapshot.
-  case decider
-  /// It was not used for the cache's idle time.
+  /// The entry was not used for the cache's idle time.
   case idle
+  /// The program's own trim: `trim(toCount:)`, `trim(toCost:)`, `trim(toBytes:)` or `trim(toFraction:)`.
+  case trimmed
+  /// The entry made room for a newer one while the cache grows slowly, in the minute after it gave memory back under pressure.
+  case growth
+
+  /// The cause that the order of eviction goes by.
+  var cause: EvictionCause {
+    switch self {
+    case .pressure, .trimmed: .relief
+    case .idle: .idle
+    default: .limit
+    }
+  }
+}
+
+extension DepartureReason: CustomStringConvertible {
+  /// In a word or two.
+  public var description: String {
+    switch self {
+    case .replaced: "replaced"
+    case .removed: "removed"
+    case .count: "count limit"
+    case .cost: "cost limit"
+    case .bytes: "byte limit"
+    case .tooLarge: "too large"
+    case .discarded: "discarded"
+    case .pressure: "pressure"
+    case .idle: "idle"
+    case .trimmed: "trimmed"
+    case .growth: "slow growth"
+    }
+  }
 }
 
 /// Why a look-up found nothing. That it found nothing is exact; the reason is advice.
 public enum MissReason: Int, Sendable, Hashable, CaseIterable {
-  /// Never stored, or so long ago that nothing is remembered of it.
+  /// Never stored, or so long ago, or before a `removeAll`, that nothing is remembered of it. A cache that has not evicted for a
+  /// limit yet remembers few keys: after a sweep that found many losses most look-ups of lost keys say this.
   case unknown
-  /// Stored and evicted by a limit or under pressure, as far as is remembered.
+  /// Stored and evicted by a limit, by a trim or under pressure, as far as is remembered.
   case evicted
   /// Stored and removed by the program, as far as is remembered.
   case removed
   /// Stored, and lost to the kernel.
   case discarded
-  /// Stored, and its time was over.
-  case expired
-  /// There, but its bytes are none that this value type can be made of.
+  /// Stored, but no value of the type can be made of its bytes. The entry stays until it leaves as any other does, and
+  /// `read(forKey:into:)` and `withBytes` still find it.
   case undecodable
-  /// There, but no more may be locked now: copying reads still answer.
+  /// Stored, but no more may be locked now (`lockedByteLimit`). Copying reads still find it.
   case lockLimit
+  /// Stored, but there is no memory for a copy of it. Only for values of 128 KiB and more: for smaller ones the library does not
+  /// test for memory, and Swift's runtime ends the program when it cannot allocate an array. `read(forKey:into:)` and
+  /// `withBytes(forKey:)` allocate nothing.
+  case outOfMemory
+}
+
+extension MissReason: CustomStringConvertible {
+  /// In a word or two.
+  public var description: String {
+    switch self {
+    case .unknown: "unknown"
+    case .evicted: "evicted"
+    case .removed: "removed"
+    case .discarded: "discarded"
+    case .undecodable: "undecodable"
+    case .lockLimit: "lock limit"
+    case .outOfMemory: "out of memory"
+    }
+  }
 }

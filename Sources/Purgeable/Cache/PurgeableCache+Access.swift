@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: MIT
 // Looking up, storing, removing.
 
-/// What a look-up found.
+/// The result of a look-up.
 public enum Lookup<Value: Sendable>: Sendable {
+  /// The value, copied out of purgeable memory and checked.
   case hit(Value)
+  /// There is no value, for this reason.
   case miss(MissReason)
 }
 
-/// What reading into a buffer came to.
+/// The result of reading into a buffer.
 public enum BufferRead: Sendable, Hashable {
-  /// The value's bytes are in the buffer, from its beginning; so many.
+  /// The value's bytes are at the beginning of the buffer: `byteCount` bytes.
   case hit(byteCount: Int)
   /// The value needs so many bytes; nothing was copied.
   case bufferTooSmall(needed: Int)
+  /// There is no value, for this reason. The buffer's bytes are unspecified.
   case miss(MissReason)
 }
 
@@ -21,48 +24,58 @@ extension PurgeableCache {
 
   /// The value of a key, nil when there is none. Counts as a use.
   ///
-  /// A copy: the value's bytes are copied out of purgeable memory and checked. No system call, no mutex (but for tracked keys),
-  /// one allocation for the value.
+  /// The value's bytes are copied out of purgeable memory and checked: no system call, no mutex (except for tracked keys), one
+  /// allocation for the value. A value of 128 KiB or more for which there is no memory is a miss (`MissReason.outOfMemory`). When
+  /// even a small array cannot be allocated, Swift's runtime ends the program; code that has to survive that uses
+  /// `read(forKey:into:)` or `withBytes(forKey:)`.
   public func value(forKey key: Key) -> Value? {
     if Value.self == [UInt8].self {
-      // Safe: the same type. Spares a copy, and everything that is generic.
-      guard case .hit(let bytes) = lookUpBytes(key, countsAsUse: true) else { return nil }
+      // Safe: the same type. Saves a copy, and generic code.
+      guard let bytes = lookUpBytes(key) else { return nil }
       return unsafe unsafeBitCast(bytes, to: Value.self)
     }
     return decodedValue(forKey: key)
   }
 
-  /// On its own, so that only those pay for its generic types who need them.
+  /// A function of its own, so that other values do not pay for its generic types.
   @inline(never)
   private func decodedValue(forKey key: Key) -> Value? {
     guard case .hit(let value) = lookUp(key, countsAsUse: true) else { return nil }
     return value
   }
 
-  /// As `value(forKey:)`, and says why where there is none.
-  public func lookUp(_ key: Key) -> Lookup<Value> { lookUp(key, countsAsUse: true) }
+  /// As `value(forKey:)`, with the reason when there is no value.
+  public func lookUpValue(forKey key: Key) -> Lookup<Value> { lookUp(key, countsAsUse: true) }
 
   /// The value of a key, without counting as a use: the order of eviction and the statistics stay as they are.
-  public func peek(_ key: Key) -> Value? {
+  public func peekValue(forKey key: Key) -> Value? {
     guard case .hit(let value) = lookUp(key, countsAsUse: false) else { return nil }
     return value
   }
 
   /// Whether the cache has an intact value for the key. Does not count as a use.
-  public func contains(_ key: Key) -> Bool {
+  ///
+  /// Never calls `onDeparture`, not even when it finds that the kernel took the value: that is told when the entry is looked up
+  /// or swept. So it may be called under a mutex that the handler takes too. Until then `count` and `totalCost` may still include
+  /// the entry, if the page of its key is intact and another one is lost.
+  public func containsValue(forKey key: Key) -> Bool {
     var isThere = false
     unsafe encode(key) { engineKey, prefix in
       isThere = unsafe engine.contains(engineKey, prefix)
     } tracked: { hash in
-      isThere =
-        unsafe withTracked(key, hash: hash) { engineKey, prefix, shard, state in
-          unsafe engine.containsLocked(engineKey, prefix, shard, &state)
-        } ?? false
+      // As within a handler: helps with no departures that wait, since the handler may take a mutex that the caller holds.
+      ThreadRole.whileTelling {
+        isThere =
+          unsafe withTracked(key, hash: hash) { engineKey, _, held in
+            held.containsTracked(engineKey)
+          } ?? false
+      }
     }
     return isThere
   }
 
-  /// Copies the value's bytes into `buffer`, without any allocation. Counts as a use.
+  /// Copies the value's bytes into `buffer`, without any allocation. Counts as a use; a buffer that is too small counts as
+  /// nothing.
   public func read(forKey key: Key, into buffer: UnsafeMutableRawBufferPointer) -> BufferRead {
     switch unsafe read(key, into: buffer, countsAsUse: true) {
     case .hit(let byteCount): .hit(byteCount: byteCount)
@@ -71,17 +84,19 @@ extension PurgeableCache {
     }
   }
 
-  /// Copies the value's bytes to the front of `span`. Counts as a use.
+  /// Copies the value's bytes to the front of `span`, without any allocation. Counts as a use; a span that is too small counts as
+  /// nothing.
   public func read(forKey key: Key, into span: inout MutableRawSpan) -> BufferRead {
     // Safe: the buffer is used within the closure only.
     unsafe span.withUnsafeMutableBytes { buffer in unsafe read(forKey: key, into: buffer) }
   }
 
-  /// Lends the value's bytes, locked for the length of `body`: no copy. nil when there is none. Counts as a use.
+  /// Calls `body` with the value's bytes, locked for the length of the call: no copy. nil when there is no value. Counts as a
+  /// use.
   ///
-  /// nil also where more would be locked than `lockedByteLimit` allows, which the statistics count by `MissReason.lockLimit`.
-  /// The kernel takes none of the value's pages meanwhile; removing or replacing it does not disturb `body` either. Keep it short:
-  /// the pages of the whole slab are not offered while anything in it is locked.
+  /// nil also when more would be locked than `lockedByteLimit` allows; the statistics count that as `MissReason.lockLimit`.
+  /// Meanwhile the kernel takes none of the value's pages, and removing or replacing the value does not disturb `body`. Keep
+  /// `body` short: no page of the slab is offered while anything in the slab is locked.
   public func withBytes<R, E: Error>(forKey key: Key, _ body: (RawSpan) throws(E) -> R) throws(E) -> R? {
     var result: Result<R?, E> = .success(nil)
     unsafe encode(key) { engineKey, prefix in
@@ -92,8 +107,8 @@ extension PurgeableCache {
         result = .failure(error)
       }
     } tracked: { hash in
-      let locked = unsafe withTracked(key, hash: hash) { engineKey, prefix, shard, state in
-        unsafe engine.lockLocked(engineKey, prefix, shard, &state)
+      let locked = unsafe withTracked(key, hash: hash) { engineKey, prefix, held in
+        unsafe held.lock(engineKey, prefix)
       }
       // The mutex is released; the element stays locked for the length of the closure.
       guard case .locked(let reference, let bytes)? = locked else {
@@ -104,7 +119,7 @@ extension PurgeableCache {
         }
         return
       }
-      defer { engine.unlock(reference) }
+      defer { engine.heap.unlock(reference) }
       do throws(E) {
         result = .success(try body(unsafe bytes.bytes))
       } catch {
@@ -116,91 +131,115 @@ extension PurgeableCache {
 
   // MARK: Storing
 
-  /// Stores a value under a key, in place of an old one. `cost` nil: the value's bytes.
+  /// Stores a value under a key, in place of an old one. `cost`: nil stands for the value's bytes; less than 0 counts as 0.
   ///
-  /// Limits hold when it returns. Too large for a whole limit: refused, every other entry stays, and an old value under the key is
-  /// gone. Out of memory: refused, and its old value stays, as a rule.
+  /// The limits hold when it returns. A value that is too large for a whole limit is refused: every other entry stays, and the
+  /// key's old value is gone. Without memory the value is refused, and the old value stays as a rule
+  /// (`StoreOutcome.outOfMemory`). A value that cannot be encoded is refused, and the old value stays.
   @discardableResult
-  public func set(_ value: Value, forKey key: Key, cost: UInt64? = nil) -> StoreOutcome {
+  public func setValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> StoreOutcome {
+    let cost = cost.map { UInt64(max(0, $0)) }
     // Encoded first, outside of every mutex: encoding may be the user's code.
     var byteCount = 0
-    let outcome = value.withPurgeableBytes { span in
+    var outcome = StoreOutcome.notEncodable
+    _ = value.withPurgeableBytesIfEncodable { span in
       byteCount = span.byteCount
-      return unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, cost: cost) }
+      outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, cost: cost) }
+    }
+    if outcome == .notEncodable {
+      engine.shards.hold(engine.shards.founder) { held in held.counters.refusals += 1 }
+      return outcome
     }
     if outcome == .tooLarge { tellRefusal(of: value, forKey: key, cost: cost ?? UInt64(byteCount)) }
-    Maintainer.shared.noteWork()
+    WorkBell.ring()
     return outcome
   }
 
-  /// On its own, as `decodedValue`.
+  /// A function of its own, as `decodedValue`.
   @inline(never)
   private func tellRefusal(of value: Value, forKey key: Key, cost: UInt64) {
-    table?.refuse(Departure(key: key, value: value, cost: cost, reason: .tooLarge))
+    table?.refuse(Departure(key: key, value: value, cost: Int(clamping: cost), reason: .tooLarge, absence: nil))
   }
 
   /// The value of a key; setting stores it, setting nil removes it.
   public subscript(key: Key) -> Value? {
     get { value(forKey: key) }
     set {
-      if let newValue { set(newValue, forKey: key) } else { remove(key) }
+      if let newValue { setValue(newValue, forKey: key) } else { remove(forKey: key) }
     }
   }
-
-  // MARK: Removing
-
-  /// Removes a key's entry; whether there was one.
-  @discardableResult
-  public func remove(_ key: Key) -> Bool {
-    var removed = false
-    unsafe encode(key) { engineKey, prefix in
-      removed = unsafe engine.remove(engineKey, prefix: prefix)
-    } tracked: { hash in
-      removed =
-        unsafe withTracked(key, hash: hash) { engineKey, prefix, shard, state in
-          unsafe engine.removeLocked(engineKey, prefix, shard, &state)
-        } ?? false
-    }
-    return removed
-  }
-
-  /// Removes every entry.
-  public func removeAll() { engine.removeAll() }
 
   // MARK: Inside
 
+  /// The value, made where its bytes were copied to. Values of up to a kilobyte are copied to a buffer on the stack. For a larger
+  /// one the read says how many bytes it needs, and may need more when it is read again.
   private func lookUp(_ key: Key, countsAsUse: Bool) -> Lookup<Value> {
-    switch lookUpBytes(key, countsAsUse: countsAsUse) {
-    case .hit(let bytes): unsafe Value(purgeableBytes: bytes.span.bytes).map { .hit($0) } ?? .miss(.undecodable)
-    case .miss(let reason): .miss(reason)
+    var needed = 0
+    while true {
+      var found: EngineRead = .miss(.outOfMemory)
+      var value: Value?
+      if needed == 0 {
+        unsafe withUnsafeTemporaryAllocation(byteCount: 1024, alignment: 16) { buffer in
+          found = unsafe read(key, into: buffer, countsAsUse: countsAsUse)
+          guard case .hit(let byteCount) = found else { return }
+          // Safe: initialised by the read, and valid for the length of the call.
+          unsafe value = Value(purgeableBytes: UnsafeRawBufferPointer(rebasing: buffer[..<byteCount]).bytes)
+        }
+      } else {
+        unsafe value = Value(purgeableByteCount: needed) { buffer in
+          found = unsafe read(key, into: buffer, countsAsUse: countsAsUse)
+          guard case .hit(let byteCount) = found else { return nil }
+          return byteCount
+        }
+      }
+      switch found {
+      case .hit:
+        if let value { return .hit(value) }
+        if countsAsUse { engine.undecodableCount.add(1, ordering: .relaxed) }
+        return .miss(.undecodable)
+      case .tooSmall(let byteCount):
+        needed = byteCount
+        if !hasMemory(for: byteCount) { return .miss(.outOfMemory) }
+      case .miss(let reason): return .miss(reason)
+      }
     }
   }
 
-  /// The value's bytes, in one allocation of their size.
-  private func lookUpBytes(_ key: Key, countsAsUse: Bool) -> Lookup<[UInt8]> {
-    // Most values fit on the stack; a larger one says how much it needs, and may have become larger still when asked again.
+  /// As `lookUp`, for values that are arrays of bytes: without anything generic.
+  private func lookUpBytes(_ key: Key) -> [UInt8]? {
+    // Most values fit into a buffer on the stack. For a larger one the read says how many bytes it needs, and may need more when
+    // it is read again.
     var needed = 0
     while true {
       var found: EngineRead = .miss(.unknown)
       var bytes: [UInt8] = []
       if needed == 0 {
         unsafe withUnsafeTemporaryAllocation(byteCount: 1024, alignment: 16) { buffer in
-          found = unsafe read(key, into: buffer, countsAsUse: countsAsUse)
+          found = unsafe read(key, into: buffer, countsAsUse: true)
           if case .hit(let byteCount) = found { bytes = unsafe [UInt8](buffer[..<byteCount]) }
         }
       } else {
         // Safe: as much is initialised as the read says.
         bytes = unsafe [UInt8](unsafeUninitializedCapacity: needed) { buffer, count in
-          found = unsafe read(key, into: UnsafeMutableRawBufferPointer(buffer), countsAsUse: countsAsUse)
+          found = unsafe read(key, into: UnsafeMutableRawBufferPointer(buffer), countsAsUse: true)
           if case .hit(let byteCount) = found { count = byteCount }
         }
       }
       switch found {
-      case .hit: return .hit(bytes)
-      case .tooSmall(let byteCount): needed = byteCount
-      case .miss(let reason): return .miss(reason)
+      case .hit: return bytes
+      case .tooSmall(let byteCount):
+        needed = byteCount
+        if !hasMemory(for: byteCount) { return nil }
+      case .miss: return nil
       }
     }
+  }
+
+  /// Whether a value of so many bytes can be made; small ones are not asked for.
+  private func hasMemory(for byteCount: Int) -> Bool {
+    // An array of bytes is the value itself; others may be made of one.
+    let copies = Value.self == [UInt8].self ? 1 : 2
+    return byteCount < MemoryReserve.ofLargeResults || MemoryReserve.isThere(copies * (byteCount + 4096))
   }
 
   private func store(_ bytes: UnsafeRawBufferPointer, forKey key: Key, cost: UInt64?) -> StoreOutcome {
@@ -208,12 +247,7 @@ extension PurgeableCache {
     unsafe encode(key) { engineKey, prefix in
       outcome = unsafe engine.store(engineKey, prefix: prefix, value: bytes, cost: cost)
     } tracked: { hash in
-      outcome =
-        unsafe withTracked(key, hash: hash, makesNumber: true) { engineKey, prefix, shard, state in
-          unsafe engine.storeLocked(engineKey, prefix, bytes, cost, shard, &state)
-        } ?? .outOfMemory
-      engine.offerIfMuchIsIdle(bytes.count)
-      if engine.isOverLimits { engine.enforceLimits(sparing: Int(hash & 0xFFFF & engine.shardMask)) }
+      outcome = unsafe storeTracked(key, hash: hash, bytes, cost)
     }
     return outcome
   }
@@ -223,10 +257,10 @@ extension PurgeableCache {
     unsafe encode(key) { engineKey, prefix in
       result = unsafe engine.read(engineKey, prefix: prefix, into: buffer, countsAsUse: countsAsUse)
     } tracked: { hash in
-      let found = unsafe withTracked(key, hash: hash) { engineKey, prefix, shard, state in
-        unsafe engine.readLocked(engineKey, prefix, into: buffer, countsAsUse: countsAsUse, shard, &state)
+      let found = unsafe withTracked(key, hash: hash) { engineKey, prefix, held in
+        unsafe held.read(engineKey, prefix, into: buffer, countsAsUse: countsAsUse)
       }
-      // Without a number the key is not there; the ghost may know why.
+      // A key without a number has no entry; the ghost may know why.
       result = found ?? (countsAsUse ? engine.miss(EngineKey(hash: hash), nil) : .miss(.unknown))
     }
     return result

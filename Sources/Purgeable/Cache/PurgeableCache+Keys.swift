@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// From a key to what the engine looks for: bytes on the stack, or a number from the key table.
+// Encoding keys for the engine: as bytes on the stack, or as a number from the key table.
 
 import CPurgeable
 import Synchronization
@@ -12,7 +12,7 @@ extension PurgeableCache {
   ) {
     switch form {
     case .integer:
-      unsafe withUnsafeBytes(of: key) { prefix in unsafe bytes(engine.key(prefix: prefix), prefix) }
+      unsafe withUnsafeBytes(of: key) { prefix in unsafe bytes(engine.base.elements.keys.key(prefix: prefix), prefix) }
     case .string:
       // Safe: Key is String, as was found out at creation.
       guard var text = unsafe unsafeBitCast(key, to: String.self).asciiForm() else { return tracked(hash(of: key)) }
@@ -30,52 +30,82 @@ extension PurgeableCache {
   /// A key's bytes behind their length, on the stack.
   @inline(__always)
   private func withHead(_ key: UnsafeRawBufferPointer, _ body: (EngineKey, UnsafeRawBufferPointer) -> Void) {
-    precondition(key.count <= EntryPrefix.keyByteLimit, "PurgeableCache: a key of \(key.count) bytes")
+    precondition(key.count <= EntryPrefix.keyByteLimit, "PurgeableCache: a key of \(key.count) bytes is too long")
     let headByteCount = EntryPrefix.headByteCount(forKeyOf: key.count)
     unsafe withUnsafeTemporaryAllocation(byteCount: headByteCount + key.count, alignment: 8) { prefix in
       _ = unsafe EntryPrefix.writeHead(key.count, to: prefix)
       if key.count > 0 { unsafe UnsafeMutableRawBufferPointer(rebasing: prefix[headByteCount...]).copyMemory(from: key) }
       let prefix = UnsafeRawBufferPointer(prefix)
-      unsafe body(engine.key(prefix: prefix), prefix)
+      unsafe body(engine.base.elements.keys.key(prefix: prefix), prefix)
     }
   }
 
   private func hash(of key: Key) -> UInt64 {
     var hasher = Hasher()
-    hasher.combine(engine.seed)
+    hasher.combine(engine.base.elements.keys.seed)
     hasher.combine(key)
     return UInt64(bitPattern: Int64(hasher.finalize()))
   }
 
-  /// Everything that is done with a tracked key, under its shard's mutex: a number means the key only for that long.
-  /// nil when the key has no number and none is to be made.
+  /// Runs `body` for the entry of a tracked key, under its shard's mutex: only for that long does a number mean the key. nil when
+  /// the key has no number.
   func withTracked<R>(
-    _ key: Key, hash: UInt64, makesNumber: Bool = false,
-    _ body: (EngineKey, UnsafeRawBufferPointer, EngineShard, inout ShardState) -> R
+    _ key: Key, hash: UInt64, _ body: (EngineKey, UnsafeRawBufferPointer, inout HeldShard) -> R
   ) -> R? {
     guard let table else { return nil }
-    let shard = engine.shards[Int(hash & 0xFFFF & engine.shardMask)]
-    return engine.withState(shard) { state -> R? in
-      var isFresh = false
-      let number: UInt32
-      if makesNumber {
-        guard let made = table.numberOrFresh(of: key, hash: hash, shard: shard.number) else { return nil }
-        (number, isFresh) = made
-      } else {
-        guard let known = table.number(of: key, shard: shard.number) else { return nil }
-        number = known
+    // The number may have departed between the look-up and the mutex: the key may have another one by now.
+    while let found = table.find(key, hash: hash) {
+      let engineKey = EngineKey(trackedNumber: found.number, hash: hash)
+      let result = engine.shards.hold(of: engineKey.shardHash) { held -> R? in
+        guard table.isStill(found) else { return nil }
+        return unsafe Self.withPrefix(of: found.number) { prefix in unsafe body(engineKey, prefix, &held) }
       }
-      return unsafe withUnsafeTemporaryAllocation(byteCount: EntryPrefix.trackedByteCount, alignment: 8) { prefix -> R in
-        unsafe EntryPrefix.writeTracked(number, to: prefix)
-        let engineKey = EngineKey(trackedNumber: number, hash: hash)
-        let prefix = UnsafeRawBufferPointer(prefix)
-        let result = unsafe body(engineKey, prefix, shard, &state)
-        // A number that no entry came of, by refusal, goes back.
-        if isFresh, unsafe engine.findLocked(shard, engineKey, prefix, &state) == nil {
-          table.release(number, shard: shard.number)
+      if let result { return result }
+    }
+    table.helpTelling()
+    return nil
+  }
+
+  /// Stores under a tracked key, and tells of its old value's departure.
+  func storeTracked(_ key: Key, hash: UInt64, _ value: UnsafeRawBufferPointer, _ cost: UInt64?) -> StoreOutcome {
+    guard let table else { return .outOfMemory }
+    while let found = table.findOrMake(key, hash: hash) {
+      let engineKey = EngineKey(trackedNumber: found.number, hash: hash)
+      let epoch = table.epoch.load(ordering: .relaxed)
+      let (outcome, old, due) = engine.shards.hold(of: engineKey.shardHash) {
+        held -> (StoreOutcome?, EngineDeparture?, DueAfterStore) in
+        guard table.isStill(found) else { return (nil, nil, DueAfterStore(isCompaction: false)) }
+        held.departures.beginStore(found.number)
+        let outcome = unsafe Self.withPrefix(of: found.number) { prefix -> StoreOutcome in
+          let outcome = unsafe held.store(engineKey, prefix, value, cost, among: engine.shards)
+          switch outcome {
+          case .stored, .replaced: table.setCost(cost ?? UInt64(value.count), of: found)
+          default:
+            // A number that has no entry, because the store was refused, is given back.
+            if unsafe held.find(engineKey, prefix) == nil { held.departures.release(found, of: table) }
+          }
+          return outcome
         }
-        return result
+        return (outcome, held.departures.endStore(), held.takeDue(value.count))
       }
+      if let old {
+        // In a child that a handler forked, the departure is the parent's to tell.
+        let isOurs = table.epoch.load(ordering: .relaxed) == epoch
+        if isOurs, let stored = found.key { table.tell(old, key: stored) } else { table.endCopy(old.copy, isCounted: isOurs) }
+      }
+      if let outcome {
+        engine.finishStore(engineKey, due)
+        return outcome
+      }
+    }
+    return .outOfMemory
+  }
+
+  /// Calls `body` with the prefix of a tracked key's elements.
+  private static func withPrefix<R>(of number: UInt32, _ body: (UnsafeRawBufferPointer) -> R) -> R {
+    unsafe withUnsafeTemporaryAllocation(byteCount: EntryPrefix.trackedByteCount, alignment: 8) { prefix in
+      unsafe EntryPrefix.writeTracked(number, to: prefix)
+      return unsafe body(UnsafeRawBufferPointer(prefix))
     }
   }
 }

@@ -5,138 +5,191 @@ import Synchronization
 
 /// A cache whose values lie in memory that the kernel may take back at any moment, page by page.
 ///
-/// Without limits it holds whatever is stored, for as long as nobody else needs the memory. When somebody does, the kernel takes
-/// pages, without swapping and without killing anybody; the cache notices, and answers `nil` for what was on them. It never
-/// answers a wrong value. With limits it evicts by S3-FIFO, which keeps what is used again and lets pass what is not.
+/// Without limits it holds all values, as long as no program needs the memory. When memory is short, the kernel takes pages,
+/// without swapping and without killing a process; the cache notices, and returns `nil` for the values that were on them. It
+/// never returns a wrong value. With limits it evicts by S3-FIFO, which keeps entries that are used again.
 ///
-///     let thumbnails = PurgeableCache<String, [UInt8]>()
-///     thumbnails["cat"] = bytes
+///     let thumbnails = try PurgeableCache<String, [UInt8]>()
+///     thumbnails["cat"] = render("cat")
 ///     let again = thumbnails["cat"]     // nil when never stored, evicted or discarded
 ///
-/// Use it for what can be made again. It is no store: any value can be gone at any time.
+/// Use it for values that can be made again: any value can be gone at any time.
 ///
 /// Every function may be called from any thread. A read that starts after a write has returned sees it. Reads of cached values
 /// take no mutex and make no system call; they copy the value out, or lock it for the length of a closure (`withBytes`).
 /// Callbacks run outside of the cache's mutexes and may use the cache.
 ///
-/// Memory: values and, where they have bytes of their own, keys lie on purgeable pages; some 15 bytes an entry are ordinary
-/// memory. Keys of other types, and all keys of a cache with a delegate, lie in ordinary memory.
+/// Memory: values lie on purgeable pages, and so do keys that have bytes of their own; some 15 bytes an entry are ordinary
+/// memory. Keys of other types, and all keys of a cache with `onDeparture` or `tracksKeys`, lie in ordinary memory.
 public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValue>: Sendable {
   let engine: CacheEngine
   let form: KeyForm<Key>
-  /// Of every cache that may have tracked keys: with strings those are the ones outside of ASCII.
+  /// Exists in caches that may have tracked keys: with `String` keys, those outside of ASCII.
   let table: KeyTable<Key, Value>?
 
-  /// Shown in its description, statistics and messages.
+  /// The cache's name, for its description, statistics and messages.
   public let name: String
 
-  /// Makes an empty cache. A limit of `nil` is none; a limit of 0 admits nothing that counts against it.
+  /// Makes an empty cache. A limit of `nil` is no limit; a limit of 0 admits no entry that counts against it.
   ///
   /// - Parameters:
   ///   - name: for people.
   ///   - countLimit: the most entries.
-  ///   - costLimit: the most that the entries' costs may add up to. An entry's cost is its value's bytes unless another is given.
+  ///   - costLimit: the most that the entries' costs may add up to. An entry's cost is its value's bytes unless another is given;
+  ///     a negative cost counts as 0.
   ///   - byteLimit: the most memory to hold, slabs and bookkeeping together.
-  ///   - memoryShare: the same as a share of the memory that limits this process, above 0 and up to 1.
+  ///   - memoryShare: a byte limit as a share of the memory that limits this process, above 0 and up to 1.
   ///   - lockedByteLimit: the most payload to have locked at a time (`lockedByteLimit`); nil: half the memory.
-  ///   - idleTime: give back what nobody read for this long (`idleTime`); nil: never.
-  ///   - tracksKeys: keep keys in ordinary memory, so that losses can be told by key. Implied by `onDeparture`.
-  ///   - onDeparture: is told of every entry that leaves, once, after the mutex was released.
-  /// - Throws: `PurgeableError` of kind `outOfMemory`, or `invalidArgument` for a negative limit, a share that is none, a time of 0.
+  ///   - idleTime: give back entries that were not read for this long (`idleTime`); nil: never.
+  ///   - tracksKeys: keep keys in ordinary memory, where the kernel cannot take them. Implied by `onDeparture`.
+  ///   - onDeparture: called once for every entry that leaves, under no mutex of the library. See below.
+  /// - Throws: `PurgeableError` of kind `outOfMemory`; or of kind `invalidArgument` for a negative limit, a share that is not
+  ///   above 0 and at most 1, a time of 0 or less, and a byte limit or a share that is less than an empty cache needs (some 50
+  ///   KiB; the explanation says how much). A byte limit of 0 is allowed: it admits nothing.
+  ///
+  /// The handler `onDeparture`:
+  /// - Departures that a call of the program causes are told on its thread before the call returns. A call that takes many
+  ///   entries out tells in slices of about a mebibyte of values, between which other threads may use the cache.
+  /// - Departures that the library causes by itself, under pressure and for `idleTime`, are told on a thread that this cache has
+  ///   as long as there are any to tell. The thread has the default stack of the process's threads, and all signals are blocked
+  ///   in it. If no thread can be made, the program's next calls tell.
+  /// - So the handler may be called on several threads at a time. It may take its time, use this cache and any other, make
+  ///   caches, end this one, and fork. Only the call that caused the departure and this cache's other departures wait for it.
+  /// - 1 MiB of values may wait for the thread, and 8 MiB of values in all. Beyond that, or without memory for a copy, a
+  ///   departure is told without its value (`Departure.absence` is `notKept`, and `CacheStatistics.notKeptValueCount` counts it).
+  ///   No departure itself is dropped: each waits in the entry of its key. When more than 65,536 wait
+  ///   (`CacheStatistics.waitingDepartureCount`), each call of the program tells up to four of them first, unless a handler makes
+  ///   the call.
+  /// - A store tells first of the departures that made room for its value, then of its key's old value, then of what limits take
+  ///   afterwards, each in the order in which they happened. Between threads there is no order: a departure may be told after its
+  ///   key was stored again. So a list of the keys cannot be kept from departures alone. Instead
+  ///   call `containsValue(forKey:)`, in the handler and after each store, under the list's own mutex: the last caller is right.
+  ///   `containsValue(forKey:)` never calls the handler.
+  ///
+  ///   ```swift
+  ///   import Synchronization
+  ///
+  ///   final class Listed: Sendable {
+  ///     private let keys = Mutex<Set<String>>([])
+  ///     private let itself = Mutex<PurgeableCache<String, [UInt8]>?>(nil)
+  ///     var cache: PurgeableCache<String, [UInt8]> { itself.withLock { $0! } }
+  ///
+  ///     init() throws {
+  ///       let cache = try PurgeableCache<String, [UInt8]> { [weak self] departure in self?.note(departure.key) }
+  ///       itself.withLock { $0 = cache }
+  ///     }
+  ///
+  ///     func set(_ value: [UInt8], forKey key: String) {
+  ///       cache[key] = value
+  ///       note(key)
+  ///     }
+  ///
+  ///     private func note(_ key: String) {
+  ///       keys.withLock { keys in
+  ///         if cache.containsValue(forKey: key) { keys.insert(key) } else { keys.remove(key) }
+  ///       }
+  ///     }
+  ///   }
+  ///   ```
+  /// - In a forked child the cache is empty, and no departures of the parent's entries are told, not even waiting ones: the
+  ///   parent tells those.
+  /// - After a cache's end, no departures are told.
+  ///
+  /// `hash(into:)` and `==` of keys are called under no mutex either, and may use the cache. If a key changes after it was
+  /// stored, its entry can no longer be found by any key, and leaves as any other does.
   ///
   /// Where the kernel does not discard (see `KernelSupport`), a cache without any limit limits itself to a quarter of its control
-  /// group's or the machine's memory: `byteLimit` tells.
-  public init(
-    name: String = "cache", countLimit: Int? = nil, costLimit: UInt64? = nil, byteLimit: Int? = nil, memoryShare: Double? = nil,
+  /// group's or the machine's memory: `byteLimit` says how much.
+  public convenience init(
+    name: String = "cache", countLimit: Int? = nil, costLimit: Int? = nil, byteLimit: Int? = nil, memoryShare: Double? = nil,
     lockedByteLimit: Int? = nil, idleTime: Duration? = nil, tracksKeys: Bool = false,
     onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
-    for (label, limit) in [("countLimit", countLimit), ("byteLimit", byteLimit), ("lockedByteLimit", lockedByteLimit)] {
-      if let limit, limit < 0 {
-        throw PurgeableError(
-          .invalidArgument(label), in: "PurgeableCache.init(\(name))", explanation: "a limit is nil or at least 0, not \(limit)")
-      }
-    }
-    if let share = memoryShare, !(share > 0 && share <= 1) {
+    try self.init(
+      name: name, countLimit: countLimit, costLimit: costLimit, byteLimit: byteLimit, memoryShare: memoryShare,
+      lockedByteLimit: lockedByteLimit, idleTime: idleTime, tracksKeys: tracksKeys, clock: .monotonic, onDeparture: onDeparture)
+  }
+
+  /// As above, with a clock of the caller's.
+  init(
+    name: String = "cache", countLimit: Int? = nil, costLimit: Int? = nil, byteLimit: Int? = nil, memoryShare: Double? = nil,
+    lockedByteLimit: Int? = nil, idleTime: Duration? = nil, tracksKeys: Bool = false, clock: CacheClock,
+    onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
+  ) throws(PurgeableError) {
+    // Swift's runtime ends the program when it gets no memory for objects and arrays.
+    guard MemoryReserve.isThere(MemoryReserve.ofObjects) else {
       throw PurgeableError(
-        .invalidArgument("memoryShare"), in: "PurgeableCache.init(\(name))",
-        explanation: "a share is above 0 and at most 1, not \(share)")
+        .outOfMemory, in: "PurgeableCache.init", errorNumber: outOfMemoryNumber,
+        explanation: "there is no memory for a cache's objects; free some, or raise the process's limits")
     }
-    if let idleTime, idleTime <= .zero {
-      throw PurgeableError(
-        .invalidArgument("idleTime"), in: "PurgeableCache.init(\(name))", explanation: "a time is above 0, not \(idleTime)")
-    }
+    let operation = "PurgeableCache '\(name)'.init"
+    try LimitCheck.limit(countLimit, "countLimit", in: operation)
+    try LimitCheck.limit(costLimit, "costLimit", in: operation)
+    try LimitCheck.limit(byteLimit, "byteLimit", in: operation)
+    try LimitCheck.limit(lockedByteLimit, "lockedByteLimit", in: operation)
+    try LimitCheck.share(memoryShare, "memoryShare", in: operation)
+    try LimitCheck.time(idleTime, "idleTime", in: operation)
     let form = KeyForm<Key>(tracking: tracksKeys || onDeparture != nil)
-    engine = try CacheEngine(
+    let table: KeyTable<Key, Value>? =
+      switch form {
+      case .tracked, .string: KeyTable(tell: onDeparture)
+      case .integer, .bytes, .custom: nil
+      }
+    let engine = try CacheEngine(
       EngineOptions(
-        countLimit: countLimit, costLimit: costLimit, byteLimit: byteLimit, memoryShare: memoryShare,
-        lockedByteLimit: lockedByteLimit, idleNanoseconds: idleTime.map(CacheBudget.nanoseconds), keyLayout: form.layout))
-    self.form = form
-    self.name = name
-    switch form {
-    case .tracked, .string: table = KeyTable(shardCount: engine.shards.count, tell: onDeparture)
-    case .integer, .bytes, .custom: table = nil
+        countLimit: countLimit, costLimit: costLimit.map { UInt64($0) }, byteLimit: byteLimit, memoryShare: memoryShare,
+        lockedByteLimit: lockedByteLimit, idleNanoseconds: idleTime.map(CacheBudget.nanoseconds), keyLayout: form.layout,
+        clock: clock),
+      observer: table)
+    // Needed by this cache when it is empty, key table included.
+    let (limit, needed) = (engine.base.limits.bytes.load(ordering: .relaxed), engine.base.neededBytes)
+    engine.base.limits.leastBytes.store(needed, ordering: .relaxed)
+    if limit > 0, limit < needed {
+      let isShare = limit != byteLimit
+      throw PurgeableError(
+        .invalidArgument(isShare ? "memoryShare" : "byteLimit"), in: operation,
+        explanation: "\(limit) bytes are less than an empty cache and its first entry need here, \(needed) bytes")
     }
-    if let table { engine.observer.withLock { $0.value = table } }
-    Maintainer.shared.add(engine)
+    self.engine = engine
+    self.form = form
+    self.table = table
+    self.name = name
+    CacheRoster.shared.add(engine)
   }
 
   deinit {
-    // What the delegate is owed is not owed for a cache that is gone; the entries go with their memory.
-    Maintainer.shared.remove(engine)
+    // Departures that still wait are not told after the cache's end. The entries end with their memory.
+    CacheRoster.shared.remove(engine)
+    table?.end()
   }
-
-  // MARK: Limits
-
-  /// The most entries, nil for no limit. Lowering it evicts before it returns.
-  public var countLimit: Int? {
-    get { Self.limit(engine.countLimit.load(ordering: .relaxed)) }
-    set {
-      engine.countLimit.store(max(0, newValue ?? .max), ordering: .relaxed)
-      engine.enforceLimits()
-    }
-  }
-
-  /// The most that costs may add up to, nil for no limit. Lowering it evicts before it returns.
-  public var costLimit: UInt64? {
-    get {
-      let limit = engine.costLimit.load(ordering: .relaxed)
-      return limit == .max ? nil : limit
-    }
-    set {
-      engine.costLimit.store(newValue ?? .max, ordering: .relaxed)
-      engine.enforceLimits()
-    }
-  }
-
-  /// The most bytes to hold, bookkeeping included, nil for no limit. Lowering it evicts before it returns; it cannot go below what
-  /// an empty cache needs, some 30 KiB a shard.
-  public var byteLimit: Int? {
-    get { engine.budget.withLock { $0.byteLimit } }
-    set {
-      engine.budget.withLock { $0.byteLimit = newValue.map { max(0, $0) } }
-      engine.applyBudget()
-      engine.enforceLimits()
-    }
-  }
-
-  private static func limit(_ stored: Int) -> Int? { stored == .max ? nil : stored }
 
   // MARK: Totals
 
-  /// How many entries there are. Those on pages that are known to be lost do not count; those lost without anybody having noticed do.
-  public var count: Int { max(0, engine.totalCount.load(ordering: .relaxed)) }
+  /// The number of entries. Entries on pages that are known to be lost do not count; lost entries that have not been found yet
+  /// do. Any thread, no mutex.
+  public var count: Int {
+    engine.shards.healIfChild()
+    return max(0, engine.base.count)
+  }
 
-  /// Whether there is no entry.
+  /// Whether `count` is 0.
   public var isEmpty: Bool { count == 0 }
 
-  /// What the entries' costs add up to, `UInt64.max` where they are more.
-  public var totalCost: UInt64 { UInt64(clamping: engine.totalCost.withLock { $0 }) }
+  /// The sum of the entries' costs; `Int.max` when it is larger. Any thread.
+  public var totalCost: Int {
+    engine.shards.healIfChild()
+    return Int(clamping: engine.base.totalCost)
+  }
 
-  /// Bytes held: slabs, whether the kernel has taken pages of them or not, and bookkeeping.
-  public var byteCount: Int { engine.heldBytes + engine.ordinaryBytes }
+  /// The bytes that count against `byteLimit` and `memoryShare`: slabs and bookkeeping. Pages that are known to be lost (found by
+  /// a sweep or by a look-up) take no memory and do not count; `statistics.memory.heldBytes` includes them.
+  public var byteCount: Int {
+    engine.shards.healIfChild()
+    return engine.base.chargedBytes
+  }
 }
 
 extension PurgeableCache: CustomStringConvertible {
+  /// Name, entries and bytes in one line, for messages.
   public var description: String { "PurgeableCache \"\(name)\": \(count) entries, \(byteCount) bytes held" }
 }

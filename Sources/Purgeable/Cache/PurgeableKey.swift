@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Keys: what lies in the element as bytes, and what has to be kept in a table.
+// Keys: those that lie in elements as bytes, and those that are kept in a table.
 
 /// A key with a byte encoding of its own, so that it can lie in purgeable memory beside its value.
 ///
-/// Integers, `String` and `[UInt8]` have one already and need no conformance. Any other Hashable key works too, without this
-/// protocol: then it is kept in ordinary memory, where every entry costs as much as it would in a dictionary.
+/// Integers, `String` and `[UInt8]` have an encoding already and need no conformance; the module PurgeableFoundation has
+/// conformances of `UUID`, `Data` and `URL`. Any other Hashable key works without this protocol: it is kept in ordinary memory,
+/// where every entry costs as much as in a dictionary.
 public protocol PurgeableKey: Hashable, Sendable {
   /// Lends bytes that are equal for equal keys and different for different ones. Any thread, under no mutex of this library.
   func withKeyBytes<R>(_ body: (RawSpan) -> R) -> R
 }
 
-/// How a cache's keys become bytes: found out once, when the cache is made.
+/// How a cache's keys become bytes; decided once, when the cache is made.
 enum KeyForm<Key: Hashable & Sendable>: Sendable {
   /// Integers: their own bytes.
   case integer
@@ -36,7 +37,10 @@ enum KeyForm<Key: Hashable & Sendable>: Sendable {
     }
   }
 
-  /// The integers of the standard library: all of their bytes count. Others might have padding.
+  /// Whether hash, equality and deinit of the keys are the standard library's, not user's code.
+  static var isOfStandardLibrary: Bool { isInteger || Key.self == String.self || Key.self == [UInt8].self }
+
+  /// Whether the keys are integers of the standard library, all of whose bytes count. Other types might have padding.
   private static var isInteger: Bool {
     let integers: [Any.Type] = [
       Int.self, Int8.self, Int16.self, Int32.self, Int64.self, Int128.self,

@@ -3,12 +3,12 @@
 
 /// An object that keeps content which may be discarded while nobody uses it, and knows whether it was.
 ///
-/// An access counter decides: it is 1 when the object is born, `beginContentAccess()` counts up, `endContentAccess()` counts down,
-/// and content is discarded only at 0. A cache of objects calls `discardContentIfPossible()` on what it drops, so that an object
-/// in use keeps its content.
+/// An access counter decides: it is 1 when the object is born, `beginContentAccess()` counts up, `endContentAccess()` counts
+/// down, and content is discarded only at 0. A cache of objects calls `discardContentIfPossible()` on what it drops, so that an
+/// object in use keeps its content.
 ///
-/// Discarded is a state, not an error: it lasts until the object is refilled, by itself in `beginContentAccess()` if it knows how,
-/// or by a function of its own. Conforming types are safe to use from any thread.
+/// Discarded is a state, not an error: it lasts until the object is refilled, by itself in `beginContentAccess()` if it knows
+/// how, or by a function of its own. Conforming types are safe to use from any thread.
 public protocol DiscardableContent: AnyObject, Sendable {
   /// Counts an access, so that the content stays until the matching `endContentAccess()`.
   ///

@@ -25,6 +25,7 @@ extension ElementReference: CustomStringConvertible {
 }
 
 /// Names a stream of a `PurgeableHeap`: a sequence of slabs in order of birth. What is stored in one stream lies together.
+/// It is a number: another heap with as many streams takes it for a stream of its own.
 public struct HeapStream: Sendable, Hashable {
   let number: UInt32
 

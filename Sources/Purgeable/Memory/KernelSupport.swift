@@ -20,6 +20,8 @@ public struct KernelSupport: Sendable, Hashable {
     case unsupported
     /// All memory of this process is mlocked, so that the offer is refused.
     case mlocked
+    /// Part of what is offered is taken, and part never, time after time (some emulators).
+    case partial
   }
 
   /// What becomes of memory on offer.
@@ -34,10 +36,17 @@ public struct KernelSupport: Sendable, Hashable {
   /// Whether a forked child finds everything discarded because the kernel wipes it (MADV_WIPEONFORK).
   public let wipesOnFork: Bool
 
+  /// Whether `wipesOnFork` was found by a child that looked, and not only by what the kernel answered: some emulators accept the
+  /// call and ignore it. A process with more than 128 MiB resident is not forked for that.
+  public let isWipeConfirmed: Bool
+
+  /// Whether one byte in use keeps up to 2 MiB: small pages are refused (MADV_NOHUGEPAGE) where huge ones are the rule.
+  public let usesHugePages: Bool
+
   /// Whether reads without lock are proven (restartable sequences), and not only very probably right.
   public let provesLockFreeReads: Bool
 
-  /// Finds out, the first time by about 10 system calls, later without any. Any thread.
+  /// Finds out, the first time by about 20 system calls, later without any. Any thread.
   ///
   /// - Throws: `PurgeableError` when the 64 pages could not be mapped; a later call tries again.
   public static func probe() throws(PurgeableError) -> KernelSupport {
@@ -51,6 +60,8 @@ public struct KernelSupport: Sendable, Hashable {
     pageByteCount = Int(probe.page_size_bytes)
     isConfirmed = probe.confirmed_by_pageout
     wipesOnFork = probe.wipe_on_fork
+    isWipeConfirmed = probe.wipe_is_confirmed
+    usesHugePages = probe.huge_pages
     provesLockFreeReads = probe.rseq
   }
 }
@@ -63,10 +74,12 @@ extension KernelSupport.Behavior: CustomStringConvertible {
     case .no_op: self = .noEffect
     case .unsupported: self = .unsupported
     case .mlocked: self = .mlocked
+    case .partial: self = .partial
     }
   }
 
-  /// The name that the C core and the command-line tool use too: "works", "immediate", "no-op", "unsupported", "mlocked".
+  /// The name that the C core and the command-line tool use too: "works", "immediate", "no-op", "unsupported", "mlocked",
+  /// "partial".
   public var description: String {
     switch self {
     case .works: "works"
@@ -74,6 +87,7 @@ extension KernelSupport.Behavior: CustomStringConvertible {
     case .noEffect: "no-op"
     case .unsupported: "unsupported"
     case .mlocked: "mlocked"
+    case .partial: "partial"
     }
   }
 }

@@ -33,7 +33,7 @@ extension PurgeableData {
     }
     switch ending {
     case .plain: break
-    case .idle: noteIdleMemory()
+    case .idle: WorkBell.ring()
     case .unbalanced(let times): noteUnbalancedEnd(isFirst: times == 1)
     }
   }
@@ -87,7 +87,7 @@ extension PurgeableData {
     guard let lease = borrow() else { return nil }
     defer { giveBack(lease) }
     // Safe: the lease keeps the storage alive, locked and unchanged until after `body`, and the span cannot leave it.
-    return try unsafe body(UnsafeRawBufferPointer(rebasing: lease.storage.region.lockedBytes.prefix(lease.count)).bytes)
+    return try unsafe body(UnsafeRawBufferPointer(rebasing: lease.storage.region.lockedBuffer.prefix(lease.count)).bytes)
   }
 }
 
@@ -131,6 +131,6 @@ extension PurgeableData {
       if content.storage === lease.storage { content.readers -= 1 }
       return content.endFunction()
     }
-    if isIdle { noteIdleMemory() }
+    if isIdle { WorkBell.ring() }
   }
 }

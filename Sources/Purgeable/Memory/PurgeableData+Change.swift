@@ -25,7 +25,7 @@ extension PurgeableData {
   /// Changes the bytes.
   ///
   /// - Parameters:
-  ///   - operation: what messages call it.
+  /// - operation: the operation's name in messages.
   ///   - length: what becomes of the length.
   ///   - keepsOld: whether the bytes there are have to be there when `body` is called.
   ///   - body: gets all bytes there is room for, zeros from the old length on, and the old length. If it throws, what it wrote
@@ -45,21 +45,21 @@ extension PurgeableData {
       }
       let capacity = Self.capacity(for: wanted, now: count, in: storage.capacity)
       if start.isRead || capacity != storage.capacity {
-        let fresh = try Storage(capacity: capacity, offering: offering)
+        let fresh = try Storage.make(capacity: capacity, offering: offering)
         if keepsOld {
           // Safe: the old bytes are locked by this access and only read; the new ones are locked and known to nobody.
-          unsafe fresh.region.lockedBytes.storeBytes(
-            UnsafeRawBufferPointer(rebasing: storage.region.lockedBytes.prefix(min(count, wanted))).bytes, at: 0)
+          unsafe fresh.region.lockedBuffer.storeBytes(
+            UnsafeRawBufferPointer(rebasing: storage.region.lockedBuffer.prefix(min(count, wanted))).bytes, at: 0)
         }
         storage = fresh
-        try unsafe body(fresh.region.lockedBytes, count)
+        try unsafe body(fresh.region.lockedBuffer, count)
       } else {
         // Tells the core that content changes under the lock held here, so that it takes fresh witnesses at the last unlock.
         guard storage.region.lock(forWriting: true) else { stopForLackOfAccess(operation) }
         defer { _ = storage.region.unlockQuietly() }
-        try unsafe body(storage.region.lockedBytes, count)
+        try unsafe body(storage.region.lockedBuffer, count)
         // Beyond the length all is zero, so that growing shows zeros and lost pages there mean nothing.
-        if wanted < count { unsafe UnsafeMutableRawBufferPointer(rebasing: storage.region.lockedBytes[wanted..<count]).zero() }
+        if wanted < count { unsafe UnsafeMutableRawBufferPointer(rebasing: storage.region.lockedBuffer[wanted..<count]).zero() }
       }
       count = wanted
     }
@@ -87,10 +87,11 @@ extension PurgeableData {
       content.count = count
       return content.endFunction()
     }
-    if isIdle { noteIdleMemory() }
+    if isIdle { WorkBell.ring() }
   }
 
-  /// The room to have for `wanted` bytes in the place of `count`, where there is room for `current`: see the type's documentation.
+  /// The room to have for `wanted` bytes in the place of `count`, where there is room for `current`: see the type's
+  /// documentation.
   static func capacity(for wanted: Int, now count: Int, in current: Int) -> Int {
     if wanted > current {
       let (grown, overflow) = current.addingReportingOverflow(current < 1 << 20 ? current : current / 4)

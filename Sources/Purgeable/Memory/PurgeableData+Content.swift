@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a PurgeableData's mutex guards: the counter, and where the bytes are.
+// The state that a PurgeableData's mutex guards: the counter, and the place of the bytes.
 //
 //            begin: 0 to 1, locks the region            change while nobody reads: in place
 //   idle  <------------------------------------>  used ------------------------------------
@@ -9,15 +9,22 @@
 import CPurgeable
 
 extension PurgeableData {
-  /// A region that the object and those who read it share. Its region is locked once for as long as accesses are counted.
+  /// A region that the object and its readers share. The region is locked once for as long as accesses are counted.
   final class Storage: Sendable {
     let region: PurgeableRegion
 
     /// Whole pages for at least `capacity` bytes, all zeros, locked for writing once.
-    init(capacity: Int, offering: OfferingMode) throws(PurgeableError) {
+    static func make(capacity: Int, offering: OfferingMode) throws(PurgeableError) -> Storage {
+      // The object is the runtime's, which ends the program where it gets no memory for it.
+      guard MemoryReserve.isThere(MemoryReserve.ofNews) else { throw PurgeableError.withoutMemory(in: "PurgeableData") }
+      return try Storage(capacity: capacity, offering: offering)
+    }
+
+    private init(capacity: Int, offering: OfferingMode) throws(PurgeableError) {
       let page = purgeable_page_size_bytes()
       guard capacity <= Int.max - page else {
-        throw PurgeableError(.tooLarge, in: "PurgeableData", explanation: "\(capacity) bytes are more than the address space")
+        throw PurgeableError(
+          .tooLarge, in: "PurgeableData.init", explanation: "\(capacity) bytes are more than the address space")
       }
       let pages = max(capacity, 1) + page - 1
       region = try PurgeableRegion(lockedWithByteCount: pages - pages % page, offering: offering)
@@ -26,10 +33,10 @@ extension PurgeableData {
     var capacity: Int { region.byteCount }
   }
 
-  /// Who an access belongs to: callers who begin and end, or a function that does both.
+  /// The owner of an access: callers who begin and end, or a function that does both.
   enum Holder { case caller, function }
 
-  /// A reader's share of the bytes, and what to give back.
+  /// A reader's share of the bytes, and the state to return at its end.
   struct Lease: Sendable {
     let storage: Storage
     let count: Int
@@ -47,9 +54,11 @@ extension PurgeableData {
     var readers = 0
     /// The thread that is changing the content or making it anew, 0 for none. While there is one, no lease is given.
     var changer: UInt = 0
-    /// Counts forks: what began before one is not given back after it.
+    /// Counts forks: an access begun before a fork is not ended after it.
     var epoch = 0
     var unbalancedEnds = 0
+    /// How often making the content anew has failed, for threads that waited for it.
+    var failedRemakes = 0
 
     init(storage: Storage, count: Int) {
       self.storage = storage

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a PurgeableData says about itself, and about errors in its use.
+// Descriptions of a PurgeableData, and reports of errors in its use.
 
 import Synchronization
 
@@ -18,7 +18,7 @@ extension PurgeableData: CustomStringConvertible {
   /// How often `endContentAccess()` was called on this object at a counter of 0.
   public var unbalancedEndCount: Int { content.withLock { $0.unbalancedEnds } }
 
-  /// What messages call the object: its name or, without one, its address.
+  /// The object's name in messages: its name or, without one, its address.
   var title: String {
     name.isEmpty
       ? "PurgeableData at 0x\(String(UInt(bitPattern: ObjectIdentifier(self)), radix: 16))" : "PurgeableData '\(name)'"
@@ -46,7 +46,7 @@ extension PurgeableData: CustomStringConvertible {
   /// Writes a line to standard error, in one piece.
   private func report(_ message: String) {
     var line = "purgeable: \(message)\n"
-    // Safe: the bytes are valid for the length of the closure. A report that cannot be written is lost, and nothing with it.
+    // Safe: the bytes are valid for the length of the closure. If the write fails, only the report is lost.
     line.withUTF8 { bytes in _ = unsafe write(STDERR_FILENO, bytes.baseAddress, bytes.count) }
   }
 #endif

@@ -58,8 +58,8 @@ extension PurgeableData {
 
   /// Lends the bytes to be changed in place. Stops the program when nobody holds an access.
   ///
-  /// Other changes, and closures that begin to read, wait until `body` returns; reading or changing the same object within it stops
-  /// the program. What `body` wrote stands, also when it throws. A closure with errors of its own type returns a `Result`.
+  /// Other changes, and closures that begin to read, wait until `body` returns; reading or changing the same object within it
+  /// stops the program. What `body` wrote stands, also when it throws. A closure with errors of its own type returns a `Result`.
   ///
   /// - Throws: `PurgeableError`: out of memory when somebody reads meanwhile, so that a copy was needed; or what `body` throws.
   @discardableResult

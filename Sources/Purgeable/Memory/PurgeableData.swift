@@ -13,14 +13,14 @@
 /// page.withBytes { send($0) }                                   // nil: discarded; begins and ends by itself
 /// ```
 ///
-/// It has NSPurgeableData's rules (see `DiscardableContent`): born with 1, discarded only at 0, discarded until refilled. Bytes and
-/// length are out of reach without access: what needs one that somebody has begun stops the program where nobody has, in every
-/// build, with a message that names the object.
+/// It has NSPurgeableData's rules (see `DiscardableContent`): born with 1, discarded only at 0, discarded until refilled. Bytes
+/// and length are out of reach without access: what needs one that somebody has begun stops the program where nobody has, in
+/// every build, with a message that names the object.
 ///
-/// **Who excludes whom.** Every function may be called from any thread. Changes happen one after the other. Any number of `withBytes`
-/// closures may run at once, also beside a change: they keep the bytes they began with, because the change is then made to a copy.
-/// A `withBytes` that begins while a change is at work waits for it. Beginning, ending, discarding and asking never wait for a
-/// closure, except that an access to discarded content waits while another thread makes it anew.
+/// **Who excludes whom.** Every function may be called from any thread. Changes happen one after the other. Any number of
+/// `withBytes` closures may run at once, also beside a change: they keep the bytes they began with, because the change is then
+/// made to a copy. A `withBytes` that begins while a change is at work waits for it. Beginning, ending, discarding and asking
+/// never wait for a closure, except that an access to discarded content waits while another thread makes it anew.
 ///
 /// **Memory.** The bytes lie in whole pages of a `PurgeableRegion`, at least one, also when empty. Appending beyond them takes a
 /// new region of twice the size, from 1 MiB on a quarter larger, and copies; what is untouched of it is address space and not
@@ -29,12 +29,14 @@
 /// **Fork.** A forked child finds the content discarded and the counter at 0, also where it was in use at that moment. Like every
 /// object with a mutex it can be used there only if no other thread was inside one of its functions at the moment of the fork.
 ///
-/// For content that never changes its size and has one owner, `PurgeableRegion` is lighter; for many small pieces, `PurgeableHeap`.
+/// For content that never changes its size and has one owner, `PurgeableRegion` is lighter; for many small pieces,
+/// `PurgeableHeap`.
 public final class PurgeableData: DiscardableContent {
   /// Makes discarded content anew: all of its bytes, or `nil` when that is not possible now.
   ///
   /// Called by whoever begins an access to discarded content, on that thread, one call at a time, outside of the mutex that
-  /// guards the counter. Beginning an access to the same object from within it answers false.
+  /// guards the counter. Those who wait for a call share what it made; where it fails they are told that the content is
+  /// discarded, and the next to begin calls again. Beginning an access to the same object from within it answers false.
   public typealias Recreate = @Sendable () throws -> [UInt8]?
 
   /// What messages call this object; may be empty.
@@ -58,7 +60,8 @@ public final class PurgeableData: DiscardableContent {
   ///   - capacity: room for how many bytes to begin with; more when `byteCount` is.
   ///   - name: what messages call it.
   ///   - offering: when the bytes are offered to the kernel after the last end of an access.
-  ///   - recreate: makes discarded content anew when an access begins; without it, discarded content stays so until `refill(with:)`.
+  ///   - recreate: makes discarded content anew when an access begins; without it, discarded content stays so until
+  ///     `refill(with:)`.
   /// - Throws: `PurgeableError`: invalid argument (negative), too large, out of memory.
   /// - Complexity: no system call while a shared chunk of the core has room.
   public init(
@@ -67,7 +70,7 @@ public final class PurgeableData: DiscardableContent {
     for (label, value) in [("byteCount", byteCount), ("capacity", capacity)] where value < 0 {
       throw PurgeableError(.invalidArgument(label), in: "PurgeableData.init", explanation: "\(value) is below 0")
     }
-    let storage = try Storage(capacity: max(byteCount, capacity), offering: offering)
+    let storage = try Storage.make(capacity: max(byteCount, capacity), offering: offering)
     self.name = name
     self.offering = offering
     self.recreate = recreate

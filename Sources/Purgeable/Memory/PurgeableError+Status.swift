@@ -44,18 +44,37 @@ extension PurgeableError {
     self.init(kind, in: operation, errorNumber: status, explanation: explanation ?? general)
   }
 
-  /// Throws unless `status` is 0.
+  /// As `init(status:in:...)`, with a name of the operation that is put together here; only as far as there is memory for it.
+  static func of(
+    _ status: Int32, in operation: @autoclosure () -> String, argument: String? = nil, call: String = "madvise",
+    explanation: @autoclosure () -> String? = nil
+  ) -> PurgeableError {
+    let hasRoom = MemoryReserve.isThere(MemoryReserve.ofNews)
+    return PurgeableError(
+      status: status, in: hasRoom ? operation() : "Purgeable", argument: argument, call: call,
+      explanation: hasRoom ? explanation() : nil)
+  }
+
+  /// The error for memory that Swift's runtime would have needed: the library looked for it first and found none. `operation`:
+  /// a literal, which takes none.
+  static func withoutMemory(in operation: String) -> PurgeableError { PurgeableError(status: ENOMEM, in: operation) }
+
+  /// Throws unless `status` is 0. The name of the operation is put together only then. `explanations`: for numbers that mean
+  /// something of their own in this call.
   static func check(
-    _ status: Int32, in operation: String, argument: String? = nil, call: String = "madvise", explanation: String? = nil
+    _ status: Int32, in operation: @autoclosure () -> String, argument: String? = nil, call: String = "madvise",
+    explanations: @autoclosure () -> [Int32: String] = [:]
   ) throws(PurgeableError) {
     guard status != 0 else { return }
-    throw PurgeableError(status: status, in: operation, argument: argument, call: call, explanation: explanation)
+    throw of(status, in: operation(), argument: argument, call: call, explanation: explanations()[status])
   }
 }
 
-/// The numbers of the core that are answers and not failures.
+/// Numbers of the core that are answers, or that mean something of their own in some call.
 enum Status {
   static let invalid = EINVAL
+  static let noMemory = ENOMEM
+  static let unsupported = ENOTSUP
   static let noEntry = ENOENT
   static let busy = EBUSY
   static let again = EAGAIN

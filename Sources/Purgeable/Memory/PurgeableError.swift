@@ -9,11 +9,11 @@
 public struct PurgeableError: Error, Sendable, Hashable {
   /// What kind of thing went wrong: what a program decides by.
   public enum Kind: Sendable, Hashable {
-    /// An argument no such call can take; `argument` is its label.
+    /// An argument no such call can take; `argument` is its name.
     case invalidArgument(_ argument: String)
     /// No memory, no address space, no mapping left, or a limit set by the program is reached.
     case outOfMemory
-    /// Somebody holds a lock, or is at work on it: try again when they are done.
+    /// Somebody holds a lock, or is at work on it, or as much is locked as may be: try again when they are done.
     case busy
     /// A counter is at its maximum.
     case countOverflow

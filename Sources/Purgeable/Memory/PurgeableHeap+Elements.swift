@@ -48,7 +48,7 @@ extension PurgeableHeap {
     var bytes: UnsafeMutableRawPointer?
     try PurgeableError.check(
       unsafe purgeable_heap_allocate_in(handle, stream.number, byteCount, tag, &reference, &bytes),
-      in: "PurgeableHeap.store(\(byteCount) bytes)", argument: "stream", call: "mmap")
+      in: "PurgeableHeap.store(\(byteCount) bytes)", argument: "stream", call: "mmap", explanations: Self.noSuchStream)
     do throws(PurgeableError) {
       // Safe: until it is committed the element is `byteCount` bytes that only this call knows.
       var space = unsafe UnsafeMutableRawBufferPointer(start: bytes, count: byteCount).mutableBytes
@@ -78,7 +78,7 @@ extension PurgeableHeap {
     case .intact: break
     case .discarded: return nil
     case .busy, .error:
-      throw PurgeableError(status: lastErrorNumber(), in: "PurgeableHeap.withBytes(of: \(reference))")
+      throw PurgeableError.of(lastErrorNumber(), in: "PurgeableHeap.withBytes(of: \(reference))")
     }
     defer { _ = unsafe purgeable_heap_unlock(handle, reference.code) }
     // Safe: locked until after `body`, and the span cannot leave it.
@@ -91,7 +91,8 @@ extension PurgeableHeap {
   ///   - reference: the element.
   ///   - buffer: gets its bytes at its front.
   /// - Returns: the outcome and the element's length; the buffer's bytes are unspecified unless it is `intact`.
-  /// - Throws: `PurgeableError`: stale reference; invalid argument when the buffer is too small (the explanation says by how much).
+  /// - Throws: `PurgeableError`: stale reference; invalid argument when the buffer is too small (the explanation says by how
+  ///   much).
   public borrowing func read(
     _ reference: ElementReference, into buffer: inout MutableSpan<UInt8>
   ) throws(PurgeableError) -> (outcome: ReadOutcome, byteCount: Int) {
@@ -105,17 +106,21 @@ extension PurgeableHeap {
     case .discarded: return (.discarded, 0)
     case .busy: return (.busy, 0)
     case .error:
-      throw PurgeableError(
-        status: lastErrorNumber(), in: "PurgeableHeap.read(\(reference))", argument: "buffer",
+      throw PurgeableError.of(
+        lastErrorNumber(), in: "PurgeableHeap.read(\(reference))", argument: "buffer",
         explanation: count > buffer.count ? "the element has \(count) bytes, the buffer room for \(buffer.count)" : nil)
     }
   }
 
   /// A copy of an element's bytes, made without locking while that succeeds; `nil` when they were discarded.
   ///
-  /// - Throws: `PurgeableError`: stale reference.
+  /// - Throws: `PurgeableError`: stale reference; out of memory, for 128 KiB or more. Where there is none for a smaller array,
+  ///   Swift's runtime ends the program: code that has to go on then uses `read(_:into:)` or `withBytes(of:_:)`.
   public borrowing func bytes(of reference: ElementReference) throws(PurgeableError) -> [UInt8]? {
-    guard let count = try byteCount(of: reference) else { return nil }
+    guard let count = try byteCount(of: reference, in: "bytes") else { return nil }
+    guard count < MemoryReserve.ofLargeResults || MemoryReserve.isThere(2 * (count + 4096)) else {
+      throw PurgeableError.withoutMemory(in: "PurgeableHeap.bytes(of:)")
+    }
     var copy = [UInt8](repeating: 0, count: count)
     var span = copy.mutableSpan
     switch try read(reference, into: &span).outcome {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How an owner of references hears that an element was copied to a new place.
+// The callback by which the owner of references learns that an element was copied to a new place.
 
 import CPurgeable
 
@@ -20,7 +20,7 @@ extension PurgeableHeap {
 
     static let callback: purgeable_moved_t = { context, from, to, tag, bytes, length in
       guard let context = unsafe context else { return false }
-      // Safe: the context is a mover that whoever gave it keeps alive while the heap may call, and the core keeps `length` bytes
+      // Safe: the context is a mover that its giver keeps alive while the heap may call, and the core keeps `length` bytes
       // readable during the call.
       let mover = unsafe Unmanaged<Mover>.fromOpaque(context).takeUnretainedValue()
       return unsafe mover.moved(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Freeing elements, and what can be asked about them without reading.
+// Freeing elements, and queries about elements that do not read them.
 
 import CPurgeable
 
@@ -19,7 +19,7 @@ extension PurgeableHeap {
     switch unsafe purgeable_heap_check(handle, reference.code) {
     case .intact, .busy: false
     case .discarded: true
-    case .error: throw PurgeableError(status: lastErrorNumber(), in: "PurgeableHeap.isDiscarded(\(reference))")
+    case .error: throw PurgeableError.of(lastErrorNumber(), in: "PurgeableHeap.isDiscarded(\(reference))")
     }
   }
 
@@ -27,11 +27,16 @@ extension PurgeableHeap {
   ///
   /// - Throws: `PurgeableError`: stale reference.
   public borrowing func byteCount(of reference: ElementReference) throws(PurgeableError) -> Int? {
+    try byteCount(of: reference, in: "byteCount")
+  }
+
+  /// For the function of that name.
+  borrowing func byteCount(of reference: ElementReference, in function: String) throws(PurgeableError) -> Int? {
     var count = 0
-    switch unsafe purgeable_heap_length(handle, reference.code, &count) {
+    switch unsafe purgeable_heap_length_bytes(handle, reference.code, &count) {
     case .intact: return count
     case .discarded: return nil
-    case .busy, .error: throw PurgeableError(status: lastErrorNumber(), in: "PurgeableHeap.byteCount(of: \(reference))")
+    case .busy, .error: throw PurgeableError.of(lastErrorNumber(), in: "PurgeableHeap.\(function)(of: \(reference))")
     }
   }
 
@@ -41,7 +46,8 @@ extension PurgeableHeap {
   public borrowing func tag(of reference: ElementReference) throws(PurgeableError) -> UInt64 {
     var tag: UInt64 = 0
     try PurgeableError.check(
-      unsafe purgeable_heap_tag(handle, reference.code, &tag), in: "PurgeableHeap.tag(of: \(reference))")
+      unsafe purgeable_heap_tag(handle, reference.code, &tag), in: "PurgeableHeap.tag(of: \(reference))",
+      explanations: [Status.unsupported: "the heap keeps no tags: make it with `keepsTags` in its options"])
     return tag
   }
 }

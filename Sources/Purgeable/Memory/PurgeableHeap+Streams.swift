@@ -4,12 +4,16 @@
 import CPurgeable
 
 extension PurgeableHeap {
+  static var noSuchStream: [Int32: String] { [Status.invalid: "the heap has no such stream"] }
+
   /// Makes a stream. It cannot be taken back: a heap has at most 1,024.
   ///
   /// - Throws: `PurgeableError`: out of memory.
   public borrowing func makeStream() throws(PurgeableError) -> HeapStream {
     var number: UInt32 = 0
-    try PurgeableError.check(unsafe purgeable_stream_create(handle, &number), in: "PurgeableHeap.makeStream", call: "mmap")
+    try PurgeableError.check(
+      unsafe purgeable_stream_create(handle, &number), in: "PurgeableHeap.makeStream", call: "mmap",
+      explanations: [Status.noMemory: "the heap has 1,024 streams, which is the most, or no memory is left for another one"])
     return HeapStream(number: number)
   }
 
@@ -17,45 +21,70 @@ extension PurgeableHeap {
   ///
   /// - Throws: `PurgeableError`: invalid argument (an unknown stream).
   public borrowing func seal(_ stream: HeapStream) throws(PurgeableError) {
-    try PurgeableError.check(unsafe purgeable_stream_seal(handle, stream.number), in: "PurgeableHeap.seal", argument: "stream")
+    try PurgeableError.check(
+      unsafe purgeable_stream_seal(handle, stream.number), in: "PurgeableHeap.seal", argument: "stream",
+      explanations: Self.noSuchStream)
   }
 
   /// The slabs of a stream, oldest first.
   ///
-  /// - Throws: `PurgeableError`: invalid argument (an unknown stream).
+  /// - Throws: `PurgeableError`: invalid argument (an unknown stream), out of memory.
   /// - Complexity: O(slabs).
   public borrowing func slabs(of stream: HeapStream) throws(PurgeableError) -> [HeapSlab] {
     var codes: [purgeable_slab_t] = []
     var count = 0
     repeat {
-      // Asked again while the stream has grown between the question for room and the answer.
+      // Asked again while the stream has grown between the question for room and the answer. Two arrays, the second after the
+      // first.
+      guard MemoryReserve.isThere(2 * count * MemoryLayout<purgeable_slab_t>.stride + MemoryReserve.ofNews) else {
+        throw PurgeableError.withoutMemory(in: "PurgeableHeap.slabs(of:)")
+      }
       codes = Array(repeating: purgeable_slab_t(), count: count)
       try PurgeableError.check(
         unsafe purgeable_stream_slabs(handle, stream.number, &codes, codes.count, &count), in: "PurgeableHeap.slabs",
-        argument: "stream")
+        argument: "stream", explanations: Self.noSuchStream)
     } while count > codes.count
     return codes.prefix(count).map(HeapSlab.init)
   }
 
   /// The elements living in a slab, in order of birth, discarded ones included. What is stored or freed meanwhile may be missing.
   ///
-  /// - Throws: `PurgeableError`: stale reference (the slab's life is over).
+  /// - Throws: `PurgeableError`: stale reference (the slab's life is over), out of memory.
   /// - Complexity: O(elements).
   public borrowing func elements(of slab: HeapSlab) throws(PurgeableError) -> [ElementReference] {
+    // Counted first, so that the array need not grow.
+    var count = 0
+    try eachElement(of: slab) { _ in
+      count += 1
+      return true
+    }
+    guard MemoryReserve.isThere(count * MemoryLayout<ElementReference>.stride + MemoryReserve.ofNews) else {
+      throw PurgeableError.withoutMemory(in: "PurgeableHeap.elements(of:)")
+    }
     var found: [ElementReference] = []
+    found.reserveCapacity(count)
+    try eachElement(of: slab) { element in
+      found.append(element)
+      return found.count < count
+    }
+    return found
+  }
+
+  /// Calls `body` with one after the other, for as long as it says so.
+  private borrowing func eachElement(of slab: HeapSlab, _ body: (ElementReference) -> Bool) throws(PurgeableError) {
     var cursor: UInt32 = 0
     while true {
       var reference = purgeable_reference_t()
       let status = unsafe purgeable_slab_next_element(handle, slab.code, &cursor, &reference)
-      if status == Status.noEntry { return found }
+      if status == Status.noEntry { return }
       try PurgeableError.check(status, in: "PurgeableHeap.elements(of:)", argument: "slab")
-      found.append(ElementReference(reference))
+      if !body(ElementReference(reference)) { return }
     }
   }
 
-  /// The slab an element lies in.
+  /// The slab an element lies in; of an element that was freed, the one it lay in, as long as that lives.
   ///
-  /// - Throws: `PurgeableError`: stale reference.
+  /// - Throws: `PurgeableError`: stale reference (the slab's life is over).
   public borrowing func slab(of reference: ElementReference) throws(PurgeableError) -> HeapSlab {
     var slab = purgeable_slab_t()
     try PurgeableError.check(
@@ -76,6 +105,8 @@ extension PurgeableHeap {
     _ slab: HeapSlab, to stream: HeapStream = .first,
     moved: (_ from: ElementReference, _ to: ElementReference, _ tag: UInt64, _ bytes: RawSpan) -> Bool
   ) throws(PurgeableError) -> Int {
+    // The runtime takes memory for the closure, and ends the program without it.
+    guard MemoryReserve.isThere(MemoryReserve.ofNews) else { throw PurgeableError.withoutMemory(in: "PurgeableHeap.evacuate") }
     var staying: UInt32 = 0
     // Safe: the core calls back only before it returns, and the mover is kept until then.
     let status = withoutActuallyEscaping(moved) { moved in
@@ -85,7 +116,7 @@ extension PurgeableHeap {
       }
     }
     if status == Status.busy { return Int(staying) }
-    try PurgeableError.check(status, in: "PurgeableHeap.evacuate", argument: "stream")
+    try PurgeableError.check(status, in: "PurgeableHeap.evacuate", argument: "stream", explanations: Self.noSuchStream)
     return 0
   }
 }

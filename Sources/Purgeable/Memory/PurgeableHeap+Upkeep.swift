@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT
-// What keeps a heap in shape: offering, finding losses, giving back; and its bytes by state.
+// The upkeep of a heap: offering, finding losses, giving back; and its bytes by state.
 
 import CPurgeable
 
 extension PurgeableHeap {
-  /// Offers all idle slabs to the kernel that are not on offer yet, the oldest first, and a second time what was offered before
-  /// last, because one offer skips pages. Not needed in immediate mode.
+  /// Offers all idle slabs that are not on offer yet to the kernel, the oldest first. Slabs that an earlier call offered for the
+  /// first time are offered once more, because the first offer skips pages that another thread has just filled. Not needed in
+  /// immediate mode.
   ///
   /// - Returns: how many bytes were put on offer.
-  /// - Throws: `PurgeableError`: the first failure; the rest was offered none the less.
+  /// - Throws: `PurgeableError`: the first failure; the other slabs were offered all the same.
   /// - Complexity: a system call (MADV_FREE) for each run of neighbouring slabs.
   @discardableResult
   public borrowing func offerIdle() throws(PurgeableError) -> Int {
@@ -17,7 +18,7 @@ extension PurgeableHeap {
     return count
   }
 
-  /// Whether `offerIdle()` would find work.
+  /// Whether `offerIdle()` would offer anything.
   public var hasPending: Bool { unsafe purgeable_heap_has_pending(handle) }
 
   /// Finds out which pages on offer are gone and records it. The elements on them stay for their owners to free.
@@ -32,8 +33,8 @@ extension PurgeableHeap {
     return count
   }
 
-  /// Gives back what can be had without losing anything: slabs in which nothing lives, and, in a heap made with `moved`, the room
-  /// in slabs of the first stream that are less than half alive.
+  /// Gives back memory without losing content: slabs in which nothing lives, and, in a heap made with `moved`, the room in
+  /// slabs of the first stream that are less than half alive.
   ///
   /// - Returns: how many bytes went back to the system.
   /// - Throws: `PurgeableError`: out of memory.
@@ -47,21 +48,21 @@ extension PurgeableHeap {
   /// Changes the limit in bytes of slabs; `nil` for none. Nothing is freed: storing throws until enough is given back.
   ///
   /// - Throws: `PurgeableError`: invalid argument (0 or less).
-  public borrowing func setLimit(_ byteCount: Int?) throws(PurgeableError) {
-    if let byteCount, byteCount <= 0 {
+  public borrowing func setByteLimit(_ limit: Int?) throws(PurgeableError) {
+    if let limit, limit <= 0 {
       throw PurgeableError(
-        .invalidArgument("byteCount"), in: "PurgeableHeap.setLimit",
-        explanation: "a limit is above 0, not \(byteCount); nil is none")
+        .invalidArgument("limit"), in: "PurgeableHeap.setByteLimit",
+        explanation: "a limit is above 0, not \(limit); nil is none")
     }
     try PurgeableError.check(
-      unsafe purgeable_heap_set_limit(handle, byteCount ?? 0), in: "PurgeableHeap.setLimit", argument: "byteCount")
+      unsafe purgeable_heap_set_byte_limit(handle, limit ?? 0), in: "PurgeableHeap.setByteLimit", argument: "limit")
   }
 
   /// The slab bytes that count against the limit, now. One atomic load.
-  public var heldByteCount: Int { Int(unsafe purgeable_heap_held_bytes(handle)) }
+  public var heldBytes: Int { Int(unsafe purgeable_heap_held_bytes(handle)) }
 
   /// The heap's own bookkeeping in ordinary memory, in bytes, now. One atomic load.
-  public var ordinaryByteCount: Int { Int(unsafe purgeable_heap_ordinary_bytes(handle)) }
+  public var ordinaryBytes: Int { Int(unsafe purgeable_heap_ordinary_bytes(handle)) }
 
   /// The heap's bytes by state.
   ///

@@ -30,29 +30,37 @@ public struct PurgeableHeap: ~Copyable, Sendable {
   /// What a heap may hold and how.
   public struct Options: Sendable, Hashable {
     /// The most bytes of slabs to hold at a time; `nil` for no limit. Above it storing throws out of memory.
-    public var limitByteCount: Int?
+    public var byteLimit: Int?
     /// A power of two of 1 to 64 pages; `nil` lets the heap choose by its limit, 16 pages mostly.
     public var slabByteCount: Int?
     /// A power of two of at least 4 slabs: how much address space is mapped at a time; `nil` lets the heap choose.
     public var chunkByteCount: Int?
     /// The most payload to have locked at a time, each lock counted, in bytes; `nil` for no limit. Above it a lock throws `busy`.
-    public var lockedLimitByteCount: Int?
+    public var lockedByteLimit: Int?
     /// When idle slabs are offered to the kernel; in deferred mode by `offerIdle()`.
     public var offering: OfferingMode
-    /// Whether each element's tag is kept in ordinary memory (8 to 12 bytes an element), where it survives a discard.
+    /// Whether each element's tag is kept in ordinary memory (10 bytes an element), where it survives a discard.
     public var keepsTags: Bool
+    /// With `moved`: storing never compacts, so never calls `moved`; `trim()` and `offerIdle()` do. For owners who hold a mutex
+    /// while they store and take it in `moved`. A slab less than the limit is left for stores then.
+    public var defersCompaction: Bool
+    /// The alignment of every payload in bytes, 8 or 16; `nil` for 8. 16 costs 8 bytes a page.
+    public var payloadAlignment: Int?
 
     /// Options that let the heap choose, but for what is given.
     public init(
-      limitByteCount: Int? = nil, slabByteCount: Int? = nil, chunkByteCount: Int? = nil,
-      lockedLimitByteCount: Int? = nil, offering: OfferingMode = .deferred, keepsTags: Bool = false
+      byteLimit: Int? = nil, slabByteCount: Int? = nil, chunkByteCount: Int? = nil,
+      lockedByteLimit: Int? = nil, offering: OfferingMode = .deferred, keepsTags: Bool = false,
+      defersCompaction: Bool = false, payloadAlignment: Int? = nil
     ) {
-      self.limitByteCount = limitByteCount
+      self.byteLimit = byteLimit
       self.slabByteCount = slabByteCount
       self.chunkByteCount = chunkByteCount
-      self.lockedLimitByteCount = lockedLimitByteCount
+      self.lockedByteLimit = lockedByteLimit
       self.offering = offering
       self.keepsTags = keepsTags
+      self.defersCompaction = defersCompaction
+      self.payloadAlignment = payloadAlignment
     }
   }
 
@@ -64,28 +72,42 @@ public struct PurgeableHeap: ~Copyable, Sendable {
   ///     half alive, and asks this owner to take the new reference for the old. See `Moved`.
   /// - Throws: `PurgeableError`: invalid argument (sizes that are no powers of two, out of range, or negative), out of memory.
   public init(_ options: Options = Options(), moved: Moved? = nil) throws(PurgeableError) {
+    // What Swift's runtime takes for the callback cannot be refused to it.
+    guard MemoryReserve.isThere(MemoryReserve.ofNews) else {
+      throw PurgeableError.withoutMemory(in: "PurgeableHeap.init")
+    }
     for (name, value) in [
-      ("limitByteCount", options.limitByteCount), ("slabByteCount", options.slabByteCount),
-      ("chunkByteCount", options.chunkByteCount), ("lockedLimitByteCount", options.lockedLimitByteCount),
+      ("byteLimit", options.byteLimit), ("slabByteCount", options.slabByteCount),
+      ("chunkByteCount", options.chunkByteCount), ("lockedByteLimit", options.lockedByteLimit),
+      ("payloadAlignment", options.payloadAlignment),
     ] {
       guard let value, value <= 0 else { continue }
       throw PurgeableError(
         .invalidArgument(name), in: "PurgeableHeap.init", explanation: "it has to be above 0, not \(value); nil leaves it open")
     }
+    try options.checkSizes()
     let mover = moved.map(Mover.init)
     // Safe: `self` keeps the context until after the heap is destroyed.
     var code = unsafe purgeable_heap_options_t(
-      limit_bytes: options.limitByteCount ?? 0, slab_bytes: options.slabByteCount ?? 0,
+      byte_limit: options.byteLimit ?? 0, slab_bytes: options.slabByteCount ?? 0,
       chunk_bytes: options.chunkByteCount ?? 0, offering: options.offering.code,
-      locked_limit_bytes: options.lockedLimitByteCount ?? 0, keeps_tags: options.keepsTags,
-      moved: mover == nil ? nil : Mover.callback, context: mover.map { unsafe Unmanaged.passUnretained($0).toOpaque() })
+      locked_byte_limit: options.lockedByteLimit ?? 0, keeps_tags: options.keepsTags, keeps_ages: false,
+      moved: mover == nil ? nil : Mover.callback, context: mover.map { unsafe Unmanaged.passUnretained($0).toOpaque() },
+      defers_compaction: options.defersCompaction, place_bits: 0,
+      payload_alignment_bytes: options.payloadAlignment ?? 0)
     var handle: OpaquePointer?
     let status = unsafe purgeable_heap_create(&code, &handle)
     try PurgeableError.check(
-      status, in: "PurgeableHeap.init", argument: "options", call: "mmap",
-      explanation: status == Status.invalid
-        ? "slabs are powers of two of 1 to 64 pages, chunks powers of two of at least 4 slabs, a limit at least a slab" : nil)
+      status, in: "PurgeableHeap.init", argument: options.slabByteCount == nil ? "chunkByteCount" : "slabByteCount", call: "mmap",
+      explanations: [
+        Status.invalid: "a chunk is a power of two of 4 slabs or more and 1 TiB at most; with tags a slab has 1 MiB at most"
+      ])
     guard let made = unsafe handle else { stop("PurgeableHeap: the core made no heap and reported no error") }
+    let slab = unsafe purgeable_heap_slab_bytes(made)
+    if let limit = options.byteLimit, limit < slab {
+      _ = unsafe purgeable_heap_destroy(made)
+      throw Options.refused("byteLimit", "nothing could be stored within \(limit) bytes: a slab has \(slab)")
+    }
     unsafe self.handle = made
     self.mover = mover
   }
@@ -94,4 +116,21 @@ public struct PurgeableHeap: ~Copyable, Sendable {
 
   /// The slab size in bytes that was chosen.
   public var slabByteCount: Int { unsafe purgeable_heap_slab_bytes(handle) }
+}
+
+extension PurgeableHeap.Options {
+  /// What can be said of each size by itself.
+  fileprivate func checkSizes() throws(PurgeableError) {
+    let page = Int(purgeable_page_size_bytes())
+    if let slab = slabByteCount, slab & (slab - 1) != 0 || slab < page || slab > 64 * page {
+      throw Self.refused("slabByteCount", "a slab is a power of two of 1 to 64 pages of \(page) bytes, not \(slab) bytes")
+    }
+    if let alignment = payloadAlignment, alignment != 8, alignment != 16 {
+      throw Self.refused("payloadAlignment", "payloads are aligned to 8 or 16 bytes, not \(alignment)")
+    }
+  }
+
+  fileprivate static func refused(_ argument: String, _ explanation: String) -> PurgeableError {
+    PurgeableError(.invalidArgument(argument), in: "PurgeableHeap.init", explanation: explanation)
+  }
 }

@@ -11,9 +11,10 @@ import CPurgeable
 /// if tile.withBytes({ send($0) }) == nil { try tile.refill { bytes in draw(into: &bytes) } }
 /// ```
 ///
-/// A region has one owner and lives as long as it. Its bytes are reached through closures that hold a lock for their length, so no
-/// span outlives its lock. Reading, discarding and asking need the region only borrowed and may run in many threads at once;
-/// writing and refilling are `mutating`, so the compiler keeps them apart from everything else.
+/// A region has one owner and lives as long as it. Its bytes are reached through closures that hold a lock for their length, so
+/// no span outlives its lock. Reading, discarding and asking need the region only borrowed and may run in many threads at once;
+/// writing and refilling are `mutating`, so the compiler keeps them apart from everything else. Threads that share a region and
+/// make its content themselves use `withBytes(orRefilling:_:)`: one of them fills, the others wait.
 ///
 /// For bytes that several owners share, that grow, or that know how to make themselves again, see `PurgeableData`; for many small
 /// ones `PurgeableHeap`.
@@ -31,8 +32,8 @@ public struct PurgeableRegion: ~Copyable, Sendable {
 
   /// Makes a region of zeros that nobody has locked.
   ///
-  /// Unlike a region of the C core, which is born locked, it is born idle: a lock belongs to a closure here. Zeros are never lost,
-  /// so there is nothing to discard before the first writing.
+  /// Unlike a region of the C core, which is born locked, it is born idle: a lock belongs to a closure here. Zeros are never
+  /// lost, so there is nothing to discard before the first writing.
   ///
   /// - Parameters:
   ///   - byteCount: its length, at least 1; memory is used in whole pages.
@@ -51,7 +52,8 @@ public struct PurgeableRegion: ~Copyable, Sendable {
   /// - Parameters:
   ///   - byteCount: its length, at least 1; memory is used in whole pages.
   ///   - offering: when it is offered to the kernel.
-  ///   - body: gets all bytes, zeros so far. Whatever it throws, the region is given back and the initialiser throws it; a closure
+  ///   - body: gets all bytes, zeros so far. Whatever it throws, the region is given back and the initialiser throws it; a
+  ///   closure
   ///     with errors of its own type fills by `withMutableBytes` instead.
   /// - Throws: `PurgeableError`: invalid argument, out of memory; or what `body` throws.
   public init(
@@ -72,22 +74,39 @@ public struct PurgeableRegion: ~Copyable, Sendable {
     unlock()
   }
 
-  /// Makes a region that is locked for writing once; whoever asks has to unlock it. For owners that count accesses themselves.
+  /// Makes a region whose content is discarded from the start, so that nobody makes it before somebody wants it: see
+  /// `withBytes(orRefilling:_:)`.
+  ///
+  /// Parameters and errors as `init(byteCount:offering:)`.
+  public init(discardedByteCount byteCount: Int, offering: OfferingMode = .deferred) throws(PurgeableError) {
+    let handle = try unsafe PurgeableRegion.makeLocked(byteCount: byteCount, offering: offering, isDiscarded: true)
+    unsafe self.handle = handle
+    self.offering = offering
+  }
+
+  /// Makes a region that is locked for writing once; the caller has to unlock it. For owners that count accesses themselves,
+  /// and ensure that no thread reads half-written content.
   init(lockedWithByteCount byteCount: Int, offering: OfferingMode) throws(PurgeableError) {
     let handle = try unsafe PurgeableRegion.makeLocked(byteCount: byteCount, offering: offering)
+    // For the core this thread is filling the region; the owner locks it from any thread.
+    _ = unsafe purgeable_region_publish(handle)
     unsafe self.handle = handle
     self.offering = offering
   }
 
   // A throwing initialiser runs `deinit` once all properties are set: so what can fail comes first, in here.
-  private static func makeLocked(byteCount: Int, offering: OfferingMode) throws(PurgeableError) -> OpaquePointer {
+  private static func makeLocked(
+    byteCount: Int, offering: OfferingMode, isDiscarded: Bool = false
+  ) throws(PurgeableError) -> OpaquePointer {
     guard byteCount > 0 else {
       throw PurgeableError(
         .invalidArgument("byteCount"), in: "PurgeableRegion.init", explanation: "a region has at least 1 byte, not \(byteCount)")
     }
     var options = purgeable_region_options_t(offering: offering.code)
     var handle: OpaquePointer?
-    let status = unsafe purgeable_region_create(byteCount, &options, &handle)
+    let status =
+      unsafe isDiscarded
+      ? purgeable_region_create_discarded(byteCount, &options, &handle) : purgeable_region_create(byteCount, &options, &handle)
     try PurgeableError.check(status, in: "PurgeableRegion.init(byteCount: \(byteCount))", argument: "byteCount", call: "mmap")
     guard let made = unsafe handle else { stop("PurgeableRegion: the core made no region and reported no error") }
     return unsafe made
@@ -96,10 +115,38 @@ public struct PurgeableRegion: ~Copyable, Sendable {
   deinit { _ = unsafe purgeable_region_destroy(handle) }
 
   /// The length in bytes, as asked for.
-  public var byteCount: Int { unsafe purgeable_region_length(handle) }
+  public var byteCount: Int { unsafe purgeable_region_length_bytes(handle) }
 
   /// How many locks are held now, in all threads. One atomic load.
   public var lockCount: Int { Int(unsafe purgeable_region_lock_count(handle)) }
+
+  /// What the region is now. One atomic load; it may be something else the next moment.
+  public var state: State {
+    switch unsafe purgeable_region_state(handle) {
+    case .idle: .idle
+    case .on_offer: .onOffer
+    case .discarded: .discarded
+    case .locked: .locked
+    case .writing: .writing
+    case .filling: .filling
+    }
+  }
+
+  /// What a region can be.
+  public enum State: Sendable, Hashable, CaseIterable {
+    /// Nobody uses it and the kernel may not take it: not offered yet, or the offer was refused.
+    case idle
+    /// The kernel may take it, or has and nobody has looked.
+    case onOffer
+    /// Known to be gone, until it is refilled.
+    case discarded
+    /// Being read.
+    case locked
+    /// Being written to.
+    case writing
+    /// Being filled, for the first time or anew: who wants to read waits.
+    case filling
+  }
 
   /// Whether content was lost: stays true until the region is refilled. Any thread.
   ///

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Pressure by the counters of a version 2 group: the kernel tells when a limit has been met.
 
+import CPurgeablePressure
 import Glibc
 
 /// Waits for `memory.events.local` of our own group and of those around it (`memory.events` before 5.2, which counts what happens
@@ -19,16 +20,21 @@ final class GroupEventsSource: SystemSourcePart {
     init() {}
 
     init(text: String) {
-      func number(_ key: String) -> UInt64 { SmallFile.number(after: key, in: text) ?? 0 }
-      high = number("high")
-      max = number("max")
-      outOfMemory = number("oom") &+ number("oom_kill")
+      var events = purgeable__group_events_t()
+      unsafe text.withCString { unsafe purgeable__parse_group_events($0, text.utf8.count, &events) }
+      self.init(events)
+    }
+
+    init(_ events: purgeable__group_events_t) {
+      high = events.high
+      max = events.max
+      outOfMemory = events.oom &+ events.oom_kill
     }
 
     /// What has happened between two readings.
     func event(since last: Counters) -> PressureLevel {
       if outOfMemory != last.outOfMemory { return .critical }
-      return max != last.max || high != last.high ? .some : .none
+      return max != last.max || high != last.high ? .warning : .normal
     }
   }
 
@@ -42,15 +48,13 @@ final class GroupEventsSource: SystemSourcePart {
     var events = RecentEvents()
   }
 
-  private let root: String
-  private let directories: [String]
+  private let group: MemoryGroup
   private let state: Guarded<State>
 
   /// nil where not one file could be opened.
-  init?(group: MemoryGroup, root: String = "/") {
+  init?(group: MemoryGroup) {
     guard group.version == .v2 else { return nil }
-    self.root = root
-    directories = group.directories
+    self.group = group
     let watched = Self.open(group.directories)
     guard !watched.isEmpty else { return nil }
     state = Guarded(State(watched: watched))
@@ -64,58 +68,57 @@ final class GroupEventsSource: SystemSourcePart {
         ?? OwnedDescriptor.open(directory + "/memory.events", O_RDONLY)
       return descriptor.flatMap { descriptor in
         // The first reading is also what makes the kernel report the next change.
-        guard let text = read(descriptor) else {
+        guard let counters = read(descriptor) else {
           descriptor.close()
           return nil
         }
-        return Watched(descriptor: descriptor, counters: Counters(text: text))
+        return Watched(descriptor: descriptor, counters: counters)
       }
     }
   }
 
   /// From the beginning; nil once the group is gone.
-  private static func read(_ descriptor: OwnedDescriptor) -> String? {
-    unsafe withUnsafeTemporaryAllocation(byteCount: 1024, alignment: 1) { buffer -> String? in
-      let count = unsafe pread(descriptor.number, buffer.baseAddress, buffer.count, 0)
-      guard count >= 0 else { return nil }
-      // In bounds: the call has filled that many.
-      return unsafe String(decoding: UnsafeRawBufferPointer(rebasing: buffer[0..<count]), as: UTF8.self)
-    }
+  private static func read(_ descriptor: OwnedDescriptor) -> Counters? {
+    var events = purgeable__group_events_t()
+    return unsafe purgeable__read_group_events(descriptor.number, &events) ? Counters(events) : nil
   }
 
   var name: String { "events of the group (cgroup v2)" }
 
-  var descriptors: [PressureDescriptor] {
-    state.withLock { $0.watched.map { PressureDescriptor(descriptor: $0.descriptor.number, events: Int16(POLLPRI)) } }
+  func addDescriptors(to list: inout DescriptorList) {
+    state.withLock { state in
+      for watched in state.watched {
+        list.append(PressureDescriptor(descriptor: watched.descriptor.number, events: Int16(POLLPRI)))
+      }
+    }
   }
 
   var isIntact: Bool { state.withLock { $0.watched.allSatisfy(\.descriptor.isOurs) } }
 
-  func level(ready: [PressureDescriptor]) -> PressureLevel {
+  func level(of ready: DescriptorList) -> PressureLevel {
     let level = state.withLock { state -> PressureLevel in
       let now = MonotonicTime.now
       for index in state.watched.indices.reversed() {
         let watched = state.watched[index]
-        guard ready.contains(where: { $0.descriptor == watched.descriptor.number }) else { continue }
+        guard ready.events(of: watched.descriptor.number) != nil else { continue }
         // This file reports every change with POLLERR beside POLLPRI, so only the reading tells whether the group is still there.
-        guard let text = Self.read(watched.descriptor) else {
+        guard let counters = Self.read(watched.descriptor) else {
           watched.descriptor.close()
           state.watched.remove(at: index)
           continue
         }
-        let counters = Counters(text: text)
         state.events.note(counters.event(since: watched.counters), at: now)
         state.watched[index].counters = counters
       }
       return state.events.level(at: now)
     }
-    guard level == .some else { return level }
+    guard level == .warning else { return level }
     // How bad it is: the files tell.
-    return max(level, PressureRule.level(of: MemoryGroup.current(root: root)?.tightest()))
+    return max(level, MemoryRoom.level(of: group.tightest()))
   }
 
   func reopen() {
-    let directories = directories
+    let directories = group.directories
     state.withLock { state in
       for watched in state.watched { watched.descriptor.close() }
       state.watched = Self.open(directories)

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 // What the whole machine has, for processes whose group sets no limit.
 
+import CPurgeablePressure
+
 /// The machine's memory as /proc/meminfo tells it, in bytes.
 package struct MachineMemory: Equatable, Sendable {
   package var totalBytes: UInt64
-  /// What could be had without swapping. Memory on offer counts as available.
+  /// The memory available without swapping. Memory on offer counts as available.
   package var availableBytes: UInt64
-  /// What is used for nothing, not even for cached files.
+  /// The memory used for nothing, not even for cached files.
   package var freeBytes: UInt64
   package var swapTotalBytes: UInt64
   package var swapFreeBytes: UInt64
@@ -14,21 +16,30 @@ package struct MachineMemory: Equatable, Sendable {
   package var commitLimitBytes: UInt64
   package var committedBytes: UInt64
 
-  /// Reads it; nil where /proc is not mounted or tells no total. `root` stands in front of every path, for tests.
+  /// Reads it; nil where /proc is not mounted or tells no total. `root` stands in front of every path, for tests. Takes no
+  /// memory.
   package static func current(root: String = "/") -> MachineMemory? {
-    SmallFile.text(MemoryGroup.join(root, "proc/meminfo")).flatMap(MachineMemory.init(meminfo:))
+    var numbers = purgeable__machine_memory_t()
+    // Lent with a zero behind it, for the length of the call.
+    let isRead = unsafe root.withCString { root in unsafe purgeable__read_machine_memory(root, &numbers) }
+    return isRead ? MachineMemory(numbers) : nil
   }
 
-  /// Kernels before 3.14 tell no MemAvailable: what is free stands in for it there.
+  /// Kernels before 3.14 have no MemAvailable: free memory stands in for it there.
   package init?(meminfo: String) {
-    guard let total = SmallFile.number(after: "MemTotal", in: meminfo) else { return nil }
-    func number(_ key: String) -> UInt64? { SmallFile.number(after: key, in: meminfo) }
+    var numbers = purgeable__machine_memory_t()
+    unsafe meminfo.withCString { unsafe purgeable__parse_machine_memory($0, meminfo.utf8.count, &numbers) }
+    self.init(numbers)
+  }
+
+  private init?(_ numbers: purgeable__machine_memory_t) {
+    guard let total = SmallFile.known(numbers.total) else { return nil }
     totalBytes = total
-    freeBytes = number("MemFree") ?? 0
-    availableBytes = number("MemAvailable") ?? freeBytes
-    swapTotalBytes = number("SwapTotal") ?? 0
-    swapFreeBytes = number("SwapFree") ?? 0
-    commitLimitBytes = number("CommitLimit") ?? 0
-    committedBytes = number("Committed_AS") ?? 0
+    freeBytes = SmallFile.known(numbers.free) ?? 0
+    availableBytes = SmallFile.known(numbers.available) ?? freeBytes
+    swapTotalBytes = SmallFile.known(numbers.swap_total) ?? 0
+    swapFreeBytes = SmallFile.known(numbers.swap_free) ?? 0
+    commitLimitBytes = SmallFile.known(numbers.commit_limit) ?? 0
+    committedBytes = SmallFile.known(numbers.committed) ?? 0
   }
 }

@@ -7,7 +7,7 @@ extension MemoryGroup {
   /// One line of /proc/self/mountinfo that mounts a hierarchy with memory accounts.
   struct Mount: Equatable {
     var version: Version
-    /// What part of the hierarchy is mounted, as a path in it seen from our namespace.
+    /// The part of the hierarchy that is mounted, as a path in it seen from our namespace.
     var hierarchyRoot: String
     var mountPoint: String
   }
@@ -47,8 +47,8 @@ extension MemoryGroup {
     }
   }
 
-  /// The group that the two files describe, or nil. Version 1 goes first: where its memory controller is in use, that of version
-  /// 2 is not, and the other way about its line is missing.
+  /// The group that the two files describe, or nil. Version 1 is tried first: while its memory controller is in use, that of
+  /// version 2 is not. Otherwise version 1 has no line for it.
   static func find(
     memberships: String, mounts: String, root: String, versions: [Version] = [.v1, .v2]
   ) -> MemoryGroup? {
@@ -57,7 +57,7 @@ extension MemoryGroup {
     for version in versions {
       guard let path = paths[version] else { continue }
       let groups = mounts.filter { $0.version == version }.compactMap { group(version, path: path, mount: $0, root: root) }
-      // A mount that shows our own directory tells more than one that shows only what is around it.
+      // A mount that shows our own directory tells more than one that shows only the groups around it.
       if let group = groups.first(where: \.isOwnDirectory) ?? groups.first { return group }
     }
     return nil
@@ -70,7 +70,7 @@ extension MemoryGroup {
     var isOwn = !below.isHidden
     for component in below.names {
       let next = join(visible[visible.count - 1], component)
-      // The container's own idea of the hierarchy may end early; the groups above it limit us all the same.
+      // The hierarchy that the container sees may end early; the groups above still limit us.
       guard isDirectory(next) else {
         isOwn = false
         break
@@ -90,7 +90,7 @@ extension MemoryGroup {
       let rest = path[common...]
       return rest.contains("..") ? nil : (Array(rest), false)
     }
-    // What is left of the root is "..": it lies around our namespace, so around our group.
+    // The rest of the root is "..": the root lies around our namespace, so around our group.
     return top[common...].allSatisfy { $0 == ".." } && common == path.prefix { $0 == ".." }.count ? ([], true) : nil
   }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The memory control group (cgroup) of this process: which one it is, what it may use, what it uses.
+// The memory control group (cgroup) of this process: its place, its limit, its usage.
 //
 //   /proc/self/cgroup      4:memory:/pod/app        the group's path in its hierarchy, seen from our namespace
 //   /proc/self/mountinfo   ... /pod /sys/fs/...     what part of the hierarchy is mounted, and where
@@ -9,6 +9,7 @@
 //
 // A container sees only part of that: often its own directory as the mount's root, sometimes only an outer one.
 
+import CPurgeablePressure
 import Glibc
 
 /// The memory group this process belongs to. A value that names directories; each property reads files anew.
@@ -29,9 +30,9 @@ package struct MemoryGroup: Equatable, Sendable {
     /// Above this the kernel reclaims and slows the group down: `memory.high`. Version 1 has none.
     package var highLimitBytes: UInt64?
     package var usageBytes: UInt64?
-    /// Of the usage, what the kernel would take first. Memory on offer is in here, also after it was locked again.
+    /// The part of the usage that the kernel would take first. It includes memory on offer, also after that was locked again.
     package var inactiveFileBytes: UInt64?
-    /// Of the usage, pages of files on disk.
+    /// The part of the usage that is pages of files on disk.
     package var pageCacheBytes: UInt64?
 
     /// The bound that is met first.
@@ -78,7 +79,8 @@ package struct MemoryGroup: Equatable, Sendable {
     current(root: root, versions: [.v1, .v2])
   }
 
-  /// The version 2 group of this process, also where version 1 keeps the memory accounts: stalls (PSI) are counted here in any case.
+  /// The version 2 group of this process, also where version 1 keeps the memory accounts: stalls (PSI) are counted here in any
+  /// case.
   package static func currentUnified(root: String = "/") -> MemoryGroup? {
     current(root: root, versions: [.v2])
   }
@@ -92,8 +94,8 @@ package struct MemoryGroup: Equatable, Sendable {
     return find(memberships: memberships, mounts: mounts, root: root, versions: versions)
   }
 
-  /// Whether a directory is the root of its whole hierarchy, and not only of what a container sees of it: there, what concerns the
-  /// group concerns the machine.
+  /// Whether a directory is the root of its whole hierarchy, and not only of the part that a container sees. If so, facts about
+  /// the group are facts about the machine.
   package static func isHierarchyRoot(_ directory: String, _ version: Version) -> Bool {
     switch version {
     case .v1: unsafe access(directory + "/release_agent", F_OK) == 0
@@ -103,67 +105,84 @@ package struct MemoryGroup: Equatable, Sendable {
 
   /// The smallest bound that holds for us, own or around us; nil when there is none.
   package var limitBytes: UInt64? {
-    levels().compactMap(\.limitBytes).min()
+    var smallest: UInt64?
+    forEachLevel { level in
+      if let limit = level.limitBytes { smallest = min(smallest ?? .max, limit) }
+    }
+    return smallest
   }
 
   /// What our own group uses, everything in it: other processes, page cache, kernel memory.
   package var usageBytes: UInt64? {
-    level(of: directories[0]).usageBytes
+    level(0).usageBytes
   }
 
   /// Of the usage, the part that is inactive and backed by files, or on offer.
   package var inactiveFileBytes: UInt64? {
-    level(of: directories[0]).inactiveFileBytes
+    level(0).inactiveFileBytes
   }
 
   /// What container tools call the working set of our own group.
   package var workingSetBytes: UInt64? {
-    level(of: directories[0]).workingSetBytes
+    level(0).workingSetBytes
   }
 
   /// The group with the least room left, own or around us; nil when none has a bound. Limit and usage are of the same group,
-  /// so that they may be compared.
+  /// so that they may be compared. Takes no memory.
   package func tightest() -> Level? {
-    levels().compactMap { level in level.roomBytes.map { (level, $0) } }.min { $0.1 < $1.1 }?.0
+    var tightest: (level: Level, room: UInt64)?
+    forEachLevel { level in
+      guard let room = level.roomBytes else { return }
+      if let known = tightest, known.room <= room { return }
+      tightest = (level, room)
+    }
+    return tightest?.level
   }
 
   /// Every level that limits us, own first.
   package func levels() -> [Level] {
-    // Before 5.11 a version 1 group could be told not to count what is inside of it: then it does not limit us.
-    let limiting = directories.enumerated().prefix { index, directory in
-      index == 0 || version == .v2 || SmallFile.number(directory + "/memory.use_hierarchy") != 0
-    }
-    return limiting.map { level(of: $1) }
+    var levels: [Level] = []
+    forEachLevel { levels.append($0) }
+    return levels
   }
 
-  private func level(of directory: String) -> Level {
-    func file(_ name: String) -> String { directory + "/" + name }
-    let stat = SmallFile.text(file("memory.stat")) ?? ""
-    switch version {
-    case .v1:
-      // Version 1 also tells the smallest limit around a group. Only the outermost needs it: what is around that one has no
-      // directory here.
-      let own = SmallFile.number(file("memory.limit_in_bytes"))
-      let inherited = directory == directories.last ? SmallFile.number(after: "hierarchical_memory_limit", in: stat) : nil
-      return Level(
-        directory: directory, hardLimitBytes: [own, inherited].compactMap { $0 }.filter(Self.isBound).min(),
-        usageBytes: SmallFile.number(file("memory.usage_in_bytes")),
-        inactiveFileBytes: SmallFile.number(after: "total_inactive_file", in: stat),
-        pageCacheBytes: Self.difference("total_cache", "total_shmem", in: stat))
-    case .v2:
-      return Level(
-        directory: directory, hardLimitBytes: SmallFile.number(file("memory.max")),
-        highLimitBytes: SmallFile.number(file("memory.high")), usageBytes: SmallFile.number(file("memory.current")),
-        inactiveFileBytes: SmallFile.number(after: "inactive_file", in: stat),
-        pageCacheBytes: Self.difference("file", "shmem", in: stat))
+  /// Reads the levels that limit us one after the other, own first. Takes no memory: it is called when there is none.
+  package func forEachLevel(_ body: (Level) -> Void) {
+    for index in directories.indices {
+      // Before 5.11 a version 1 group could be told not to count the groups inside it. Such a group does not limit us, and
+      // neither do the groups around it.
+      if index > 0, version == .v1, SmallFile.number("memory.use_hierarchy", in: directories[index]) == 0 { return }
+      body(level(index))
     }
   }
 
-  private static func difference(_ whole: String, _ part: String, in stat: String) -> UInt64? {
-    guard let whole = SmallFile.number(after: whole, in: stat) else { return nil }
-    return whole - min(whole, SmallFile.number(after: part, in: stat) ?? 0)
+  private func level(_ index: Int) -> Level {
+    var numbers = purgeable__group_memory_t()
+    // Lent with a zero behind it, for the length of the call.
+    unsafe directories[index].withCString { directory in
+      unsafe purgeable__read_group_memory(directory, Int32(version.rawValue), index == directories.count - 1, &numbers)
+    }
+    return Level(
+      directory: directories[index], hardLimitBytes: SmallFile.known(numbers.hard_limit),
+      highLimitBytes: SmallFile.known(numbers.high_limit), usageBytes: SmallFile.known(numbers.usage),
+      inactiveFileBytes: SmallFile.known(numbers.inactive_file), pageCacheBytes: SmallFile.known(numbers.page_cache))
   }
+}
 
-  /// Version 1 writes "no limit" as the largest whole number of pages in a signed 64-bit number.
-  private static func isBound(_ limit: UInt64) -> Bool { limit < 1 << 62 }
+/// Our group, kept for as long as /proc/self/cgroup is unchanged: a look-up takes memory, for a list of mounts that may be
+/// long.
+struct KnownGroup: Sendable {
+  private var found: MemoryGroup?
+  private var membership: String?
+  private var isKnown = false
+
+  /// The group as of now, as far as there is memory to look up another one.
+  mutating func current(root: String = "/") -> MemoryGroup? {
+    if isKnown, let membership, SmallFile.says(membership, "proc/self/cgroup", in: root) == true { return found }
+    guard MemoryReserve.isThere(MemoryReserve.ofLookups) else { return found }
+    membership = SmallFile.text(MemoryGroup.join(root, "proc/self/cgroup"))
+    found = MemoryGroup.current(root: root)
+    isKnown = true
+    return found
+  }
 }

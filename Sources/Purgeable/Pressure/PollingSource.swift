@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Pressure by looking at limits and usage now and then, where nothing tells.
+// Pressure by looking at limits and usage at intervals, where no event tells of it.
 
 /// Sees: the group's working set near a limit, the group full of whatever, the machine with little available. Blind to: anything
 /// shorter than its interval, and limits that are not visible here.
@@ -8,7 +8,8 @@
 final class PollingSource: SystemSourcePart {
   private struct State {
     var lastLook: UInt64 = 0
-    var level = PressureLevel.none
+    var level = PressureLevel.normal
+    var group = KnownGroup()
   }
 
   private let root: String
@@ -31,7 +32,9 @@ final class PollingSource: SystemSourcePart {
   var isIntact: Bool { true }
 
   /// Within nine tenths of a second: what it saw last.
-  func level(ready: [PressureDescriptor]) -> PressureLevel {
+  func addDescriptors(to list: inout DescriptorList) {}
+
+  func level(of ready: DescriptorList) -> PressureLevel {
     let now = MonotonicTime.now
     let recent = state.withLock { state -> PressureLevel? in
       if state.lastLook != 0, now - min(now, state.lastLook) < 900_000_000 { return state.level }
@@ -47,7 +50,7 @@ final class PollingSource: SystemSourcePart {
   /// Reads the files now.
   func look() -> PressureLevel {
     max(
-      looksAtMachine ? PressureRule.level(of: MachineMemory.current(root: root)) : .none,
-      looksAtGroup ? PressureRule.level(of: MemoryGroup.current(root: root)?.tightest()) : .none)
+      looksAtMachine ? MemoryRoom.level(of: MachineMemory.current(root: root)) : .normal,
+      looksAtGroup ? MemoryRoom.level(of: state.withLock { $0.group.current(root: root) }?.tightest()) : .normal)
   }
 }

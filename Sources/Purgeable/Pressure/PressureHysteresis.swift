@@ -15,7 +15,7 @@ package struct PressureHysteresis: Equatable, Sendable {
   package let fallNanoseconds: UInt64
 
   /// The smoothed level.
-  package private(set) var level = PressureLevel.none
+  package private(set) var level = PressureLevel.normal
 
   /// Since when the raw level has been lower without a break, or since the last step down.
   private var lowerSince: UInt64?
@@ -38,7 +38,7 @@ package struct PressureHysteresis: Equatable, Sendable {
     }
     if now >= since, now - since >= fallNanoseconds {
       // Never below the raw level: that is at least one step down from here.
-      level = level == .critical ? .some : .none
+      level = level == .critical ? .warning : .normal
       lowerSince = raw < level ? now : nil
     }
     return level

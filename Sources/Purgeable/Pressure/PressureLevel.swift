@@ -3,13 +3,13 @@
 
 /// How short memory is for this process: for its group, or for the machine when that is worse.
 ///
-/// Levels compare: `.none < .some < .critical`.
+/// Levels compare: `.normal < .warning < .critical`.
 public enum PressureLevel: Int32, Sendable, Hashable, Comparable, CaseIterable {
-  /// Whoever asks for memory gets it.
-  case none = 0
-  /// Memory is being taken from somebody, or soon will be: give back what is cheap to make again.
-  case some = 1
-  /// Work stands still for want of memory, or somebody is about to be killed: give back whatever can be had.
+  /// A request for memory succeeds.
+  case normal = 0
+  /// Memory is being taken from some process, or soon will be: give back content that is cheap to make again.
+  case warning = 1
+  /// Work stands still for lack of memory, or a process is about to be killed: give back all that can be given.
   case critical = 2
 
   /// Whether memory is less short at the level on the left.
@@ -17,11 +17,11 @@ public enum PressureLevel: Int32, Sendable, Hashable, Comparable, CaseIterable {
 }
 
 extension PressureLevel: CustomStringConvertible {
-  /// "none", "some", "critical".
+  /// "normal", "warning", "critical".
   public var description: String {
     switch self {
-    case .none: "none"
-    case .some: "some"
+    case .normal: "normal"
+    case .warning: "warning"
     case .critical: "critical"
     }
   }

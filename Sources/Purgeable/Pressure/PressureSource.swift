@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// What a source of pressure is: something that can be waited for, or asked now and then, or both.
+// A source of pressure: it can be waited for, or asked at intervals, or both.
 //
 //        waiting (poll)                    asking (level)                  smoothing              hearing of it
 //   descriptors, interval  -> ready ->  the level right now, raw  ->  PressureHysteresis  ->  caches, monitors
 
-/// A descriptor to wait on, and what for.
+/// A descriptor to wait on, and the events to wait for.
 public struct PressureDescriptor: Sendable, Hashable {
-  /// An open file descriptor. Stays the source's: whoever waits does not read from it and does not close it.
+  /// An open file descriptor. It stays the source's: the waiting thread neither reads from it nor closes it.
   public var descriptor: Int32
 
   /// Events as poll(2) knows them, such as POLLPRI. When a descriptor is handed back as ready: those that occurred, which may
@@ -25,31 +25,36 @@ public struct PressureDescriptor: Sendable, Hashable {
 ///
 /// A source with descriptors is asked when one of them is ready; a source with an interval is asked that often, at most once a
 /// second, while anybody has something to give back. A source may have both. Every source is also asked when the library's thread
-/// is awake for other reasons, at most once a second, and once a second while the level is above none.
+/// is awake for other reasons, at most once a second, and once a second while the level is above normal.
+///
+/// Memory: a source is asked when there is none. The library takes none itself, but an array that `descriptors` makes anew, and
+/// the one of ready descriptors that `level` is given, are the runtime's, which ends the program where it cannot have them:
+/// answer a stored array, or poll. The library's own sources are asked without arrays.
 ///
 /// Threads: `level`, `descriptors` and `pollingInterval` are called by one thread at a time, the library's own, outside of
 /// every mutex of the library; they should answer within milliseconds. A source used in two places is asked by both.
 public protocol PressureSource: AnyObject, Sendable {
-  /// What it is, in a few words: for logs and statistics.
+  /// The source in a few words: for logs and statistics.
   var name: String { get }
 
-  /// What to wait on; empty for a source that only polls. Asked anew before each wait, so that it may change.
+  /// The descriptors to wait on; empty for a source that only polls. Read anew before each wait, so they may change.
   var descriptors: [PressureDescriptor] { get }
 
   /// How often to ask without an event; nil where the descriptors tell everything.
   var pollingInterval: Duration? { get }
 
-  /// The level right now, without any smoothing: the library adds that (`PressureHysteresis` describes how).
+  /// The level right now, without any smoothing: the library lets the level fall a step at a time, each
+  /// after the source has said less for two seconds.
   ///
-  /// - Parameter ready: the descriptors that became ready, with the events that occurred; empty when it is asked without an event.
-  ///   The source has to take the event off a descriptor (read an eventfd), or it will be ready for ever.
+  /// - Parameter ready: the descriptors that became ready, with the events that occurred; empty when it is asked without an
+  ///   event. The source has to take the event off a descriptor (read an eventfd), or it will be ready for ever.
   func level(ready: [PressureDescriptor]) -> PressureLevel
 
-  /// Called in a forked child before its first use there, and when a descriptor turned out not to be open (POLLNVAL): registrations
-  /// that a child shares with its parent would take the parent's events. Does nothing by default.
+  /// Called in a forked child before its first use there, and when a descriptor turned out not to be open (POLLNVAL):
+  /// registrations that a child shares with its parent would take the parent's events. Does nothing by default.
   func reopen()
 
-  /// Gives back what it holds. It is not asked again. Does nothing by default.
+  /// Releases the source's resources. It is not asked again. Does nothing by default.
   func close()
 }
 

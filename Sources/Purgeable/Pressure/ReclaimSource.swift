@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Pressure by a version 1 group: the kernel tells, by an eventfd, that the group is nearly full, that it reclaims from it, and how hard
-// that is.
+// Pressure by a version 1 group: the kernel tells, by an eventfd, that the group is nearly full, that it reclaims from it, and
+// how hard that is.
 
 import Glibc
 
@@ -10,8 +10,8 @@ import Glibc
 ///   medium     it finds little
 ///   critical   it finds hardly anything: the kernel is about to kill, or to swap; critical here too if the files agree
 ///
-/// Reclaim is late: the kernel has begun to choose. So usage is watched as well: it tells when fifteen sixteenths of a limit are used,
-/// and whether that is pressure the figures decide. A limit that is changed later is watched from the next `reopen` on.
+/// Reclaim is late: the kernel has begun to choose. So usage is watched as well: it tells when fifteen sixteenths of a limit are
+/// used, and whether that is pressure the figures decide. A limit that is changed later is watched from the next `reopen` on.
 ///
 /// Sees: reclaim in a visible group that has a limit, at once; in the root group, where that is visible, the machine's shortage.
 /// Without a limit anywhere there is no event but the root's. Blind to: limits that have no directory here. Registering takes the
@@ -20,7 +20,16 @@ final class ReclaimSource: SystemSourcePart {
   private enum Strength: String, CaseIterable {
     case low, medium, critical
 
-    var level: PressureLevel { self == .critical ? .critical : self == .medium ? .some : .none }
+    init?(_ index: Int) {
+      switch index {
+      case 0: self = .low
+      case 1: self = .medium
+      case 2: self = .critical
+      default: return nil
+      }
+    }
+
+    var level: PressureLevel { self == .critical ? .critical : self == .medium ? .warning : .normal }
   }
 
   private struct State {
@@ -32,6 +41,7 @@ final class ReclaimSource: SystemSourcePart {
   /// Groups that events come from.
   let directories: [String]
   private let root: String
+  private let group: MemoryGroup
   private let state: Guarded<State>
 
   /// nil where not one group could be registered with.
@@ -41,23 +51,25 @@ final class ReclaimSource: SystemSourcePart {
     let directories = Self.register(group.directories, &opened)
     guard !directories.isEmpty else { return nil }
     self.root = root
+    self.group = group
     self.directories = directories
     state = Guarded(State(events: opened))
   }
 
-  /// Answers the groups that could be registered with, and one eventfd for each strength and one for usage: all, or none and no group.
+  /// Answers the groups that could be registered with, and the eventfds: one for each strength, and one for usage. Either all
+  /// eventfds are there, or none and no group.
   private static func register(_ directories: [String], _ events: inout [OwnedDescriptor]) -> [String] {
     events = (0...Strength.allCases.count).compactMap { _ in OwnedDescriptor.event() }
     var registered: [String] = []
     if events.count == Strength.allCases.count + 1 {
       registered = directories.filter { directory in
-        // Without a limit, or with one that cannot be watched, reclaim tells all the same.
+        // Without a limit, or with one that cannot be watched, reclaim events still arrive.
         registerUsage(events[Strength.allCases.count], directory)
         return zip(Strength.allCases, events).allSatisfy { register($1, $0, directory) }
       }
     }
     if registered.isEmpty {
-      // With the last copy of an eventfd its registrations go.
+      // Closing the last copy of an eventfd ends its registrations.
       for event in events { event.close() }
       events = []
     }
@@ -75,8 +87,8 @@ final class ReclaimSource: SystemSourcePart {
     return control.write(line + ",local") || control.write(line)
   }
 
-  /// From here on a group is nearly full: where `MemoryShortage` begins.
-  static func usageThreshold(limit: UInt64) -> UInt64 { limit - limit / MemoryShortage.lowRoomShare }
+  /// A group is nearly full from this usage on: reactions begin here.
+  static func usageThreshold(limit: UInt64) -> UInt64 { limit - limit / MemoryRoom.criticalShare }
 
   private static func registerUsage(_ event: OwnedDescriptor, _ directory: String) {
     guard let limit = SmallFile.number(directory + "/memory.limit_in_bytes"), limit < 1 << 62,
@@ -90,36 +102,35 @@ final class ReclaimSource: SystemSourcePart {
 
   var name: String { "reclaim in the group (cgroup v1)" }
 
-  var descriptors: [PressureDescriptor] {
-    state.withLock { $0.events.map { PressureDescriptor(descriptor: $0.number, events: Int16(POLLIN)) } }
+  func addDescriptors(to list: inout DescriptorList) {
+    state.withLock { state in
+      for event in state.events { list.append(PressureDescriptor(descriptor: event.number, events: Int16(POLLIN))) }
+    }
   }
 
   var isIntact: Bool { state.withLock { $0.events.allSatisfy(\.isOurs) } }
 
-  func level(ready: [PressureDescriptor]) -> PressureLevel {
+  func level(of ready: DescriptorList) -> PressureLevel {
     let (strongest, known) = state.withLock { state -> (PressureLevel?, PressureLevel) in
       var strongest: PressureLevel?
-      for (strength, event) in zip(Strength.allCases, state.events)
-      where ready.contains(where: { $0.descriptor == event.number }) && event.drain() > 0 {
-        strongest = strength.level
-      }
-      if let usage = state.events.last, ready.contains(where: { $0.descriptor == usage.number }), usage.drain() > 0 {
-        strongest = strongest ?? PressureLevel.none
+      // The last event is that of usage, the others are those of strengths.
+      for (index, event) in state.events.enumerated() where ready.events(of: event.number) != nil && event.drain() > 0 {
+        strongest = Strength(index)?.level ?? strongest ?? PressureLevel.normal
       }
       return (strongest, state.recent.level(at: MonotonicTime.now))
     }
     guard let strongest else { return known }
     let shortage = max(
-      PressureRule.level(of: MemoryGroup.current(root: root)?.tightest()),
-      PressureRule.level(of: MachineMemory.current(root: root)))
+      MemoryRoom.level(of: group.tightest()),
+      MemoryRoom.level(of: MachineMemory.current(root: root)))
     let level = Self.confirmed(strongest, by: shortage)
     state.withLock { $0.recent.note(level, at: MonotonicTime.now) }
     return max(level, known)
   }
 
-  /// What an event means beside what limits and usage say.
+  /// The level of an event, checked against limits and usage.
   static func confirmed(_ event: PressureLevel, by shortage: PressureLevel) -> PressureLevel {
-    event == .critical && shortage == .none ? .some : max(event, shortage)
+    event == .critical && shortage == .normal ? .warning : max(event, shortage)
   }
 
   func reopen() {

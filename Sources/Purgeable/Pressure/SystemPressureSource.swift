@@ -9,26 +9,28 @@
 
 import Glibc
 
-/// What the best source is put together from.
-protocol SystemSourcePart: PressureSource {
-  /// Whether its descriptors are still what it opened.
+/// A part of the system source.
+protocol SystemSourcePart: ListedSource {
+  /// Whether its descriptors still name what the part opened.
   var isIntact: Bool { get }
 }
 
 /// The source that the library uses unless it is told otherwise.
 ///
-/// Opens all that works here. Where no event tells of the group, or of the machine, that one is polled, once a second at most. The
-/// process may be moved to another group: found out when the source is asked, at most every five seconds, and everything is
-/// opened anew.
+/// Opens all parts that work here. Where no event tells of the group, or of the machine, that one is polled, once a second at
+/// most. The process may be moved to another group. The source checks for that when it is asked, at most every five seconds,
+/// and then opens everything anew.
 ///
 /// Descriptors: 2 for each PSI file, 3 for version 1, 1 for each level of nesting for version 2; all closed on exec. Any thread.
-public final class SystemPressureSource: PressureSource, ForkProtected {
+public final class SystemPressureSource: PressureSource, ListedSource, ForkProtected {
   private struct State {
     var parts: [any SystemSourcePart] = []
+    /// The names of the parts, put together when they were opened.
+    var name = ""
     /// What /proc/self/cgroup said when the parts were opened.
     var membership: String?
     var lastCheck: UInt64 = 0
-    /// A part is missing for want of descriptors: worth another try.
+    /// A part is missing for lack of descriptors: opening it again may succeed.
     var isIncomplete = false
   }
 
@@ -47,34 +49,68 @@ public final class SystemPressureSource: PressureSource, ForkProtected {
   }
 
   /// The names of its parts.
-  public var name: String { partNames.joined(separator: ", ") }
+  public var name: String { state.withLock { $0.name } }
 
   package var partNames: [String] { state.withLock { $0.parts.map(\.name) } }
 
-  public var descriptors: [PressureDescriptor] { state.withLock { $0.parts.flatMap(\.descriptors) } }
+  /// What its parts wait on.
+  public var descriptors: [PressureDescriptor] {
+    var list = DescriptorList()
+    addDescriptors(to: &list)
+    return Array(list)
+  }
 
-  public var pollingInterval: Duration? { state.withLock { $0.parts.compactMap(\.pollingInterval).min() } }
+  func addDescriptors(to list: inout DescriptorList) {
+    state.withLock { state in
+      for part in state.parts { part.addDescriptors(to: &list) }
+    }
+  }
 
-  public func level(ready: [PressureDescriptor]) -> PressureLevel {
+  /// How often to ask, where some part only polls; nil else.
+  public var pollingInterval: Duration? {
+    state.withLock { state in
+      // Nothing could be opened: the next query opens it.
+      var shortest: Duration? = state.parts.isEmpty && state.isIncomplete ? .seconds(1) : nil
+      for part in state.parts {
+        if let interval = part.pollingInterval { shortest = min(shortest ?? interval, interval) }
+      }
+      return shortest
+    }
+  }
+
+  /// The worst level that a part tells of now. One system call for each descriptor that is ready; some 10 where a part polls.
+  public func level(ready: [PressureDescriptor]) -> PressureLevel { level(of: DescriptorList(ready)) }
+
+  /// Takes no memory, unless a part has to be opened anew: the source then checks first that there is memory.
+  func level(of ready: DescriptorList) -> PressureLevel {
     state.withLock { state in
       // A number that the program has closed and opened anew is not ours to read, and might be ready for ever.
-      if !ready.isEmpty, !state.parts.allSatisfy(\.isIntact) { reopen(&state) }
-      let level = state.parts.map { $0.level(ready: ready) }.max() ?? .none
-      if mayBeStale(&state) { reopen(&state) }
+      if !ready.isEmpty, !isIntact(state), hasReserve { reopen(&state) }
+      var level = PressureLevel.normal
+      for part in state.parts { level = max(level, part.level(of: ready)) }
+      if mayBeStale(&state), hasReserve { reopen(&state) }
       return level
     }
   }
 
-  /// What it holds from before a fork is closed here only, and stays open for the parent.
+  private func isIntact(_ state: borrowing State) -> Bool {
+    for part in state.parts where !part.isIntact { return false }
+    return true
+  }
+
+  private var hasReserve: Bool { MemoryReserve.isThere(MemoryReserve.ofLookups) }
+
+  /// Descriptors from before a fork are closed in this process only, and stay open in the parent.
   public func reopen() {
     state.withLock { reopen(&$0) }
   }
 
+  /// Closes what its parts have open.
   public func close() {
     state.withLock { close(&$0) }
   }
 
-  // One mutex for all of it, so that a fork that waits for that finds the parts whole (ForkGuard.swift).
+  // One mutex guards all state, so that a fork that waits for it finds the parts complete (ForkGuard.swift).
 
   func lockForFork() { state.lock() }
   func unlockAfterFork() { state.unlock() }
@@ -93,15 +129,24 @@ public final class SystemPressureSource: PressureSource, ForkProtected {
     let now = MonotonicTime.now
     guard now - min(now, state.lastCheck) >= Self.checkNanoseconds else { return false }
     state.lastCheck = now
-    return state.isIncomplete || state.membership != SmallFile.text(MemoryGroup.join(root, "proc/self/cgroup"))
+    guard !state.isIncomplete else { return true }
+    // Unreadable then and unreadable now counts as the same, too.
+    let isSame = SmallFile.says(state.membership ?? "", "proc/self/cgroup", in: root)
+    return state.membership == nil ? isSame != nil : isSame != true
   }
 
   private func open(_ state: inout State) {
+    state.lastCheck = MonotonicTime.now
+    guard hasReserve else {
+      // Without memory for it, there is nothing to wait for until somebody asks again (`mayBeStale`).
+      (state.membership, state.name, state.isIncomplete) = (nil, "", true)
+      return
+    }
     state.membership = SmallFile.text(MemoryGroup.join(root, "proc/self/cgroup"))
     state.parts = Self.openParts(root)
-    // With the last descriptor gone, nothing above could tell why it failed; this call can.
+    state.name = state.parts.map(\.name).joined(separator: ", ")
+    // If the last descriptor is used up, nothing above could tell why it failed; this call can.
     state.isIncomplete = Self.descriptorsAreExhausted()
-    state.lastCheck = MonotonicTime.now
   }
 
   private static func openParts(_ root: String) -> [any SystemSourcePart] {
@@ -121,7 +166,7 @@ public final class SystemPressureSource: PressureSource, ForkProtected {
     }
     let group = MemoryGroup.current(root: root)
     if let group {
-      if let events = GroupEventsSource(group: group, root: root) {
+      if let events = GroupEventsSource(group: group) {
         parts.append(events)
         hearsOfGroup = true
       }

@@ -2,6 +2,7 @@
 // Which files the demonstration works with: found in a fixed order, chosen by the seed where there are more than it wants.
 
 import Glibc
+import ToolSupport
 
 /// One chosen file, as it was when it was chosen.
 package struct CorpusFile: Equatable, Sendable {
@@ -19,8 +20,8 @@ package struct Corpus: Equatable, Sendable {
 
   /// Finds the files below a directory and chooses up to `sizeBytes` of them.
   ///
-  /// Regular files that are not empty, on the directory's own file system; links are not followed, what cannot be read is left out.
-  /// `goesOn` is asked now and then; the walk ends when it says no.
+  /// Regular files that are not empty, on the directory's own file system; links are not followed, what cannot be read is left
+  /// out. `goesOn` is asked now and then; the walk ends when it says no.
   package static func choose(
     in directory: String, sizeBytes: UInt64, seed: UInt64, goesOn: () -> Bool = { true }
   ) -> Corpus {

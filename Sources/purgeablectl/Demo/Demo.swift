@@ -9,6 +9,7 @@
 
 import Glibc
 import Purgeable
+import ToolSupport
 
 struct Demo {
   let options: DemoOptions
@@ -34,7 +35,7 @@ struct Demo {
     defer {
       progress.end()
       Children.endAll()
-      if let group, !group.remove() { Tool.complain("\(Tool.name) demo: could not remove \(group.files.directory)") }
+      if let group, !group.remove() { complain("\(Tool.name) demo: could not remove \(group.files.directory)") }
     }
     do {
       let report = try makeReport()
@@ -45,7 +46,7 @@ struct Demo {
       let signal = Children.interruption
       guard signal != 0 else { throw error }
       progress.end()
-      Tool.complain("\(Tool.name) demo: ended by signal \(signal)")
+      complain("\(Tool.name) demo: ended by signal \(signal)")
       return 128 + signal
     }
   }
@@ -98,7 +99,7 @@ struct Demo {
         }
       }
     } catch is WireFailure {
-      // How it ended tells more.
+      // The way the worker ended tells more.
     }
     child.closeInput()
     stopNeighbour()
@@ -185,7 +186,7 @@ struct Demo {
         progress.show(.dictionary, share: nil, "\(ByteSize(outcome.loadedBytes)), \(Figures.count(outcome.reads)) reads")
       }
     } catch is WireFailure {
-      // It is gone, as was to be expected: how it ended tells more.
+      // The child is gone, as expected; the way it ended tells more.
     }
     child.closeInput()
     outcome.end = child.wait()
@@ -211,7 +212,7 @@ struct Demo {
       + "\(ByteSize(neighbourResult.peakBytes)) in \(neighbourResult.waveCount) waves"
   }
 
-  /// For the tool's own tests: what is to be spoiled, so that they can see that it is found out.
+  /// For the tool's own tests: the content to spoil, to check that the tool finds it out.
   private static var spoiling: Spoiling? {
     unsafe getenv("PURGEABLECTL_DEMO_SPOIL").flatMap { unsafe Spoiling(rawValue: String(cString: $0)) }
   }

@@ -2,6 +2,7 @@
 // What the demonstration was asked to do, and the times and shares that it keeps to by itself.
 
 import Glibc
+import ToolSupport
 
 /// The options of `demo`.
 package struct DemoOptions: Equatable, Sendable {

@@ -3,6 +3,7 @@
 
 import Glibc
 import Purgeable
+import ToolSupport
 
 /// What makes the pressure.
 enum PressureKind: UInt8, Sendable {

@@ -2,6 +2,7 @@
 // What the demonstration found, as a table and as JSON.
 
 import Purgeable
+import ToolSupport
 
 struct DemoReport: Sendable {
   var directory: String
@@ -48,10 +49,11 @@ struct DemoReport: Sendable {
     ]
     let widths = (rows.map(\.0.count).max() ?? 0, rows.map(\.1.count).max() ?? 0)
     let lines = rows.map { row in
-      row.0.padded(to: widths.0 + 2) + String(repeating: " ", count: widths.1 - row.1.count) + row.1 + "  " + row.2
+      row.0.padded(to: widths.0 + 2) + row.1.indented(to: widths.1) + "  " + row.2
     }
+    let time = Figures.time(nanoseconds)
     return """
-      \(Figures.count(fileCount)) files of \(directory), \(ByteSize(fileBytes)), seed \(options.seed), in \(Figures.time(nanoseconds))
+      \(Figures.count(fileCount)) files of \(directory), \(ByteSize(fileBytes)), seed \(options.seed), in \(time)
       pressure: \(pressure)
 
       \(lines.joined(separator: "\n"))
@@ -61,7 +63,7 @@ struct DemoReport: Sendable {
       """
   }
 
-  /// What does not go without saying, and the verdict.
+  /// Remarks on everything out of the ordinary, and the verdict.
   private var remarks: [String] {
     var lines: [String] = []
     if worker[.entries] < fileCount {

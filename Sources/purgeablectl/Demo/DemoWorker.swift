@@ -3,6 +3,7 @@
 
 import Glibc
 import Purgeable
+import ToolSupport
 
 /// What a test has the worker spoil, to see that it is found out.
 enum Spoiling: String, Sendable {
@@ -76,7 +77,7 @@ struct DemoWorker {
   }
 
   private mutating func store(_ bytes: [UInt8], _ index: Int) {
-    if cache.set(bytes, forKey: paths[index]) != .stored { result[.refusedStores] += 1 }
+    if cache.setValue(bytes, forKey: paths[index]) != .stored { result[.refusedStores] += 1 }
   }
 
   // MARK: Reading
@@ -100,7 +101,7 @@ struct DemoWorker {
 
   private mutating func readOne(_ index: Int) {
     result[.reads] += 1
-    switch cache.lookUp(paths[index]) {
+    switch cache.lookUpValue(forKey: paths[index]) {
     case .hit(var bytes):
       result[.hits] += 1
       if spoiling == .hits, result[.hits] % 100 == 0, !bytes.isEmpty { bytes[bytes.count / 2] ^= 0x10 }
@@ -133,20 +134,20 @@ struct DemoWorker {
   // MARK: Afterwards
 
   private mutating func takeStock() {
-    // Until here it is in part hearsay: what the kernel took is found by looking.
+    // The books are incomplete until here: a sweep finds what the kernel took.
     cache.sweep()
     let statistics = cache.statistics
-    result[.residentBytes] = UInt64(statistics.residentBytes)
-    result[.offeredBytes] = UInt64(statistics.offeredBytes)
-    result[.heldBytes] = UInt64(statistics.heldBytes)
-    result[.ordinaryBytes] = UInt64(statistics.ordinaryBytes)
-    result[.discardedEntries] = statistics.departures[.discarded] ?? 0
+    result[.residentBytes] = UInt64(statistics.memory.residentBytes ?? 0)
+    result[.offeredBytes] = UInt64(statistics.memory.offeredBytes)
+    result[.heldBytes] = UInt64(statistics.memory.heldBytes)
+    result[.ordinaryBytes] = UInt64(statistics.memory.ordinaryBytes)
+    result[.discardedEntries] = UInt64(statistics.departures[.discarded] ?? 0)
     result[.discardedBytes] = missedBytes[MissReason.discarded.rawValue]
     // Everything that is asked for was stored at some time. What the cache remembers nothing of was lost to the kernel as well,
     // unless it evicted anything by itself.
     let evicted = statistics.departures.filter { $0.key != .discarded && $0.key != .replaced }.values.reduce(0, +)
     if evicted == 0 { result[.discardedBytes] += missedBytes[MissReason.unknown.rawValue] }
-    for index in readable where !cache.contains(paths[index]) {
+    for index in readable where !cache.containsValue(forKey: paths[index]) {
       result[.discardedBytes] += evicted == 0 ? sizes[index] : 0
     }
   }
@@ -163,7 +164,7 @@ struct DemoWorker {
     for place in random.shuffled(readable.count) where sampled.count < 400 && Clock.now < deadline {
       let path = paths[readable[place]]
       let time = Clock.now
-      guard case .hit(let bytes) = cache.lookUp(path) else { continue }
+      guard case .hit(let bytes) = cache.lookUpValue(forKey: path) else { continue }
       hits.add(Clock.now - time)
       result[.sampleBytes] += UInt64(bytes.count)
       sampled.append(readable[place])
@@ -186,7 +187,7 @@ struct DemoWorker {
   private mutating func showWhatIsLeft() throws {
     var isFirst = true
     for index in readable {
-      guard case .hit(var bytes) = cache.lookUp(paths[index]) else { continue }
+      guard case .hit(var bytes) = cache.lookUpValue(forKey: paths[index]) else { continue }
       if spoiling == .rest && isFirst { bytes[bytes.count / 2] ^= 0x10 }
       isFirst = false
       try output.write(.entry, UInt64(index), bytes)

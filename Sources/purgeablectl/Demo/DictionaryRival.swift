@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The rival: the same files in a plain dictionary, the same reads, under the same limit. Mostly to see what becomes of it.
+// The rival: the same files in a plain dictionary, the same reads, under the same limit. It mostly shows whether it survives.
 
 import Glibc
 import Purgeable
+import ToolSupport
 
 struct DictionaryRival {
   let seed: UInt64
@@ -36,7 +37,7 @@ struct DictionaryRival {
       readable.append(path)
       let step = loadedBytes >> 18
       loadedBytes += UInt64(bytes.count)
-      // Often: the last that is heard of it says how far it got.
+      // Often: the last report says how far the process got.
       if loadedBytes >> 18 != step { try progress.tellNow(.dictionary, [loadedBytes, 0]) }
     }
     var reads: UInt64 = 0
@@ -54,10 +55,10 @@ struct DictionaryRival {
   }
 }
 
-/// What became of it.
+/// The outcome of the dictionary's process.
 struct DictionaryOutcome: Equatable, Sendable {
   var end: ChildEnd
-  /// The last that was heard of it.
+  /// The bytes of its last report.
   var loadedBytes: UInt64 = 0
   var reads: UInt64 = 0
   var isDone = false

@@ -3,8 +3,9 @@
 
 import Glibc
 import Purgeable
+import ToolSupport
 
-/// What it did, for the report.
+/// The neighbour's work, for the report.
 struct NeighbourResult: Equatable, Sendable {
   var waveCount: UInt64 = 0
   /// The most it held at a time.
@@ -20,8 +21,8 @@ struct NeighbourResult: Equatable, Sendable {
   }
 }
 
-/// Takes what can be had without getting anybody killed: it looks at the group before each step, and leaves alone a third of the
-/// limit beyond what nobody can be made to give up.
+/// Takes as much memory as is possible without a kill. It looks at the group before each step, and leaves free a third of the
+/// limit beyond memory that cannot be reclaimed.
 struct Neighbour {
   let files: GroupFiles
   let limitBytes: UInt64

@@ -2,6 +2,7 @@
 // Pressure without a memory group: the kernel is asked to page out what is on offer, as a limit and a neighbour would make it do.
 
 import Purgeable
+import ToolSupport
 
 struct PageOutPressure {
   /// What may stay in memory while the neighbour is not hungry; while it is, two thirds of it.
@@ -29,7 +30,7 @@ struct PageOutPressure {
     cache.offerIdle()
     cache.offerIdle()
     let stay = isHungry ? limitBytes / 3 * 2 : limitBytes
-    let resident = UInt64(cache.statistics.residentBytes)
+    let resident = UInt64(cache.statistics.memory.residentBytes ?? 0)
     guard resident > stay else { return }
     do {
       takenBytes += UInt64(try cache.pageOut(Int(resident - stay), hand: &hand))

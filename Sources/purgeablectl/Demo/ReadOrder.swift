@@ -2,6 +2,7 @@
 // The skewed order of reads, from a seed.
 
 import Glibc
+import ToolSupport
 
 /// An endless sequence of indices below a count, where few come often: the k-th most popular with a chance of k to the power
 /// -0.9, near to what is found in front of web and file caches. Which index is how popular is the seed's choice.

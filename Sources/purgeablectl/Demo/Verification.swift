@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Whether bytes are the right ones: by a digest in ordinary memory at each hit, and against the files themselves at the end.
 
+import ToolSupport
+
 /// 128 bits that stand for some bytes: two 64-bit multiply-and-fold hashes (as in wyhash), differently seeded, in one pass.
 ///
 /// Not cryptographic: it finds accidents, not attacks. Two different contents agree with a chance of 2^-64 at most for each half.

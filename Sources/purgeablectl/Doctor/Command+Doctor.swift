@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// `purgeablectl doctor`: looks, judges, prints.
+// `purgeablectl doctor`: collects facts, judges them, prints the findings.
 
 import Purgeable
+import ToolSupport
 
 extension Command {
   package static let doctor = Command(
@@ -22,7 +23,7 @@ extension Command {
   }
 }
 
-/// What the doctor makes of the facts. Pure functions: the same facts, the same findings.
+/// The doctor's judgement of the facts. Pure functions: the same facts give the same findings.
 package enum Doctor {
   package static func json(_ facts: MachineFacts, _ findings: [Finding]) -> JSON {
     [

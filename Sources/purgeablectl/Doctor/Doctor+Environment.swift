@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Findings about what stands between this process and the machine: containers, sandboxes, filters, the shell's limits.
+// Findings about layers between this process and the machine: containers, sandboxes, filters, the shell's limits.
 
 import Purgeable
+import ToolSupport
 
 extension Doctor {
   static func environment(_ facts: MachineFacts) -> Finding {
@@ -37,7 +38,7 @@ extension Doctor {
     }
   }
 
-  /// Something answers system calls in the kernel's place.
+  /// A layer that answers system calls in the kernel's place.
   private static func standIn(_ layer: RunEnvironment.Layer, _ facts: MachineFacts, _ value: String) -> Finding {
     let works = facts.kernelClass == "works"
     let state: Finding.State = works ? .limited : .bad
@@ -73,7 +74,7 @@ extension Doctor {
         "system-calls", .limited, "not asked\(filter)", meaning: "No page could be mapped to try them on.",
         remedy: "Raise the limits on memory: ulimit -v unlimited.")
     }
-    // The core does without this one, and before Linux 6.13 it is always refused.
+    // The core does without process_madvise, and before Linux 6.13 that call is always refused.
     let needed = refusals.filter { $0.call != "process_madvise" }
     let list = refusals.map { "\($0.call) (\(name(ofError: $0.number)))" }.joined(separator: ", ")
     guard !needed.isEmpty else {

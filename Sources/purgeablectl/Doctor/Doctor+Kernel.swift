@@ -2,6 +2,7 @@
 // Findings about the kernel: what it does with memory on offer, and what else the library asks of it.
 
 import Purgeable
+import ToolSupport
 
 /// The two leading numbers of a kernel release, as in "6.18.44-generic".
 struct KernelVersion: Comparable {
@@ -86,6 +87,11 @@ extension Doctor {
       return Finding(
         "offering", .bad, "mlocked", meaning: "All memory of this process is mlocked, so offers are refused. \(without)",
         remedy: "Take MCL_FUTURE out of the program's mlockall, or call munlockall() before the first cache is made.")
+    case "partial":
+      return Finding(
+        "offering", .bad, "partial",
+        meaning: "Of what is offered the kernel takes a part, and a part never, each time it was tried. \(without)",
+        remedy: "Run on the kernel itself: something before it shortens the call (an emulator, a preloaded library).")
     default:
       return Finding(
         "offering", .bad, facts.kernelClass, meaning: "It could not be tried: not even a small mapping was granted.",
@@ -129,7 +135,15 @@ extension Doctor {
 
   static func fork(_ facts: MachineFacts) -> Finding {
     if facts.wipesOnFork {
-      return Finding("fork", .good, "wiped in the child", meaning: "A forked child finds purgeable content discarded.")
+      let how = facts.isWipeConfirmed ? "This was tried with a child." : "The kernel says so; it could not be tried with a child."
+      return Finding("fork", .good, "wiped in the child", meaning: "A forked child finds purgeable content discarded. \(how)")
+    }
+    if facts.isWipeConfirmed {
+      return Finding(
+        "fork", .bad, "promised and not done",
+        meaning: "MADV_WIPEONFORK is accepted and ignored: a forked child finds content and mutexes as they stood, and may wait "
+          + "for ever for a thread that it does not have.",
+        remedy: "Run outside of the emulator; until then use posix_spawn, or fork only to exec at once.")
     }
     return Finding(
       "fork", .limited, "shared with the child",

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Findings about who may use how much memory, and about settings that get in the way.
+// Findings about memory limits, and about settings that get in the way.
 
 import Purgeable
+import ToolSupport
 
 extension Doctor {
   static func group(_ facts: MachineFacts) -> Finding {
@@ -157,7 +158,8 @@ extension Doctor {
 
   static func hugePages(_ facts: MachineFacts) -> Finding {
     let value = facts.hugePages ?? "not in this kernel"
-    if facts.hugePages == "always", facts.refusals?.contains(where: { $0.call == "MADV_NOHUGEPAGE" }) == true {
+    let isRefused = facts.refusals?.contains { $0.call == "MADV_NOHUGEPAGE" } == true
+    if facts.usesHugePages || (facts.hugePages == "always" && isRefused) {
       return Finding(
         "huge-pages", .limited, value,
         meaning: "Purgeable memory gets transparent huge pages, because the request for small ones is refused: one dirty byte "

@@ -2,6 +2,7 @@
 // One thing that the doctor found out, and how it is shown.
 
 import Purgeable
+import ToolSupport
 
 /// One fact about this machine or container, with what follows from it.
 package struct Finding: Equatable, Sendable {

@@ -47,7 +47,7 @@ extension MachineFacts {
     }.min()
   }
 
-  /// What becomes of pressure stall information that is not there: told at boot to be off, or not built in. Both leave no file.
+  /// Why pressure stall information is missing: switched off at boot, or not built in. Both leave no file.
   static func missingPressure(root: String, release: String) -> PressureSource {
     let words = (SmallFile.text(MemoryGroup.join(root, "proc/cmdline")) ?? "").split(whereSeparator: \.isWhitespace)
     if words.contains(where: { $0 == "psi=0" || $0 == "psi=off" || $0 == "psi=n" }) { return .off }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Collects what the doctor judges: files under /proc and /sys, a few system calls, and the core's own probe.
+// Collects the facts that the doctor judges: files under /proc and /sys, a few system calls, and the core's own probe.
 
 import CPurgeable
 import Glibc
 import Purgeable
 
-/// Facts about this machine, as they were found. What is nil could not be found out.
+/// Facts about this machine, as they were found. nil: could not be found out.
 package struct MachineFacts: Equatable, Sendable {
   /// Where pressure stall information can be had.
   package enum PressureSource: Equatable, Sendable {
@@ -54,9 +54,11 @@ package struct MachineFacts: Equatable, Sendable {
   package var pageSizeBytes: UInt64 = 0
   package var isConfirmedByPageout = false
   package var wipesOnFork = false
+  package var isWipeConfirmed = false
+  package var usesHugePages = false
   package var hasRestartableSequences = false
 
-  /// What the kernel, or something in front of it, refused; nil where it was not asked.
+  /// Calls that the kernel, or a layer in front of it, refused; nil where none was tried.
   package var refusals: [Refusal]?
   /// 0: no filter of system calls on this process, 1: strict, 2: a filter (seccomp).
   package var seccompMode: UInt64?
@@ -149,9 +151,12 @@ package struct MachineFacts: Equatable, Sendable {
       kernelClass = unsafe String(cString: purgeable_kernel_class_name(probe.kernel_class))
       isConfirmedByPageout = probe.confirmed_by_pageout
       wipesOnFork = probe.wipe_on_fork
+      isWipeConfirmed = probe.wipe_is_confirmed
+      usesHugePages = probe.huge_pages
       hasRestartableSequences = probe.rseq
     }
-    // An offer that has no effect, by none of the others' doing: something translates system calls and leaves this one out.
+    // The offer has no effect, and no other layer found explains it: an emulator translates system calls and leaves this one
+    // out.
     if kernelClass == "no-op", !environment.standsInForKernel { environment.add(.emulated, by: "offers without effect") }
     askForCalls()
     pageSizeBytes = UInt64(purgeable_page_size_bytes())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What stands between this process and the machine: containers, sandboxes, emulators, Windows. Each is known by marks that it
-// leaves in files; what it does to memory on offer is seen by trying, not by these.
+// The layers between this process and the machine: containers, sandboxes, emulators, Windows. Each is known by marks that it
+// leaves in files; its effect on memory on offer is found by trying, not by these marks.
 //
 //   inside   gvisor  wsl1  emulated  valgrind      answer system calls themselves: they decide what an offer is worth
 //     |      kubernetes  podman  docker  ...       share the kernel: they decide about limits and about what can be seen
@@ -11,7 +11,7 @@ import Purgeable
 
 /// Where this process runs, as found from files.
 package struct RunEnvironment: Equatable, Sendable {
-  /// In the order in which they matter: the first that was found names the environment.
+  /// In order of importance: the first layer found names the environment.
   package enum Layer: String, Sendable, CaseIterable {
     case gvisor, wsl1, emulated, valgrind
     case kubernetes, podman, docker
@@ -22,7 +22,7 @@ package struct RunEnvironment: Equatable, Sendable {
     case wsl2
   }
 
-  /// What was found, with the mark that it was known by.
+  /// The layers found, each with the mark that it was known by.
   package private(set) var marks: [Layer: String] = [:]
   /// A processor's flag says that a hypervisor runs the kernel. It does not change what the kernel does.
   package var isVirtualMachine = false
@@ -120,11 +120,12 @@ extension RunEnvironment {
       if exists(".dockerenv") { add(.docker, by: "/.dockerenv") }
       if exists("run/.containerenv") { add(.podman, by: "/run/.containerenv") }
     }
-    // Somebody more exact has spoken.
+    // A more exact layer was found.
     if layers.contains(where: { [.kubernetes, .podman, .docker, .nspawn, .lxc].contains($0) }) { marks[.container] = nil }
   }
 
-  /// What container managers call their groups. Not "/docker": the manager itself runs in docker.service, on the machine.
+  /// The names that container managers give their groups. Not "/docker": the manager itself runs in docker.service, on the
+  /// machine.
   private static let groupWords: [(String, Layer)] = [
     ("kubepods", .kubernetes), ("libpod", .podman), ("/docker/", .docker), ("/docker-", .docker), ("lxc", .lxc),
     ("/machine.slice/systemd-nspawn", .nspawn),

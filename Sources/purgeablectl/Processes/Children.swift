@@ -2,16 +2,10 @@
 // Child processes: started, waited for, and ended with this one, also when a signal ends it.
 
 import Glibc
-import Purgeable
 import Synchronization
+import ToolSupport
 
-/// How a process ended.
-enum ChildEnd: Equatable, Sendable {
-  case exited(Int32)
-  case killed(Int32)
-}
-
-/// A child and the two pipes to it. Whoever started it waits for it.
+/// A child and the two pipes to it. Its starter waits for it.
 final class Child {
   let process: pid_t
   let reader: WireReader
@@ -50,12 +44,12 @@ enum Children {
 
   private static let state = Mutex(State())
 
-  /// The signal that somebody wants us to end with; 0 for none.
+  /// The signal by which this process was asked to end; 0 for none.
   static var interruption: Int32 { state.withLock { $0.interruption } }
 
   // MARK: Signals
 
-  /// Those that whoever started us does not want ignored, as `nohup` does.
+  /// The signals to watch: those that were not ignored when this process was started (`nohup` has SIGHUP ignored).
   private static let watchedSignals = [SIGINT, SIGTERM, SIGHUP].filter { signal in
     var action = sigaction()
     guard unsafe sigaction(signal, nil, &action) == 0 else { return true }
@@ -70,7 +64,8 @@ enum Children {
     return set
   }
 
-  /// From here on the watched signals end the children; whoever talks to one finds its pipe closed, and ends in good order.
+  /// From here on the watched signals end the children. Code that talks to a child finds its pipe closed, and ends in good
+  /// order.
   static func watchSignals() throws(ToolFailure) {
     // A child that is gone shows as an error of `write`.
     signal(SIGPIPE, SIG_IGN)
@@ -108,7 +103,7 @@ enum Children {
 
   // MARK: Starting and waiting
 
-  /// Starts this program again with other words. `isQuiet`: what it says on standard error is nobody's business.
+  /// Starts this program again with other words. `isQuiet`: its standard error is discarded.
   static func start(_ words: [String], isQuiet: Bool = false) throws(ToolFailure) -> Child {
     let input = try pipe()
     let output: (read: Int32, write: Int32)
@@ -121,7 +116,7 @@ enum Children {
     }
     var process: pid_t = 0
     let error = state.withLock { state -> Int32 in
-      // Else a child could come to life after the signal thread ended all others.
+      // Otherwise a child could be started after the signal thread ended all others.
       guard state.interruption == 0 else { return EINTR }
       let error = spawn(words, input: input.read, output: output.write, isQuiet: isQuiet, &process)
       if error == 0 { state.alive.insert(process) }
@@ -139,14 +134,12 @@ enum Children {
 
   fileprivate static func wait(_ process: pid_t) -> ChildEnd {
     var information = unsafe siginfo_t()
-    // Left unreaped, so that its number stays its own until it is off the list.
+    // Left unreaped, so that its process number stays its own until the child is off the list.
     while unsafe waitid(P_PID, id_t(process), &information, WEXITED | WNOWAIT) != 0, errno == EINTR {}
     return state.withLock { state in
-      var end: Int32 = 0
-      while unsafe waitpid(process, &end, 0) < 0, errno == EINTR {}
+      let end = ChildEnd.of(process)
       state.alive.remove(process)
-      // As <sys/wait.h> takes it apart: the signal in the low seven bits, the exit status above them.
-      return end & 0x7F == 0 ? .exited((end >> 8) & 0xFF) : .killed(end & 0x7F)
+      return end ?? .exited(0)
     }
   }
 
@@ -161,52 +154,14 @@ enum Children {
   private static func spawn(
     _ words: [String], input: Int32, output: Int32, isQuiet: Bool, _ process: inout pid_t
   ) -> Int32 {
-    var actions = unsafe posix_spawn_file_actions_t()
-    var attributes = posix_spawnattr_t()
-    unsafe posix_spawn_file_actions_init(&actions)
-    unsafe posix_spawnattr_init(&attributes)
-    defer {
-      unsafe posix_spawn_file_actions_destroy(&actions)
-      unsafe posix_spawnattr_destroy(&attributes)
+    var launch = Launch(OwnProgram.path, [Tool.name] + words)
+    launch.input = .descriptor(input)
+    launch.output = .descriptor(output)
+    if isQuiet {
+      launch.errors = .nothing
+      launch.environment.append("SWIFT_BACKTRACE=enable=no")
     }
-    unsafe posix_spawn_file_actions_adddup2(&actions, input, STDIN_FILENO)
-    unsafe posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO)
-    if isQuiet { unsafe posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0) }
-    var none = sigset_t()
-    unsafe sigemptyset(&none)
-    var usual = watchedSet()
-    unsafe posix_spawnattr_setsigmask(&attributes, &none)
-    unsafe posix_spawnattr_setsigdefault(&attributes, &usual)
-    unsafe posix_spawnattr_setflags(&attributes, Int16(POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF))
-    // As this process got it; the global `environ` is not for concurrent programs.
-    var environment = (SmallFile.text("/proc/self/environ", limit: 4 << 20) ?? "").split(separator: "\0").map(String.init)
-    if isQuiet { environment.append("SWIFT_BACKTRACE=enable=no") }
-    let program = programPath()
-    return unsafe withStrings([Tool.name] + words) { arguments in
-      unsafe withStrings(environment) { environment in
-        unsafe posix_spawn(&process, program, &actions, &attributes, arguments, environment)
-      }
-    }
-  }
-
-  /// By its own name, which is what `ps` shows; by the kernel's where it was replaced since it was started.
-  private static func programPath() -> String {
-    let own = "/proc/self/exe"
-    let bytes = unsafe [UInt8](unsafeUninitializedCapacity: Int(PATH_MAX)) { buffer, count in
-      // Not more than fits; a path that is cut off is found not to be a program.
-      count = unsafe buffer.withMemoryRebound(to: CChar.self) { max(0, unsafe readlink(own, $0.baseAddress!, $0.count)) }
-    }
-    let path = String(decoding: bytes, as: UTF8.self)
-    return unsafe access(path, X_OK) == 0 ? path : own
-  }
-
-  /// Lends C strings with a NULL behind them, as `exec` wants them.
-  private static func withStrings(
-    _ strings: [String], _ body: (UnsafeMutablePointer<UnsafeMutablePointer<CChar>?>) -> Int32
-  ) -> Int32 {
-    var copies = unsafe strings.map { unsafe strdup($0) } + [nil]
-    defer { for index in 0...strings.count { unsafe free(copies[index]) } }
-    // The array is not touched by anybody else while its buffer is lent.
-    return unsafe copies.withUnsafeMutableBufferPointer { unsafe body($0.baseAddress!) }
+    launch.usualSignals = watchedSet()
+    return launch.start(&process)
   }
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What child processes in a memory group have in common: where they live, when they end.
+// The common part of child processes in a memory group: entering the group, and ending.
 
 import Glibc
 import Purgeable
+import ToolSupport
 
 enum GroupProcess {
   static let groupOptions = [
@@ -15,8 +16,8 @@ enum GroupProcess {
     group.map { ["--group=\($0.directory)", "--version=\($0.version.rawValue)"] } ?? []
   }
 
-  /// Leaves no core file, and moves into the group. That the parent is gone shows in the pipes.
-  /// `seconds`: should it hang, it is ended by then (SIGALRM), and whoever started it says so.
+  /// Leaves no core file, and moves into the group. The end of the parent shows in the pipes. `seconds`: a process that hangs
+  /// is ended by then (SIGALRM), and its starter reports it.
   static func settle(_ arguments: Arguments, seconds: UInt32) throws -> GroupFiles? {
     alarm(seconds)
     var none = rlimit()
@@ -26,7 +27,7 @@ enum GroupProcess {
       throw UsageError("--version: 1 or 2")
     }
     let files = GroupFiles(version: version, directory: directory)
-    let error = GroupFiles.write("0", to: files.processes)
+    let error = files.enter()
     guard error == 0 else { throw ToolFailure("\(files.processes): \(SystemError.text(error))") }
     return files
   }

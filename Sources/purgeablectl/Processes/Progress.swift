@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What is said on standard error while something long runs: one line rewritten on a terminal, now and then a line elsewhere.
+// Progress on standard error during long work: one line, rewritten, on a terminal; elsewhere a line now and then.
 
 import Glibc
+import ToolSupport
 
 struct Progress {
   private let isTerminal = isatty(STDERR_FILENO) == 1
@@ -24,7 +25,7 @@ struct Progress {
   /// A line that stays.
   mutating func note(_ line: String) {
     end()
-    Tool.complain(line)
+    complain(line)
   }
 
   /// Clears the line that is being rewritten.
@@ -39,7 +40,7 @@ struct Progress {
       write("\r\u{1B}[K" + String(line.prefix(width - 1)))
       isLineOpen = true
     } else {
-      Tool.complain(line)
+      complain(line)
     }
   }
 

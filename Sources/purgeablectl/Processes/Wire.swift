@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// How the tool's processes talk: frames over pipes.
+// The protocol of the tool's processes: frames over pipes.
 //
 //   | tag 1 | number 8 | byte count 8 | bytes ... |      numbers in the machine's own order: both ends are the same program
 
 import Glibc
 
-/// What a frame says.
+/// The kind of a frame.
 enum WireTag: UInt8 {
   // To the worker and to the dictionary.
   /// One file: its size, its path.
@@ -45,7 +45,7 @@ struct Frame {
   }
 }
 
-/// The other end is gone, or talks nonsense.
+/// The other end is gone, or sends malformed frames.
 struct WireFailure: Error {}
 
 /// The writing end. Does not own the descriptor.
@@ -74,7 +74,7 @@ struct WireWriter {
 /// The reading end. Does not own the descriptor.
 struct WireReader {
   let descriptor: Int32
-  /// The most one frame may hold: larger ones are nonsense, not content.
+  /// The most bytes in one frame: a larger count is an error.
   static let byteLimit = 1 << 41
 
   /// The next frame; nil when the other end has closed the pipe between two frames.
@@ -88,7 +88,7 @@ struct WireReader {
     return Frame(tag: tag, number: words[0], bytes: bytes)
   }
 
-  /// So many bytes, fewer only at the end of the pipe.
+  /// Reads `count` bytes, fewer only at the end of the pipe.
   private func readUp(to count: Int) -> [UInt8] {
     // As much is initialised as was read.
     unsafe [UInt8](unsafeUninitializedCapacity: count) { buffer, got in

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The process with the cache: what every store is asked for, and what only the cache knows.
+// The process with the cache: the orders that every store knows, and those that only the cache knows.
 
 import Glibc
 import Purgeable
+import ToolSupport
 
 struct CacheChild {
   private let load: StressContent
@@ -16,7 +17,7 @@ struct CacheChild {
     child = LoadChild(load, try PurgeableCache<UInt64, [UInt8]>(name: "stress"), spoils: spoils)
   }
 
-  /// Until the input ends.
+  /// Runs until the input ends.
   mutating func run() throws {
     while let (order, numbers) = try child.port.next() {
       if try child.follow(order, numbers) { continue }
@@ -32,7 +33,7 @@ struct CacheChild {
     }
   }
 
-  /// Until everything idle is on offer and the library's thread has nothing left to do.
+  /// Waits until everything idle is on offer and the library's thread has nothing left to do.
   private mutating func settle() throws {
     for _ in 0..<3 {
       // More than once: one offer skips pages.
@@ -50,7 +51,7 @@ struct CacheChild {
     let end = Clock.now + numbers["milliseconds"] * 1_000_000
     let work = HoldWork(capBytes: numbers["bytes"], depth: Int(numbers["depth"]), end: end)
     let content = load.content
-    cache.lockedByteLimit = Int(work.capBytes)
+    try cache.setLockedByteLimit(Int(work.capBytes))
     work.running.store(Int(numbers["threads"]), ordering: .relaxed)
     let threads = try (0..<numbers["threads"]).map { number in
       let (cache, load, spoils) = (cache, load, spoils)
@@ -65,7 +66,7 @@ struct CacheChild {
     try child.port.finish(work.tally)
   }
 
-  /// Forks beside a load, which a thread goes on with.
+  /// Forks while a thread continues the load.
   private mutating func fork(_ numbers: Tally) throws {
     let content = load.content
     let job = LoadJob(reads: .max, refills: true, zipf: ZipfNumbers(count: load.keyCount, seed: load.seed))
@@ -88,12 +89,12 @@ struct CacheChild {
     try child.port.finish(result)
   }
 
-  /// The library hears of no pressure any more: what goes, the kernel chooses.
+  /// The library receives no more pressure: the kernel alone chooses the pages to take.
   private static func switchReactionOff() { PurgeableMemory.pressureSource = Silence() }
 }
 
-/// A source that never has anything to tell.
+/// A source that never reports pressure.
 private final class Silence: PressureSource {
   let name = "silence"
-  func level(ready: [PressureDescriptor]) -> PressureLevel { .none }
+  func level(ready: [PressureDescriptor]) -> PressureLevel { .normal }
 }

@@ -3,6 +3,7 @@
 
 import Glibc
 import Purgeable
+import ToolSupport
 
 extension Command {
   package static let stress = Command(
@@ -72,6 +73,6 @@ extension Command {
 }
 
 enum StressTimes {
-  /// For one child process: a day and more. Who hangs is found out long before; this is for those who are forgotten.
+  /// For one child process: a day and more. A process that hangs is found long before; this limit ends forgotten ones.
   static let childSeconds: UInt32 = 100_000
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What the stress scenarios store: keys by popularity, and content that follows from the key, so that every byte can be checked.
+// The content of the stress scenarios: keys by popularity, and bytes that follow from the key, so that each can be checked.
 
 import Glibc
+import ToolSupport
 
 /// Keys, sizes and contents of one load, all from a seed. The k-th key is the k-th most popular.
 ///
@@ -23,13 +24,13 @@ struct Content: Sendable {
   }
 
   /// Different for every number.
-  func key(_ number: UInt64) -> UInt64 { Self.mix(number &+ seed &* 0x9E37_79B9_7F4A_7C15) }
+  func key(_ number: UInt64) -> UInt64 { SplitMix64.mix(number &+ seed &* 0x9E37_79B9_7F4A_7C15) }
 
   func size(of key: UInt64) -> Int {
-    sizes.lowerBound + Int(Self.mix(key ^ 0x512E).multipliedFullWidth(by: UInt64(sizes.count)).high)
+    sizes.lowerBound + Int(SplitMix64.mix(key ^ 0x512E).multipliedFullWidth(by: UInt64(sizes.count)).high)
   }
 
-  private func offset(of key: UInt64) -> Int { Int(Self.mix(key ^ 0x0FF5E7) % Self.offsets) }
+  private func offset(of key: UInt64) -> Int { Int(SplitMix64.mix(key ^ 0x0FF5E7) % Self.offsets) }
 
   /// Writes the key's content and answers its size. `buffer` has room for the largest.
   func write(_ key: UInt64, to buffer: UnsafeMutableRawBufferPointer) -> Int {
@@ -39,18 +40,18 @@ struct Content: Sendable {
       _ = unsafe memcpy(buffer.baseAddress!, table.baseAddress! + offset(of: key), size)
     }
     let head = unsafe buffer.loadUnaligned(as: UInt64.self)
-    unsafe buffer.storeBytes(of: head ^ Self.mix(key), as: UInt64.self)
+    unsafe buffer.storeBytes(of: head ^ SplitMix64.mix(key), as: UInt64.self)
     return size
   }
 
   /// The number of wrong bytes: place by place, and one for each too many or too few.
   func wrongBytes(_ key: UInt64, _ bytes: UnsafeRawBufferPointer) -> UInt64 {
     let size = size(of: key)
-    // In bounds: compared are as many as both have, the first eight by themselves.
+    // In bounds: only bytes that both have are compared, the first eight by themselves.
     let isRight = unsafe table.withUnsafeBytes { table -> Bool in
       guard bytes.count == size else { return false }
       let right = unsafe table.baseAddress! + offset(of: key)
-      let head = unsafe right.loadUnaligned(as: UInt64.self) ^ Self.mix(key)
+      let head = unsafe right.loadUnaligned(as: UInt64.self) ^ SplitMix64.mix(key)
       return unsafe bytes.loadUnaligned(as: UInt64.self) == head
         && memcmp(bytes.baseAddress! + 8, right + 8, size - 8) == 0
     }
@@ -58,14 +59,6 @@ struct Content: Sendable {
     var right = [UInt8](repeating: 0, count: sizes.upperBound)
     _ = unsafe right.withUnsafeMutableBytes { unsafe write(key, to: $0) }
     return max(1, Difference.count(unsafe Array(bytes), Array(right.prefix(size))))
-  }
-
-  /// One to one (the end of SplitMix64).
-  private static func mix(_ word: UInt64) -> UInt64 {
-    var mixed = word
-    mixed = (mixed ^ (mixed >> 30)) &* 0xBF58_476D_1CE4_E5B9
-    mixed = (mixed ^ (mixed >> 27)) &* 0x94D0_49BB_1331_11EB
-    return mixed ^ (mixed >> 31)
   }
 }
 

@@ -3,6 +3,7 @@
 
 import Glibc
 import Purgeable
+import ToolSupport
 
 struct ForkStorm {
   let cache: PurgeableCache<UInt64, [UInt8]>
@@ -10,7 +11,7 @@ struct ForkStorm {
   let content: Content
   let spoils: Bool
   private(set) var result = Tally()
-  /// A child needs microseconds for each read; it is ended when it takes so long.
+  /// A child needs microseconds for each read; one that takes this long is ended.
   static let childSeconds: UInt32 = 20
 
   init(_ cache: PurgeableCache<UInt64, [UInt8]>, _ load: StressContent, _ content: Content, spoils: Bool) {
@@ -20,12 +21,12 @@ struct ForkStorm {
     self.spoils = spoils
   }
 
-  /// Forks, and waits for the child: it ends with 0 when all was a miss, 1 when there were hits, all of them right, 2 when not.
+  /// Forks, and waits for the child. Its status: 0 if all reads missed, 1 if there were hits, all of them right, 2 if not.
   mutating func forkOnce() throws {
     result["forks"] += 1
     let seed = load.seed &+ result["forks"]
     let start = Clock.now
-    let child = LibraryCalls.fork()
+    let child = fork()
     if child == 0 {
       alarm(Self.childSeconds)
       _exit(readAll(seed))
@@ -36,15 +37,12 @@ struct ForkStorm {
       return
     }
     result["mostNanoseconds"] = max(result["mostNanoseconds"], Clock.now - start)
-    var end: Int32 = 0
-    while unsafe waitpid(child, &end, 0) < 0, errno == EINTR {}
-    // As <sys/wait.h> takes it apart: the signal in the low seven bits, the exit status above them.
-    switch (end & 0x7F, (end >> 8) & 0xFF) {
-    case (0, 0): result["childrenOfMisses"] += 1
-    case (0, 1): result["childrenWithHits"] += 1
-    case (0, _): result["wrongBytes"] += 1
-    case (SIGALRM, _): result["hungChildren"] += 1
-    default: result["killedChildren"] += 1
+    switch ChildEnd.of(child) {
+    case .exited(0): result["childrenOfMisses"] += 1
+    case .exited(1): result["childrenWithHits"] += 1
+    case .exited: result["wrongBytes"] += 1
+    case .killed(SIGALRM): result["hungChildren"] += 1
+    case .killed, nil: result["killedChildren"] += 1
     }
   }
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Threads that hold entries locked: each checks what it holds when it gets it, and again before it lets go.
+// Threads that hold entries locked: each checks an entry's bytes when it locks the entry, and again before it unlocks it.
 
 import Glibc
 import Purgeable
 import Synchronization
+import ToolSupport
 
-/// What all holders share.
+/// State that all holders share.
 final class HoldWork: Sendable {
-  /// Not more than this is held locked at a time: the cache's own limit, which the threads try.
+  /// The most bytes held locked at a time: the cache's own limit, which the threads test.
   let capBytes: UInt64
   /// How many entries a thread holds at a time.
   let depth: Int
@@ -78,8 +79,8 @@ struct Holder {
       hold(depth - 1)
       check(key, span)
     }
-    if found == nil, cache.contains(key) {
-      // Refused by the cap: what is held already is held for a moment. (Or stored by another thread this moment: as well.)
+    if found == nil, cache.containsValue(forKey: key) {
+      // Refused by the cap: the entries held already are held for a moment. (Or another thread stores the entry now: the same.)
       work.refused.add(1, ordering: .relaxed)
       usleep(2000)
     } else if found == nil {
@@ -88,7 +89,7 @@ struct Holder {
         let size = unsafe content.write(key, to: buffer)
         return unsafe Array(buffer[..<size])
       }
-      cache.set(bytes, forKey: key)
+      cache.setValue(bytes, forKey: key)
       hold(depth - 1)
     }
   }
@@ -96,7 +97,7 @@ struct Holder {
   private func check(_ key: UInt64, _ span: RawSpan) {
     let holds = work.holds.add(1, ordering: .relaxed).newValue
     var wrong = unsafe span.withUnsafeBytes { unsafe content.wrongBytes(key, $0) }
-    // For a test, to see that it is found out.
+    // For a test, to check that the error is found.
     if spoils, holds == 1 { wrong += 1 }
     if wrong > 0 { work.wrongBytes.add(wrong, ordering: .relaxed) }
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Calls of the C library that Swift does not import: swapon has a header of its own, fork is withheld.
+// Calls of the C library that Swift does not import: swapon has a header of its own.
 
 import Glibc
 
@@ -16,16 +16,6 @@ enum LibraryCalls {
     typealias Call = @convention(c) (UnsafePointer<CChar>) -> Int32
     guard let call = unsafe find("swapoff", as: Call.self) else { return ENOSYS }
     return unsafe call(path) == 0 ? 0 : errno
-  }
-
-  /// fork(2): in the child, which has this thread alone, no more than reading, system calls, and `_exit`. -1 with errno.
-  static func fork() -> pid_t {
-    typealias Call = @convention(c) () -> pid_t
-    guard let call = find("fork", as: Call.self) else {
-      errno = ENOSYS
-      return -1
-    }
-    return call()
   }
 
   /// The functions have these types in the C library's own headers.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The process under a load: fills its store, reads by popularity, checks every hit byte by byte, and tells how long it all took.
+// The process under a load: fills its store, reads by popularity, checks every hit byte by byte, and reports all times.
 
 import Glibc
 import Synchronization
+import ToolSupport
 
 /// A store and the orders that every store knows.
 struct LoadChild<Store: StressStore> {
@@ -25,7 +26,7 @@ struct LoadChild<Store: StressStore> {
     case .fill: try port.finish(fill())
     case .run: try port.finish(run(numbers))
     case .check: try port.finish(check(numbers["keys"]))
-    // Too late: what it was for has ended by itself, and the result is on its way.
+    // Too late: the order that it refers to has ended by itself, and the result is on its way.
     case .stop, .mark: break
     default: return false
     }
@@ -46,7 +47,7 @@ struct LoadChild<Store: StressStore> {
       }
       if isStored { stored += 1 } else { refused += 1 }
       if index & 0xFF == 0 { try port.beat() }
-      // Often enough that the last that is heard of it says how far it got.
+      // Often enough that the last report says how far the process got.
       if index & 0x3FFF == 0 {
         var row = store.facts
         row["stored"] = stored
@@ -108,12 +109,12 @@ struct LoadChild<Store: StressStore> {
     }
     for (_, thread) in shared { thread.join() }
     let last = take(jobs, &whole)
-    // What is left over is no row of its own, unless it is the only one.
+    // The remainder is no row of its own, unless it is the only one.
     if interval == 0 { try port.row(last.tally) }
     return whole.tally
   }
 
-  /// What the threads did since they were asked last.
+  /// The threads' work since the last call.
   private func take(_ jobs: [LoadJob], _ whole: inout Window) -> Window {
     var all = Window()
     for job in jobs {
@@ -136,7 +137,7 @@ struct LoadChild<Store: StressStore> {
   }
 }
 
-/// What one thread of a load is told, and what it tells.
+/// The orders to one thread of a load, and its results.
 final class LoadJob: Sendable {
   /// A batch takes far less than a millisecond where nothing hangs.
   static let stallLimit: UInt64 = 20_000_000_000
@@ -177,7 +178,7 @@ struct LoadWorker<Store: StressStore> {
     var left = job.reads
     while left > 0, !job.mustStop.load(ordering: .acquiring) {
       job.lastBatch.store(Clock.now, ordering: .relaxed)
-      // Whoever wants the window waits for one batch at most.
+      // A reader of the window waits for one batch at most.
       job.window.withLock { window in
         for _ in 0..<min(left, 64) { worker.readOne(numbers.next() ?? 0, refills: job.refills, &window) }
       }
@@ -186,10 +187,10 @@ struct LoadWorker<Store: StressStore> {
     job.isDone.store(true, ordering: .releasing)
   }
 
-  /// Reads one key, checks what comes, stores it again where that is wanted.
+  /// Reads one key, checks the bytes, and stores them again where a miss is to be refilled.
   mutating func readOne(_ number: UInt64, refills: Bool, _ window: inout Window) {
     let key = content.key(number)
-    // Taken out for as long: the closure uses the rest of `self`.
+    // Moved out of `self` for the call: the closure uses the rest of `self`.
     var bytes: [UInt8] = []
     swap(&bytes, &buffer)
     defer { swap(&bytes, &buffer) }
@@ -200,7 +201,7 @@ struct LoadWorker<Store: StressStore> {
       if let found {
         window.hitTimes.add(Clock.now - start)
         window.hits += 1
-        // For a test, to see that it is found out.
+        // For a test, to check that the error is found.
         if spoils, window.hits == 1 { unsafe buffer[found / 2] ^= 0x10 }
         window.wrongBytes += unsafe content.wrongBytes(key, UnsafeRawBufferPointer(rebasing: buffer[..<found]))
       } else if refills {

@@ -2,6 +2,7 @@
 // One row of a load's report: what it did within an interval, as cells and as JSON.
 
 import Purgeable
+import ToolSupport
 
 enum LoadRow {
   static let titles = ["after", "reads", "hits", "p50", "p99", "p99.9", "max", "stores", "store p99.9", "store max"]

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// A process that takes memory when it is told to: the neighbour, and what the cache is compared with.
+// A process that takes memory on order: the neighbour, and the plain offered memory that the cache is compared with.
 
 import Glibc
+import ToolSupport
 
 struct MemoryChild {
   /// Ours until `release`, which forgets it.
@@ -20,7 +21,7 @@ struct MemoryChild {
     self.filePath = filePath
   }
 
-  /// Until the input ends.
+  /// Runs until the input ends.
   mutating func run() throws {
     while let (order, numbers) = try port.next() {
       let bytes = Int(clamping: numbers["bytes"]) / Self.page * Self.page
@@ -71,7 +72,7 @@ struct MemoryChild {
     mappings = []
   }
 
-  /// Takes step by step, holds, frees, rests, until it is stopped.
+  /// Takes memory step by step, holds it, frees it, rests, until stopped.
   private mutating func cycle(_ length: Int, hold: UInt64, rest: UInt64) throws -> Tally {
     var result = Tally()
     while true {

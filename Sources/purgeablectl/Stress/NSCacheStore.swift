@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// NSCache as what the cache is compared with: the one file of the tool that needs Foundation.
+// NSCache as a rival of the cache: the one file of the tool that needs Foundation.
 
 import Foundation
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the cache is compared with.
+// The rivals that the cache is compared with.
 
 enum RivalKind: String, CaseIterable, Sendable {
   case dictionary, lru, nscache
@@ -23,7 +23,7 @@ enum RivalChild {
     }
   }
 
-  /// Until the input ends.
+  /// Runs until the input ends.
   private static func serve<Store>(_ child: LoadChild<Store>) throws {
     var child = child
     while let (order, numbers) = try child.port.next() {

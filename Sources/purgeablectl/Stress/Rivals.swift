@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What the cache is compared with: a plain dictionary, and a least-recently-used list with a limit on the count.
+// The rivals of the cache: a plain dictionary, and a least-recently-used list with a limit on the count.
 
 /// A dictionary that keeps all it is given. For one thread.
 ///
-/// `@unchecked Sendable`: its load has one thread, and whoever started that waits for it.
+/// `@unchecked Sendable`: its load has one thread, and the starter of that thread joins it.
 final class DictionaryStore: StressStore, @unchecked Sendable {
   private var values: [UInt64: [UInt8]] = [:]
 
@@ -19,9 +19,9 @@ final class DictionaryStore: StressStore, @unchecked Sendable {
   }
 }
 
-/// The textbook's: a dictionary to the places of a doubly linked list, the newest first. For one thread.
+/// The textbook list: a dictionary to the places of a doubly linked list, the newest first. For one thread.
 ///
-/// `@unchecked Sendable`: its load has one thread, and whoever started that waits for it.
+/// `@unchecked Sendable`: its load has one thread, and the starter of that thread joins it.
 final class LRUStore: StressStore, @unchecked Sendable {
   private struct Node {
     var key: UInt64

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// compare: the same load on the cache and on what is used otherwise, each in a process of its own.
+// compare: the same load on the cache and on the usual alternatives, each in a process of its own.
 
 import Glibc
 import Purgeable
+import ToolSupport
 
 extension Scenario {
   static let compare = Scenario(
@@ -11,7 +12,7 @@ extension Scenario {
     let load = StressContent(seed: stage.seed, totalBytes: stage.limitBytes * 4, sizes: stage.smallSizes)
     var comparison = Comparison(stage: stage, load: load)
     for kind in RivalKind.allCases { try comparison.run(kind) }
-    // The rivals were free to be killed; the cache is not.
+    // Kills of rivals were allowed; a kill of the cache is a failure.
     stage.forgiveKills()
     return try comparison.runCache()
   }
@@ -89,7 +90,7 @@ private struct Comparison {
         do {
           return try stage.result(of: child, onRow: onRow)
         } catch StressFailure.died(neighbour.name, .killed(SIGKILL)) where mayKill {
-          // What becomes of the other one without it?
+          // The other process goes on without the neighbour.
           progress.hasKilled = true
         }
       }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// hot: of a set that is read by popularity, what is still answered after half of the cache was taken.
+// hot: the share of a popular set that is still answered after half of the cache was taken.
 
 import Purgeable
+import ToolSupport
 
 extension Scenario {
   static let hot = Scenario(
@@ -88,7 +89,7 @@ private struct HotTrial {
     while warmReads < wanted { warmReads += try stage.nextRow(of: cache)["reads"] }
     let before = held()
     stage.show("\(size)-byte entries, taking half of them")
-    // Step by step, so that whoever wants to react can.
+    // Step by step, so that a store that reacts to pressure has time to.
     let step = stage.limitBytes / (stage.options.isShort ? 40 : 128)
     var taken = stage.share(70 - setShare)
     while held() > before / 2, taken < stage.share(85) {
@@ -97,7 +98,7 @@ private struct HotTrial {
       try stage.pause(20)
     }
     let warm = try stage.stop(cache)
-    // Whoever reacts goes on until there is room again.
+    // A store that reacts goes on until there is room again.
     var last = UInt64.max
     for _ in 0..<20 where held() < last {
       last = held()
@@ -118,7 +119,7 @@ private struct HotTrial {
   }
 }
 
-/// What a cache would answer that has kept exactly those that were used last.
+/// The hits of an ideal cache that has kept exactly the most recently used entries.
 enum IdealLRU {
   /// After the keys were stored and read so many times, in the orders that the load gives; of `reads` more.
   static func answered(load: StressContent, warmReads: UInt64, size: UInt64, reads: UInt64) -> UInt64 {

@@ -2,6 +2,7 @@
 // locked: threads hold entries locked, up to a cap, while a neighbour wants the memory.
 
 import Purgeable
+import ToolSupport
 
 extension Scenario {
   static let locked = Scenario(

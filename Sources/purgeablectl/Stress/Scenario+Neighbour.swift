@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// neighbour: how fast a sudden neighbour gets to its memory, whoever holds the rest.
+// neighbour: how fast a sudden neighbour gets its memory, for each kind of process that holds the rest.
 
 import Purgeable
+import ToolSupport
 
 extension Scenario {
   static let neighbour = Scenario(
@@ -20,7 +21,7 @@ extension Scenario {
   }
 }
 
-/// Who holds the memory that the neighbour wants.
+/// The holder of the memory that the neighbour wants.
 private enum MemoryHolder: String, CaseIterable {
   case nobody, files, bare, byHand, cacheAlone, cacheReacting, readAlone, readReacting
 
@@ -127,22 +128,7 @@ private struct NeighbourRace {
   }
 }
 
-/// The median of some rounds, and how far they are apart.
-struct Spread: Equatable, Sendable {
-  var median = 0.0
-  var least = 0.0
-  var most = 0.0
-  var count = 0
-
-  init(_ values: [Double]) {
-    guard !values.isEmpty else { return }
-    let sorted = values.sorted()
-    median = (sorted[(sorted.count - 1) / 2] + sorted[sorted.count / 2]) / 2
-    least = sorted[0]
-    most = sorted[sorted.count - 1]
-    count = sorted.count
-  }
-
+extension Spread {
   var cells: [String] { count == 0 ? ["-", "-", "-"] : [median, least, most].map(Rate.twoDecimals) }
 
   var json: JSON {

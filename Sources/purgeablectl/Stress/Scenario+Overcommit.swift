@@ -2,6 +2,7 @@
 // overcommit: far more is stored than there is memory, beside a neighbour that takes most of it again and again.
 
 import Purgeable
+import ToolSupport
 
 extension Scenario {
   static let overcommit = Scenario(
@@ -38,6 +39,7 @@ extension Scenario {
       ("storedBytes", .unsigned(filled["bytes"])), ("refusedStores", .unsigned(filled["refused"] + whole["refusals"])),
       ("waves", .unsigned(waves["waves"])), ("neighbourBytes", .unsigned(waves["peakBytes"])),
       ("ordinaryBytes", .unsigned(statistics["ordinaryBytes"])), ("discardedEntries", .unsigned(statistics["discardedEntries"])),
+      ("evictedEntries", .unsigned(statistics["evictedEntries"])),
     ]
     outcome.facts += LoadRow.facts(whole)
     outcome.facts.append(("intervals", .array(lines)))

@@ -3,6 +3,7 @@
 
 import Glibc
 import Purgeable
+import ToolSupport
 
 extension Scenario {
   static let stopped = Scenario(

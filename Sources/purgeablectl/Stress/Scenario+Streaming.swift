@@ -2,6 +2,7 @@
 // streaming: files are read beside the cache, again and again, twice as much as there is memory.
 
 import Purgeable
+import ToolSupport
 
 extension Scenario {
   static let streaming = Scenario(

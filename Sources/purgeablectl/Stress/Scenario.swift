@@ -2,6 +2,7 @@
 // A scenario: its name, what it shows, how it is run; and what came of it. The table of all of them is in Scenarios.swift.
 
 import Purgeable
+import ToolSupport
 
 /// One way to put a cache under pressure.
 struct Scenario: Sendable {
@@ -21,7 +22,7 @@ struct StressOutcome: Sendable {
   var skipped: String?
   /// The report's rows, the first of them titles.
   var rows: [[String]] = []
-  /// Who was not killed, for the verdict.
+  /// The processes that were not killed, for the verdict.
   var survivors = "nobody killed"
   /// Its main figures, for the verdict: "hits 61 %".
   var highlights: [String] = []
@@ -32,11 +33,11 @@ struct StressOutcome: Sendable {
   var hasFailed: Bool { skipped == nil && !hasPassed }
 }
 
-/// What ends a scenario before its end.
+/// A failure that ends a scenario early.
 enum StressFailure: Error, Equatable {
   /// A process of ours was gone while it had something to do.
   case died(String, ChildEnd)
-  /// A process was not heard of for too long, or said that one of its threads does not get on.
+  /// A process was silent for too long, or said that one of its threads makes no progress.
   case hung(String, String)
   case interrupted
   /// This machine does not allow what the scenario needs.

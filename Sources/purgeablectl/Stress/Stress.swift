@@ -3,6 +3,7 @@
 
 import Glibc
 import Purgeable
+import ToolSupport
 
 struct Stress {
   let options: StressOptions
@@ -51,7 +52,7 @@ struct Stress {
       switch failure {
       case .interrupted:
         _ = stage.end()
-        Tool.complain("\(Tool.name) stress: ended by signal \(Children.interruption)")
+        complain("\(Tool.name) stress: ended by signal \(Children.interruption)")
         throw Interruption(signal: Children.interruption)
       case .impossible(let reason): outcome.skipped = reason
       case .hung(let name, let what): outcome.failures = ["\(name) hangs: \(what)"]

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What `stress` was asked to do.
 
+import ToolSupport
+
 /// The options of `stress`.
 package struct StressOptions: Equatable, Sendable {
   /// In the order in which they are run.

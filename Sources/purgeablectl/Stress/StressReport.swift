@@ -2,6 +2,7 @@
 // What a scenario came to, as a table and as JSON.
 
 import Purgeable
+import ToolSupport
 
 struct StressReport: Sendable {
   var scenario: Scenario
@@ -29,14 +30,11 @@ struct StressReport: Sendable {
 
   var table: String {
     var lines = ["\(scenario.name): \(scenario.shows)", "\(pressure), swap \(swap), seed \(seed), \(Figures.time(nanoseconds))"]
-    let columns = outcome.rows.map(\.count).max() ?? 0
-    let widths = (0..<columns).map { column in
-      outcome.rows.map { column < $0.count ? $0[column].count : 0 }.max() ?? 0
-    }
+    let widths = columnWidths(outcome.rows)
     for row in outcome.rows {
       // Names to the left, numbers to the right.
       let cells = row.enumerated().map { column, cell in
-        column == 0 ? cell.padded(to: widths[0]) : String(repeating: " ", count: widths[column] - cell.count) + cell
+        column == 0 ? cell.padded(to: widths[0]) : cell.indented(to: widths[column])
       }
       lines.append("  " + cells.joined(separator: "  "))
     }

@@ -7,6 +7,7 @@
 
 import Glibc
 import Purgeable
+import ToolSupport
 
 /// What a scenario works with. One thread.
 final class StressStage {
@@ -219,7 +220,7 @@ final class StressStage {
 
   func show(_ details: String, share: Double? = nil) { progress.show(scenario, share: share, details) }
 
-  /// One that a person should see as it comes, in full form.
+  /// A line that a person should see as it comes, in full form.
   func note(_ line: String) { if !options.isShort { progress.note("\(scenario): \(line)") } }
 }
 

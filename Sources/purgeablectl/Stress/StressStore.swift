@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a load is put on: the cache, or one of its rivals.
+// The target of a load: the cache, or one of its rivals.
 
 import Purgeable
 
@@ -24,7 +24,7 @@ extension PurgeableCache: StressStore where Key == UInt64, Value == [UInt8] {
   }
 
   func store(_ key: UInt64, _ bytes: UnsafeRawBufferPointer) -> Bool {
-    let outcome = unsafe set(Array(bytes), forKey: key)
+    let outcome = unsafe setValue(Array(bytes), forKey: key)
     // Another thread may have been faster.
     return outcome == .stored || outcome == .replaced
   }
@@ -32,14 +32,14 @@ extension PurgeableCache: StressStore where Key == UInt64, Value == [UInt8] {
   var facts: Tally {
     let statistics = statistics
     var tally: Tally = [
-      "entries": UInt64(statistics.count), "residentBytes": UInt64(statistics.residentBytes),
-      "offeredBytes": UInt64(statistics.offeredBytes), "heldBytes": UInt64(statistics.heldBytes),
-      "ordinaryBytes": UInt64(statistics.ordinaryBytes), "payloadBytes": UInt64(statistics.payloadBytes),
-      "refusals": statistics.refusals,
+      "entries": UInt64(statistics.count), "residentBytes": UInt64(statistics.memory.residentBytes ?? 0),
+      "offeredBytes": UInt64(statistics.memory.offeredBytes), "heldBytes": UInt64(statistics.memory.heldBytes),
+      "ordinaryBytes": UInt64(statistics.memory.ordinaryBytes), "payloadBytes": UInt64(statistics.memory.payloadBytes),
+      "refusals": UInt64(statistics.refusalCount),
     ]
-    tally["discardedEntries"] = statistics.departures[.discarded] ?? 0
-    tally["evictedEntries"] = statistics.departures[.pressure] ?? 0
-    tally["copies"] = statistics.copies
+    tally["discardedEntries"] = UInt64(statistics.departures[.discarded] ?? 0)
+    tally["evictedEntries"] = UInt64(statistics.departures[.pressure] ?? 0)
+    tally["copies"] = UInt64(statistics.copyCount)
     return tally
   }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Threads that are waited for.
+// Threads that are joined.
 
 import Glibc
+import ToolSupport
 
 /// A thread with one thing to do.
 struct StressThread {

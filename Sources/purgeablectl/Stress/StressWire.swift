@@ -3,6 +3,7 @@
 
 import Glibc
 import Purgeable
+import ToolSupport
 
 /// What a process is told to do; the number of an `.order` frame.
 enum StressOrder: UInt64 {
@@ -117,7 +118,7 @@ struct StressPort {
     return (order, Tally(frame.bytes))
   }
 
-  /// The next order, if there is one within some time. Throws when the input has ended: nobody is interested any more.
+  /// The next order, if one comes in time. Throws when the input has ended: the parent no longer wants results.
   func next(within milliseconds: Int32) throws -> (StressOrder, Tally)? {
     var watched = pollfd(fd: STDIN_FILENO, events: Int16(POLLIN), revents: 0)
     guard unsafe poll(&watched, 1, milliseconds) > 0 else { return nil }
@@ -129,7 +130,7 @@ struct StressPort {
 
   func row(_ row: Tally) throws { try output.write(.progress, StressBeat.row, row.bytes) }
 
-  /// Says, twice a second at most, that it gets on.
+  /// Reports, twice a second at most, that the process makes progress.
   mutating func beat(_ numbers: @autoclosure () -> Tally = [:]) throws {
     let now = Clock.now
     guard now - lastBeat >= 500_000_000 else { return }

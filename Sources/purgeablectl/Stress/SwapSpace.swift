@@ -3,8 +3,9 @@
 
 import Glibc
 import Purgeable
+import ToolSupport
 
-/// Whether there is swap, and the file that was made for it. Whoever makes one removes it.
+/// Whether there is swap, and the file that was made for it. The maker of the file removes it.
 final class SwapSpace: CustomStringConvertible {
   private var path: String?
   let isOn: Bool
@@ -41,7 +42,7 @@ final class SwapSpace: CustomStringConvertible {
     guard let path else { return }
     self.path = nil
     let error = LibraryCalls.swapOff(path)
-    if error != 0 { Tool.complain("\(Tool.name) stress: swapoff \(path): \(SystemError.text(error))") }
+    if error != 0 { complain("\(Tool.name) stress: swapoff \(path): \(SystemError.text(error))") }
     _ = unsafe unlink(path)
   }
 

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/// What one run of a case said. Filled in by EXPECT, SKIP and NOTE.
+/// The report of one run of a case. Filled in by EXPECT, SKIP and NOTE.
 typedef struct case_report {
   int failure_count;
   bool skipped;

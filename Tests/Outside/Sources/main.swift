@@ -34,7 +34,7 @@ print("this kernel: \(support.behavior), pages of \(support.pageByteCount) bytes
   if support.behavior == .works {
     let offered = try PurgeableRegion.offerPending()
     expect(offered >= 100_000, "what was unlocked waits for an offer")
-    expect(region.offeredByteCount >= 100_000, "it is on offer")
+    expect(region.offeredBytes >= 100_000, "it is on offer")
   }
   let last = region.withBytes { Array(copying: $0)[99_999] }
   expect(

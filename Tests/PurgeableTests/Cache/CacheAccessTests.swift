@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Access without copying: what may happen while a value is lent.
+// Access without copying, and calls of the cache while a value is lent.
 
 import Glibc
 import Synchronization
 import Testing
+import ToolSupport
 
 @testable import Purgeable
 
@@ -11,6 +12,28 @@ private struct Stop: Error, Equatable { var number: Int }
 
 @Suite("PurgeableCache, lending bytes")
 struct CacheAccessTests {
+  @Test("many look-ups in one call find what single ones find, in order", arguments: [false, true])
+  func many(tracksKeys: Bool) throws {
+    let cache = try PurgeableCache<String, [UInt8]>(tracksKeys: tracksKeys)
+    #expect(cache.values(forKeys: ["a", "b"]) == [nil, nil] && cache.values(forKeys: []).isEmpty)
+    // Some keys are not ASCII, some values are large, some keys are missing or twice there.
+    func name(_ i: Int) -> String { i % 9 == 0 ? "schl\u{FC}ssel \(i)" : "key \(i)" }
+    for i in 0..<20_000 where i % 5 != 0 { cache[name(i)] = pattern(i % 1000 == 7 ? 70_000 : i % 300) }
+    let hits = cache.statistics.hitCount
+    for count in [1, 15, 16, 17, 1000] {
+      let wanted = (0..<count).map { ($0 * 7919 + count) % 20_000 } + [3, 3]
+      let values = cache.values(forKeys: wanted.lazy.map(name))
+      #expect(values == wanted.map { $0 % 5 == 0 ? nil : pattern($0 % 1000 == 7 ? 70_000 : $0 % 300) })
+    }
+    #expect(cache.statistics.hitCount - hits > 800)
+    cache.offerIdle()
+    cache.discardEveryThirdPage()
+    let after = cache.values(forKeys: (0..<20_000).map(name))
+    #expect(after.contains(nil) && after.contains { $0 != nil })
+    for i in 0..<20_000 { #expect(after[i] == nil || after[i] == pattern(i % 1000 == 7 ? 70_000 : i % 300)) }
+    cache.checkBooks()
+  }
+
   @Test("an error of the closure comes out, and nothing stays locked", arguments: [false, true])
   func throwing(tracksKeys: Bool) throws {
     let cache = try PurgeableCache<Int, [UInt8]>(tracksKeys: tracksKeys)
@@ -20,7 +43,7 @@ struct CacheAccessTests {
         try cache.withBytes(forKey: 1) { (span: RawSpan) throws(Stop) -> Int in throw Stop(number: number) }
       }
     }
-    #expect(cache.statistics.lockedBytes == 0)
+    #expect(cache.statistics.memory.lockedBytes == 0)
     #expect(try cache.withBytes(forKey: 2) { (span: RawSpan) throws(Stop) -> Int in throw Stop(number: 9) } == nil)
     #expect(cache[1] == pattern(300))
   }
@@ -31,19 +54,19 @@ struct CacheAccessTests {
     let value = pattern(count)
     let other = pattern(50)
     let changes: [(String, (PurgeableCache<String, [UInt8]>) -> Void)] = [
-      ("remove", { $0.remove("a") }), ("replace", { $0["a"] = [1, 2] }), ("removeAll", { $0.removeAll() }),
-      ("trim", { $0.trim(toCount: 0) }), ("trim to no bytes", { $0.trim(toBytes: 0) }), ("limit", { $0.countLimit = 0 }),
+      ("remove", { $0.remove(forKey: "a") }), ("replace", { $0["a"] = [1, 2] }), ("removeAll", { $0.removeAll() }),
+      ("trim", { $0.trim(toCount: 0) }), ("trim to no bytes", { $0.trim(toBytes: 0) }), ("limit", { try! $0.setCountLimit(0) }),
     ]
     for (what, change) in changes {
-      cache.countLimit = nil
+      try cache.setCountLimit(nil)
       cache["a"] = value
       let seen = cache.withBytes(forKey: "a") { span in
         change(cache)
-        // What is locked gives no memory back: trimming to bytes passes it over.
+        // A locked slab gives no memory back: trimming to bytes passes it over.
         let expected: [UInt8]? = what == "replace" ? [1, 2] : what == "trim to no bytes" ? value : nil
-        #expect(cache.peek("a") == expected, "\(what)")
-        // Others come and go where it was.
-        cache.countLimit = nil
+        #expect(cache.peekValue(forKey: "a") == expected, "\(what)")
+        // Other entries are stored and evicted in its place.
+        try! cache.setCountLimit(nil)
         for i in 0..<1000 { cache["\(i)"] = other }
         cache.offerIdle()
         cache.sweep()
@@ -51,11 +74,11 @@ struct CacheAccessTests {
       }
       #expect(seen == value, "\(what)")
       cache.removeAll()
-      #expect(cache.statistics.lockedBytes == 0)
+      #expect(cache.statistics.memory.lockedBytes == 0)
       cache.checkBooksSwept()
     }
     cache.trim(toBytes: 0)
-    #expect(cache.statistics.heldBytes == 0)
+    #expect(cache.statistics.memory.heldBytes == 0)
   }
 
   @Test("the closure may use the cache, the same key and others, as deep as it likes", arguments: [false, true])
@@ -74,7 +97,7 @@ struct CacheAccessTests {
     }
     #expect(descend(0) == 10)
     #expect(cache.count == 20)
-    #expect(cache.statistics.lockedBytes == 0)
+    #expect(cache.statistics.memory.lockedBytes == 0)
   }
 
   @Test("a value too large for any limit replaces nothing that is lent")
@@ -82,7 +105,7 @@ struct CacheAccessTests {
     let cache = try PurgeableCache<Int, [UInt8]>(costLimit: 1000)
     cache[1] = pattern(500)
     let seen = cache.withBytes(forKey: 1) { span in
-      #expect(cache.set(pattern(2000), forKey: 1) == .tooLarge)
+      #expect(cache.setValue(pattern(2000), forKey: 1) == .tooLarge)
       #expect(cache[1] == nil)
       return span.array
     }
@@ -95,11 +118,11 @@ struct CacheAccessTests {
     for key in 0..<UInt32(8) { cache[key] = described(key, version: 0, count: 500) }
     let wrong = Atomic<Int>(0)
     onThreads(4) { thread in
-      var random = SeededRandom(seed: UInt64(thread) + 1)
+      var random = SplitMix64(seed: UInt64(thread) + 1)
       for round in 0..<6000 / slowness {
-        let key = UInt32(random.below(8))
+        let key = UInt32(random.index(below: 8))
         if thread == 0 {
-          cache.set(described(key, version: UInt32(round), count: 100 + random.below(2000)), forKey: key)
+          cache.setValue(described(key, version: UInt32(round), count: 100 + random.index(below: 2000)), forKey: key)
           continue
         }
         let isRight = cache.withBytes(forKey: key) { span -> Bool in
@@ -111,7 +134,7 @@ struct CacheAccessTests {
       }
     }
     #expect(wrong.load(ordering: .relaxed) == 0)
-    #expect(cache.statistics.lockedBytes == 0)
+    #expect(cache.statistics.memory.lockedBytes == 0)
     cache.checkBooksSwept()
   }
 }

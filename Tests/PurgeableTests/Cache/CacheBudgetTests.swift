@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Budgets: what may be locked, a share of the memory, the eager mode; and trimming by level.
+// Budgets: the limit of locked bytes, a share of the memory, the eager mode; and trimming by level.
 
 import CPurgeable
 import Glibc
@@ -28,19 +28,19 @@ struct CacheBudgetTests {
             let after = cache.statistics
             let refused = after.missesByReason[.lockLimit, default: 0] - before.missesByReason[.lockLimit, default: 0]
             #expect(refused == 1)
-            #expect(after.memory.refusedLocks == before.memory.refusedLocks + 1)
+            #expect(after.memory.refusedLockCount == before.memory.refusedLockCount + 1)
             #expect(cache.value(forKey: 4) == pattern(1004))
             #expect(cache.count == 20)
           }
         }
       }
     }
-    // Given back, they make room.
+    // Unlocked bytes make room again.
     #expect(cache.withBytes(forKey: 4) { $0.array } == pattern(1004))
-    #expect(cache.statistics.lockedBytes == 0)
-    cache.lockedByteLimit = 10
+    #expect(cache.statistics.memory.lockedBytes == 0)
+    try cache.setLockedByteLimit(10)
     #expect(cache.withBytes(forKey: 4) { $0.array } == nil)
-    cache.lockedByteLimit = nil
+    try cache.setLockedByteLimit(nil)
     #expect(cache.withBytes(forKey: 4) { $0.array } == pattern(1004))
     cache.checkBooks()
   }
@@ -51,13 +51,13 @@ struct CacheBudgetTests {
     cache[0] = pattern(40_000)
     func mayLock() -> Bool { cache.withBytes(forKey: 0) { _ in true } ?? false }
     #expect(mayLock())
-    cache.engine.setPressure(.some)
+    cache.engine.setPressure(.warning)
     #expect(mayLock())
     cache.engine.setPressure(.critical)
     #expect(!mayLock())
     #expect(cache.statistics.pressure == .critical)
     #expect(cache.value(forKey: 0) == pattern(40_000))
-    cache.engine.setPressure(.none)
+    cache.engine.setPressure(.normal)
     #expect(mayLock())
   }
 
@@ -84,10 +84,10 @@ struct CacheBudgetTests {
         #expect(got != false)
       }
     }
-    // The counter here goes up after the lock, and down before the unlock: it never shows more than there were.
+    // The counter goes up after the lock and down before the unlock, so it never shows more locks than there were.
     #expect(most.load(ordering: .relaxed) * length <= limit)
-    #expect(cache.statistics.lockedBytes == 0)
-    #expect(cache.statistics.memory.refusedLocks == UInt64(refused.load(ordering: .relaxed)))
+    #expect(cache.statistics.memory.lockedBytes == 0)
+    #expect(cache.statistics.memory.refusedLockCount == Int(refused.load(ordering: .relaxed)))
   }
 
   // MARK: A share of the memory
@@ -101,15 +101,15 @@ struct CacheBudgetTests {
     for key in 0..<20_000 { cache[key] = pattern(1000) }
     #expect(cache.byteCount <= limit)
     #expect(cache.byteCount > limit / 2)
-    // Beside a limit of its own the smaller one holds.
-    cache.byteLimit = limit / 4
+    // Of the share and a byte limit, the smaller one holds.
+    try cache.setByteLimit(limit / 4)
     #expect(cache.byteCount <= limit / 4)
     #expect(cache.byteLimit == limit / 4)
-    cache.byteLimit = nil
-    cache.memoryShare = share / 2
+    try cache.setByteLimit(nil)
+    try cache.setMemoryShare(share / 2)
     for key in 0..<20_000 { cache[key] = pattern(1000) }
     #expect(cache.byteCount <= limit / 2)
-    cache.memoryShare = nil
+    try cache.setMemoryShare(nil)
     for key in 0..<20_000 { cache[key] = pattern(1000) }
     #expect(cache.count == 20_000)
     cache.checkBooks()
@@ -127,42 +127,46 @@ struct CacheBudgetTests {
 
   // MARK: Idle
 
-  /// The engine's own clock is handed in, so nothing here waits.
+  /// The test sets the cache's clock and waits for nothing.
   @Test(
     "what nobody read for the idle time is given back, what was read stays", .notUnderThreadSanitizer, arguments: [false, true])
   func idle(tracksKeys: Bool) throws {
     let told = Departures<Int, [UInt8]>()
     var observer: (@Sendable (Departure<Int, [UInt8]>) -> Void)?
     if tracksKeys { observer = { told.note($0) } }
-    let cache = try PurgeableCache<Int, [UInt8]>(idleTime: .seconds(1000), onDeparture: observer)
+    let clock = SetClock()
+    let cache = try PurgeableCache<Int, [UInt8]>(idleTime: .seconds(1000), clock: clock.cacheClock, onDeparture: observer)
     for key in 0..<4000 { cache[key] = pattern(500) }
-    let held = cache.statistics.heldBytes
+    let held = cache.statistics.memory.heldBytes
     let used = (0..<4000).filter { $0 % 20 == 0 }
-    let second: UInt64 = 1_000_000_000
-    let start = MonotonicTime.now
-    // Within the time nothing goes.
-    for quarter in 0..<4 {
-      cache.engine.giveBackIdle(now: start + UInt64(quarter) * 250 * second)
+    // Within the idle time no entry goes.
+    for _ in 0..<4 {
+      cache.engine.giveBackIdle()
+      clock.advance(seconds: 250)
       for key in used { #expect(cache.value(forKey: key) == pattern(500)) }
     }
     #expect(cache.count == 4000)
-    for quarter in 4..<14 {
-      cache.engine.giveBackIdle(now: start + UInt64(quarter) * 250 * second)
+    for _ in 4..<14 {
+      cache.engine.giveBackIdle()
+      clock.advance(seconds: 250)
       for key in used { #expect(cache.value(forKey: key) == pattern(500)) }
     }
     #expect(cache.count == used.count)
-    #expect(cache.statistics.departures[DepartureReason.idle] == UInt64(4000 - used.count))
-    #expect(cache.statistics.heldBytes < held / 4)
-    #expect(cache.statistics.residentBytes <= cache.statistics.heldBytes)
+    #expect(cache.statistics.departures[DepartureReason.idle] == 4000 - used.count)
+    #expect(cache.statistics.memory.heldBytes < held / 4)
+    #expect(cache.statistics.memory.residentBytes! <= cache.statistics.memory.heldBytes)
     if tracksKeys {
       #expect(told.all.count == 4000 - used.count)
       #expect(told.all.allSatisfy { $0.reason == .idle && $0.key % 20 != 0 })
     }
     cache.checkBooks()
-    // Then those go too.
-    for quarter in 14..<30 { cache.engine.giveBackIdle(now: start + UInt64(quarter) * 250 * second) }
+    // Later the entries that were read go too.
+    for _ in 14..<30 {
+      cache.engine.giveBackIdle()
+      clock.advance(seconds: 250)
+    }
     #expect(cache.isEmpty)
-    #expect(cache.statistics.heldBytes == 0)
+    #expect(cache.statistics.memory.heldBytes == 0)
     cache.checkBooks()
   }
 

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: MIT
-// The byte limit: it bounds slabs and bookkeeping together, and never makes a store fail that fits.
+// The byte limit bounds slabs and bookkeeping together, and no store that fits fails because of it.
 
 import Glibc
 import Synchronization
 import Testing
+import ToolSupport
 
 @testable import Purgeable
 
 @Suite("PurgeableCache, byte limit")
 struct CacheBytesTests {
-  /// Sizes of one kind of load, by number.
-  private static func size(_ kind: Int, _ random: inout SeededRandom) -> Int {
+  /// Sizes of one kind of load; `kind` is its number.
+  private static func size(_ kind: Int, _ random: inout SplitMix64) -> Int {
     switch kind {
     case 0: 0
     case 1: 24
-    case 2: 1 + random.below(300)
-    case 3: 1 + random.below(20_000)
-    case 4: random.below(100) == 0 ? 200_000 : random.below(500)
+    case 2: 1 + random.index(below: 300)
+    case 3: 1 + random.index(below: 20_000)
+    case 4: random.index(below: 100) == 0 ? 200_000 : random.index(below: 500)
     default: 100_000
     }
   }
@@ -25,17 +26,17 @@ struct CacheBytesTests {
     "held bytes and bookkeeping stay below the limit after every store, and no store that fits fails", .notUnderThreadSanitizer,
     arguments: [512 << 10, 4 << 20], [0, 1, 2, 3, 4, 5])
   func bounds(limit: Int, kind: Int) throws {
-    var random = SeededRandom(seed: UInt64(kind) + 1)
+    var random = SplitMix64(seed: UInt64(kind) + 1)
     let cache = try PurgeableCache<UInt32, [UInt8]>(byteLimit: limit)
     var refused = 0
     var stored = 0
     var over = 0
     var keys: [UInt32] = []
     while stored < 5 * limit / 2, refused < 5 {
-      let key = UInt32(random.below(1 << 24))
+      let key = UInt32(random.index(below: 1 << 24))
       keys.append(key)
       let count = Self.size(kind, &random)
-      let outcome = cache.set(described(key, version: 7, count: count), forKey: key)
+      let outcome = cache.setValue(described(key, version: 7, count: count), forKey: key)
       if outcome == .outOfMemory || (outcome == .tooLarge && count < limit / 4) { refused += 1 }
       if cache.byteCount > limit { over += 1 }
       // Small entries take their granules too.
@@ -43,7 +44,7 @@ struct CacheBytesTests {
     }
     #expect(refused == 0)
     #expect(over == 0, "up to \(cache.byteCount)")
-    #expect(cache.totalCost > UInt64(limit / 8) || kind == 0, "\(cache.totalCost) of \(limit)")
+    #expect(cache.totalCost > limit / 8 || kind == 0, "\(cache.totalCost) of \(limit)")
     var hits = 0
     for key in keys.suffix(3000) {
       if let bytes = cache.value(forKey: key) {
@@ -63,7 +64,7 @@ struct CacheBytesTests {
     let cache = try PurgeableCache<UInt16, Bool>(byteLimit: 256 << 10)
     for round in 0..<3 {
       for key in UInt16.min...UInt16.max where key % 3 == round {
-        let outcome = cache.set(key % 2 == 0, forKey: key)
+        let outcome = cache.setValue(key % 2 == 0, forKey: key)
         #expect(outcome == .stored || outcome == .replaced)
         if uses { #expect(cache[key] == (key % 2 == 0)) }
       }
@@ -87,14 +88,14 @@ struct CacheBytesTests {
     for i in 0..<30_000 { cache[i] = small }
     #expect(cache.byteCount > limit / 2)
     let large = [UInt8](repeating: 7, count: count)
-    #expect(cache.set(large, forKey: -1) == .stored)
-    // Not an expectation on the arrays themselves: printing those takes minutes.
+    #expect(cache.setValue(large, forKey: -1) == .stored)
+    // Compared outside of the expectation: printing the arrays would take minutes.
     let isRight = cache[-1] == large
     #expect(isRight)
     #expect(cache.byteCount <= limit)
-    // And goes again when it is its turn.
-    for i in 100_000..<160_000 { #expect(cache.set(small, forKey: i) == .stored) }
-    #expect(!cache.contains(-1))
+    // The large value is evicted when its turn comes.
+    for i in 100_000..<160_000 { #expect(cache.setValue(small, forKey: i) == .stored) }
+    #expect(!cache.containsValue(forKey: -1))
     #expect(cache.byteCount <= limit)
     cache.checkBooksSwept()
   }
@@ -103,7 +104,7 @@ struct CacheBytesTests {
   func tooLarge() throws {
     let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 1 << 20)
     for i in 0..<100 { cache[i] = pattern(1000) }
-    #expect(cache.set([UInt8](repeating: 1, count: 1 << 20), forKey: 5) == .tooLarge)
+    #expect(cache.setValue([UInt8](repeating: 1, count: 1 << 20), forKey: 5) == .tooLarge)
     #expect(cache[5] == nil)
     for i in 0..<100 where i != 5 { #expect(cache[i] == pattern(1000)) }
     cache.checkBooksSwept()
@@ -115,7 +116,7 @@ struct CacheBytesTests {
     let value = pattern(500)
     for i in 0..<40_000 { cache[i] = value }
     for limit in [16 << 20, 8 << 20, 6 << 20, 20 << 20] {
-      cache.byteLimit = limit
+      try cache.setByteLimit(limit)
       #expect(cache.byteCount <= limit)
       #expect(cache.count > 1000)
     }
@@ -123,11 +124,11 @@ struct CacheBytesTests {
       if let found = cache[i] { #expect(found == value) }
     }
     cache.checkBooksSwept()
-    // Lifted, it is gone.
-    cache.byteLimit = nil
+    // A limit that was lifted holds no longer.
+    try cache.setByteLimit(nil)
     for i in 0..<40_000 { cache[i] = value }
     #expect(cache.count == 40_000)
-    cache.byteLimit = 1
+    try cache.setByteLimit(1)
     #expect(cache.isEmpty)
     #expect(cache.byteCount < 2 << 20, "what an empty cache needs")
   }
@@ -138,7 +139,7 @@ struct CacheBytesTests {
     let cache = try PurgeableCache<StructKey, UInt8>(byteLimit: limit)
     for i in 0..<60_000 / slowness { cache[StructKey(a: i, b: "a key that is longer than fifteen bytes, \(i)")] = 1 }
     #expect(cache.byteCount <= limit)
-    #expect(cache.statistics.ordinaryBytes > cache.count * MemoryLayout<StructKey>.size)
+    #expect(cache.statistics.memory.ordinaryBytes > cache.count * MemoryLayout<StructKey>.size)
     cache.checkBooksSwept()
   }
 
@@ -151,14 +152,14 @@ struct CacheBytesTests {
     onThreads(4) { thread in
       let value = pattern(700)
       for i in 0..<20_000 / slowness {
-        if cache.set(value, forKey: thread << 32 | i) != .stored { failures.add(1, ordering: .relaxed) }
+        if cache.setValue(value, forKey: thread << 32 | i) != .stored { failures.add(1, ordering: .relaxed) }
         if i % 8 == 0 { highest.store(max(cache.byteCount, highest.load(ordering: .relaxed)), ordering: .relaxed) }
       }
     }
     #expect(failures.load(ordering: .relaxed) == 0)
     #expect(cache.byteCount <= limit)
-    // Each of the others may have a slab on its way, and what it needs to book it.
-    #expect(highest.load(ordering: .relaxed) <= limit + 4 * (cache.engine.slabBytes + 4096))
+    // Each other thread may be about to add a slab and its bookkeeping.
+    #expect(highest.load(ordering: .relaxed) <= limit + 4 * (cache.engine.heap.slabBytes + 4096))
     cache.checkBooksSwept()
   }
 }

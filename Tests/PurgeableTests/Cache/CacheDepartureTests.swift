@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: MIT
-// The delegate: told of every departure, once, with key, value, cost and reason, under no mutex.
+// The handler of departures is called for every departure, once, with key, value, cost and reason, under no mutex.
 
 import Synchronization
 import Testing
+import ToolSupport
 
 @testable import Purgeable
 
 private typealias Told = Departures<String, [UInt8]>
 
-/// What a departure comes down to in an expectation.
+/// A departure as expectations compare it.
 private struct Line: Hashable {
   var key: String
   var value: [UInt8]?
-  var cost: UInt64
+  var cost: Int
   var reason: DepartureReason
 }
 
@@ -28,35 +29,35 @@ struct CacheDepartureTests {
   func reasons() throws {
     let told = Told()
     let cache = try PurgeableCache<String, [UInt8]>(countLimit: 3, costLimit: 100) { told.note($0) }
-    cache.set([1], forKey: "é", cost: 7)
+    cache.setValue([1], forKey: "é", cost: 7)
     #expect(told.takeLines() == [])
-    cache.set([2, 2], forKey: "e\u{301}")
+    cache.setValue([2, 2], forKey: "e\u{301}")
     #expect(told.takeLines() == [Line(key: "é", value: [1], cost: 7, reason: .replaced)])
-    cache.remove("é")
+    cache.remove(forKey: "é")
     #expect(told.takeLines() == [Line(key: "é", value: [2, 2], cost: 2, reason: .removed)])
-    cache.remove("é")
+    cache.remove(forKey: "é")
     cache["nobody"] = nil
     #expect(told.takeLines() == [])
 
-    for i in 0..<4 { cache.set([UInt8(i)], forKey: "\(i)", cost: 10) }
+    for i in 0..<4 { cache.setValue([UInt8(i)], forKey: "\(i)", cost: 10) }
     #expect(told.takeLines() == [Line(key: "0", value: [0], cost: 10, reason: .count)])
-    cache.set([9], forKey: "3", cost: 85)
+    cache.setValue([9], forKey: "3", cost: 85)
     let forCost = told.takeLines()
     #expect(forCost.contains(Line(key: "1", value: [1], cost: 10, reason: .cost)))
     #expect(forCost.contains(Line(key: "3", value: [3], cost: 10, reason: .replaced)))
     #expect(forCost.count == 2)
 
-    // Refused: told of as too large; the old value under that key is gone, and told of as replaced.
-    #expect(cache.set([4, 4, 4], forKey: "3", cost: 101) == .tooLarge)
+    // The refused value is told as too large. The old value under that key is gone, and told as replaced.
+    #expect(cache.setValue([4, 4, 4], forKey: "3", cost: 101) == .tooLarge)
     #expect(
       told.takeLines() == [
         Line(key: "3", value: [9], cost: 85, reason: .replaced), Line(key: "3", value: [4, 4, 4], cost: 101, reason: .tooLarge),
       ])
-    #expect(cache.set(pattern(200), forKey: "new") == .tooLarge)
+    #expect(cache.setValue(pattern(200), forKey: "new") == .tooLarge)
     #expect(told.takeLines() == [Line(key: "new", value: pattern(200), cost: 200, reason: .tooLarge)])
 
     cache.trim(toCount: 0)
-    #expect(told.takeLines() == [Line(key: "2", value: [2], cost: 10, reason: .pressure)])
+    #expect(told.takeLines() == [Line(key: "2", value: [2], cost: 10, reason: .trimmed)])
     cache["x"] = [1]
     cache["y"] = [2]
     cache.removeAll()
@@ -65,16 +66,16 @@ struct CacheDepartureTests {
         Line(key: "x", value: [1], cost: 1, reason: .removed), Line(key: "y", value: [2], cost: 1, reason: .removed),
       ])
     cache["z"] = [3]
-    cache.countLimit = 0
+    try cache.setCountLimit(0)
     #expect(told.takeLines() == [Line(key: "z", value: [3], cost: 1, reason: .count)])
     cache.checkBooksSwept()
   }
 
-  @Test("the byte limit and pressure tell of every entry of a slab", .notUnderThreadSanitizer)
+  @Test("the byte limit and trims tell of every entry of a slab", .notUnderThreadSanitizer)
   func bytes() throws {
     let told = Told()
     let cache = try PurgeableCache<String, [UInt8]>(byteLimit: 2 << 20) { told.note($0) }
-    for i in 0..<8000 { #expect(cache.set(pattern(400, seed: UInt8(i % 200)), forKey: "\(i)") == .stored) }
+    for i in 0..<8000 { #expect(cache.setValue(pattern(400, seed: UInt8(i % 200)), forKey: "\(i)") == .stored) }
     var left = Set<String>()
     for departure in told.take() {
       #expect(departure.reason == .bytes)
@@ -82,11 +83,11 @@ struct CacheDepartureTests {
       #expect(departure.value == pattern(400, seed: UInt8(Int(departure.key)! % 200)))
       #expect(departure.cost == 400)
     }
-    for i in 0..<8000 { #expect(cache.contains("\(i)") != left.contains("\(i)")) }
+    for i in 0..<8000 { #expect(cache.containsValue(forKey: "\(i)") != left.contains("\(i)")) }
     #expect(cache.count == 8000 - left.count && left.count > 2000)
     cache.trim(toBytes: 0)
     #expect(told.all.count == 8000 - left.count)
-    #expect(told.all.allSatisfy { $0.reason == .pressure })
+    #expect(told.all.allSatisfy { $0.reason == .trimmed })
     cache.checkBooksSwept()
   }
 
@@ -103,10 +104,10 @@ struct CacheDepartureTests {
       #expect(cache.value(forKey: departure.key) == nil || departure.reason == .replaced)
       #expect(cache.count <= 51)
       _ = cache.statistics
-      // Storing in here evicts again, which is told in here again: not for ever.
+      // A store in the handler evicts again, which calls the handler again: bounded here.
       guard holder.depth.add(1, ordering: .relaxed).newValue < 20 else { return }
       cache[departure.key + 1000] = [1, 2, 3]
-      cache.remove(departure.key + 999)
+      cache.remove(forKey: departure.key + 999)
       cache.sweep()
     }
     holder.cache.withLock { $0 = cache }
@@ -151,18 +152,18 @@ struct CacheDepartureTests {
         other[number] = number
         if let cache {
           _ = cache.count
-          _ = cache.statistics.hits
+          _ = cache.statistics.hitCount
           cache.trim(toCount: 100)
         }
       }
     }
     for i in 0..<200 { cache[token(i)] = pattern(10) }
     #expect(cache.count == 20)
-    for i in 190..<200 { #expect(cache.remove(token(i))) }
+    for i in 190..<200 { #expect(cache.remove(forKey: token(i))) }
     #expect(cache.count == 10)
     cache.removeAll()
     if hasDelegate { #expect(told.count.load(ordering: .relaxed) == 200) }
-    // One for storing, one for each removal's own token.
+    // One token for each store, and one for each removal.
     #expect(ends.count.load(ordering: .relaxed) == 210)
   }
 
@@ -172,11 +173,11 @@ struct CacheDepartureTests {
     let cache = try PurgeableCache<Int, Int>(countLimit: 500) { told.note($0) }
     let stores = 3000 / slowness
     onThreads(4) { thread in
-      var random = SeededRandom(seed: UInt64(thread) + 77)
+      var random = SplitMix64(seed: UInt64(thread) + 77)
       for i in 0..<stores {
         // Values are unique, keys are not.
-        cache[random.below(2000)] = thread << 32 | i
-        if i % 7 == 0 { cache.remove(random.below(2000)) }
+        cache[random.index(below: 2000)] = thread << 32 | i
+        if i % 7 == 0 { cache.remove(forKey: random.index(below: 2000)) }
         if i % 500 == 0 { cache.trim(toCount: 300) }
       }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The kernel really takes pages of a cache: hits are right, misses say why, totals are exact.
+// Real discards of a cache's pages: hits are right, misses have the right reason, totals are exact.
 
 import CPurgeable
 import Glibc
@@ -13,7 +13,7 @@ struct CacheDiscardTests {
     -> PurgeableCache<UInt32, [UInt8]>
   {
     let cache = try PurgeableCache<UInt32, [UInt8]>(tracksKeys: tracksKeys)
-    for i in 0..<count { cache.set(described(UInt32(i), version: 1, count: size(i)), forKey: UInt32(i)) }
+    for i in 0..<count { cache.setValue(described(UInt32(i), version: 1, count: size(i)), forKey: UInt32(i)) }
     return cache
   }
 
@@ -23,17 +23,25 @@ struct CacheDiscardTests {
     let cache = try filled(5000, tracksKeys: tracksKeys)
     cache.discardAll()
     #expect(cache.count == 5000)
+    // Of a lost entry only its key's tag is known: a look-up drops all lost entries of its tag. A look-up of the other key with
+    // that tag is then told the reason from the ghost, which is small here.
+    let keys = cache.engine.base.elements.keys
+    let tags = Set(
+      (0..<UInt32(5000)).map { key in unsafe withUnsafeBytes(of: key) { unsafe keys.key(prefix: $0).identity } })
+    let twins = tracksKeys ? 0 : 5000 - tags.count
     var reasons: [MissReason?: Int] = [:]
-    for i in 0..<5000 { reasons[MissReason.of(cache.lookUp(UInt32(i))), default: 0] += 1 }
-    #expect(reasons == [.discarded: 5000])
+    for i in 0..<5000 { reasons[MissReason.of(cache.lookUpValue(forKey: UInt32(i))), default: 0] += 1 }
+    let told = reasons[.discarded, default: 0]
+    #expect(told + reasons[.unknown, default: 0] == 5000)
+    #expect(told >= 5000 - twins)
     #expect(cache.count == 0)
     #expect(cache.totalCost == 0)
     cache.checkBooksSwept()
     let numbers = cache.statistics
-    #expect(numbers.missesByReason[.discarded] == 5000)
-    #expect(numbers.misses == 5000)
+    #expect(numbers.missesByReason[.discarded] == Int(told))
+    #expect(numbers.missCount == 5000)
     #expect(numbers.departures[.discarded] == 5000)
-    #expect(numbers.payloadBytes == 0)
+    #expect(numbers.memory.payloadBytes == 0)
   }
 
   @Test("a sweep finds everything that was taken, without a look-up", arguments: [false, true])
@@ -46,10 +54,27 @@ struct CacheDiscardTests {
     #expect(cache.isEmpty)
     #expect(cache.totalCost == 0)
     cache.checkBooksSwept()
-    // Remembered by the ghost, where it has room.
-    let remembered = (0..<5000).count { MissReason.of(cache.lookUp(UInt32($0))) == .discarded }
+    // The ghost remembers as many as it has room for.
+    let remembered = (0..<5000).count { MissReason.of(cache.lookUpValue(forKey: UInt32($0))) == .discarded }
     #expect(remembered > 0)
     #expect(cache.sweep() == 0)
+  }
+
+  @Test("what `containsValue` finds lost counts no more, and whoever is told of departures is told later, of each once")
+  func contained() throws {
+    try needRealDiscards()
+    let departures = Departures<UInt32, [UInt8]>()
+    let cache = try PurgeableCache<UInt32, [UInt8]> { departures.note($0) }
+    for key in 0..<UInt32(2000) { cache.setValue(described(key, version: 1, count: 100), forKey: key) }
+    cache.discardAll()
+    #expect(cache.count == 2000)
+    for key in 0..<UInt32(2000) { #expect(!cache.containsValue(forKey: key)) }
+    #expect(cache.count == 0 && cache.totalCost == 0)
+    #expect(departures.all.isEmpty)
+    cache.checkBooks()
+    #expect(cache.sweep() == 2000)
+    #expect(Set(departures.all.map(\.key)) == Set(0..<2000) && departures.all.count == 2000)
+    cache.checkBooksSwept()
   }
 
   @Test("with some pages taken, hits are right to the byte and the rest is told as discarded", arguments: [false, true])
@@ -60,12 +85,14 @@ struct CacheDiscardTests {
     var hits = 0
     var lost = 0
     for i in 0..<UInt32(20_000) {
-      switch cache.lookUp(i) {
+      switch cache.lookUpValue(forKey: i) {
       case .hit(let bytes):
         #expect(bytes == described(i, version: 1, count: 20 + Int(i) % 300))
         hits += 1
       case .miss(let reason):
-        #expect(reason == .discarded)
+        // A loss that a sweep of the library's thread found first is remembered by the ghost only, which is small when memory is
+        // short.
+        #expect(reason == .discarded || reason == .unknown)
         lost += 1
       }
     }
@@ -73,7 +100,7 @@ struct CacheDiscardTests {
     #expect(cache.count == hits)
     cache.checkBooksSwept()
     #expect(cache.count == hits)
-    #expect(cache.totalCost == (0..<UInt32(20_000)).reduce(0) { $0 + (cache.contains($1) ? UInt64(20 + $1 % 300) : 0) })
+    #expect(cache.totalCost == (0..<UInt32(20_000)).reduce(0) { $0 + (cache.containsValue(forKey: $1) ? 20 + $1 % 300 : 0) })
   }
 
   @Test("any page of a larger value decides", arguments: [5000, 20_000, 60_000, 200_000, 1_000_000], [false, true])
@@ -83,13 +110,11 @@ struct CacheDiscardTests {
     let value = pattern(count)
     for page in [0, count / pageSize / 2, (count - 1) / pageSize] {
       for (round, look) in ["get", "read", "withBytes", "contains", "peek", "set", "remove", "sweep"].enumerated() {
-        cache.set(value, forKey: "the one", cost: UInt64(round))
+        cache.setValue(value, forKey: "the one", cost: round)
         let range = try #require(cache.valueRange("the one"))
-        for shard in cache.engine.shards {
-          for stream in shard.streams { _ = unsafe purgeable_stream_seal(cache.engine.heap.raw, stream) }
-        }
+        cache.sealAll()
         cache.offerIdle()
-        // Behind the library's back, for one page exactly.
+        // Discarded without the library, exactly one page.
         range.advise(adviceDontneed, page: page, pageCount: 1)
         var buffer = [UInt8](repeating: 0, count: count)
         switch look {
@@ -98,14 +123,14 @@ struct CacheDiscardTests {
           let found = unsafe buffer.withUnsafeMutableBytes { unsafe cache.read(forKey: "the one", into: $0) }
           #expect(found == .miss(.discarded))
         case "withBytes": #expect(cache.withBytes(forKey: "the one") { $0.byteCount } == nil)
-        case "contains": #expect(!cache.contains("the one"))
-        case "peek": #expect(cache.peek("the one") == nil)
+        case "contains": #expect(!cache.containsValue(forKey: "the one"))
+        case "peek": #expect(cache.peekValue(forKey: "the one") == nil)
         case "set":
           cache["the one"] = [1, 2, 3]
           #expect(cache["the one"] == [1, 2, 3])
-          cache.remove("the one")
+          cache.remove(forKey: "the one")
         case "sweep": cache.sweep()
-        default: cache.remove("the one")
+        default: cache.remove(forKey: "the one")
         }
         cache.sweep()
         #expect(cache.count == 0, "\(look), page \(page)")
@@ -123,7 +148,7 @@ struct CacheDiscardTests {
     cache.discardAll()
     for i in 0..<UInt32(3000) {
       if looksFirst { #expect(cache.value(forKey: i) == nil) }
-      cache.set(described(i, version: 2, count: 40), forKey: i)
+      cache.setValue(described(i, version: 2, count: 40), forKey: i)
       #expect(cache.value(forKey: i) == described(i, version: 2, count: 40))
     }
     for i in 0..<UInt32(3000) { #expect(cache.value(forKey: i) == described(i, version: 2, count: 40)) }
@@ -132,8 +157,8 @@ struct CacheDiscardTests {
     cache.checkBooksSwept()
     #expect(cache.count == 3000)
     // A reload after a loss counts as a ghost hit.
-    let main = cache.engine.shards.reduce(0) { sum, shard in
-      sum + cache.engine.withState(shard) { $0.sums[EngineQueue.main.rawValue].count }
+    let main = cache.engine.shards.all.reduce(0) { sum, shard in
+      sum + cache.engine.shards.hold(shard) { $0.books[.main].count }
     }
     #expect(main > 2000, "\(main) of 3000 in main")
   }
@@ -144,7 +169,7 @@ struct CacheDiscardTests {
     let told = Departures<StructKey, [UInt8]>()
     let cache = try PurgeableCache<StructKey, [UInt8]> { told.note($0) }
     let keys = (0..<2000).map { StructKey(a: $0, b: "key \($0)") }
-    for key in keys { cache.set(pattern(100 + key.a % 50), forKey: key, cost: UInt64(key.a)) }
+    for key in keys { cache.setValue(pattern(100 + key.a % 50), forKey: key, cost: key.a) }
     cache.discardAll()
     for key in keys[..<500] { #expect(cache.value(forKey: key) == nil) }
     #expect(told.all.count == 500)
@@ -152,7 +177,7 @@ struct CacheDiscardTests {
     #expect(told.all.count == 2000)
     #expect(Set(told.all.map(\.key)) == Set(keys))
     #expect(told.all.allSatisfy { $0.reason == .discarded && $0.value == nil })
-    for key in keys { #expect(!cache.contains(key)) }
+    for key in keys { #expect(!cache.containsValue(forKey: key)) }
     #expect(told.all.count == 2000)
     cache.checkBooksSwept()
   }
@@ -161,14 +186,14 @@ struct CacheDiscardTests {
   func hugeCosts() throws {
     try needRealDiscards()
     let cache = try PurgeableCache<Int, [UInt8]>()
-    for i in 0..<100 { cache.set([1, 2, 3], forKey: i, cost: .max) }
-    cache.set([4], forKey: 1000, cost: 5)
+    for i in 0..<100 { cache.setValue([1, 2, 3], forKey: i, cost: .max) }
+    cache.setValue([4], forKey: 1000, cost: 5)
     #expect(cache.totalCost == .max)
     cache.discardAll()
     cache.sweep()
     #expect(cache.count == 0)
     #expect(cache.totalCost == 0)
-    cache.set([4], forKey: 1000, cost: 5)
+    cache.setValue([4], forKey: 1000, cost: 5)
     #expect(cache.totalCost == 5)
     cache.checkBooks()
   }
@@ -184,7 +209,7 @@ struct CacheDiscardTests {
     }
     #expect(seen == described(1500, version: 1, count: 20 + 1500 % 300))
     #expect(cache.value(forKey: 1500) == seen)
-    // Its slab stays off offer for so long.
+    // The slab of the locked value stays off offer meanwhile.
     #expect(cache.count < 500)
     cache.checkBooksSwept()
   }
@@ -197,7 +222,7 @@ struct CacheDiscardTests {
       cache.discardOffered()
       for i in 0..<UInt32(20) {
         let key = 10_000 + UInt32(round) * 100 + i
-        cache.set(described(key, version: 3, count: 200), forKey: key)
+        cache.setValue(described(key, version: 3, count: 200), forKey: key)
         #expect(cache.value(forKey: key) == described(key, version: 3, count: 200))
       }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Many slabs given back together: whatever stays is right, whatever leaves is accounted for, and costs what was said.
+// Giving many slabs back together: entries that stay are right, and those that leave are accounted for, at the expected cost.
 
 import CPurgeable
 import Glibc
@@ -10,20 +10,20 @@ import Testing
 @Suite("PurgeableCache, giving back together", .notUnderThreadSanitizer)
 struct CacheGiveBackTests {
   private static func size(_ i: Int) -> Int { 20 + i * 7 % 300 }
-  private static func cost(_ i: Int) -> UInt64? { i % 3 == 0 ? UInt64(i % 11) * 1000 : nil }
+  private static func cost(_ i: Int) -> Int? { i % 3 == 0 ? i % 11 * 1000 : nil }
 
-  /// Filled, partly replaced, partly read, partly removed.
-  private func filled<Key: Hashable & Sendable>(_ count: Int, tracksKeys: Bool, _ key: (Int) -> Key) throws
-    -> PurgeableCache<Key, [UInt8]>
-  {
-    let cache = try PurgeableCache<Key, [UInt8]>(tracksKeys: tracksKeys)
+  /// A cache that was filled, and whose entries were partly replaced, read and removed.
+  private func filled<Key: Hashable & Sendable>(
+    _ count: Int, tracksKeys: Bool, clock: CacheClock = .monotonic, _ key: (Int) -> Key
+  ) throws -> PurgeableCache<Key, [UInt8]> {
+    let cache = try PurgeableCache<Key, [UInt8]>(tracksKeys: tracksKeys, clock: clock)
     for version in 1...2 {
       for i in 0..<count where version == 1 || i % 10 == 3 {
         let value = described(UInt32(i), version: UInt32(version), count: Self.size(i))
-        cache.set(value, forKey: key(i), cost: Self.cost(i))
+        cache.setValue(value, forKey: key(i), cost: Self.cost(i))
       }
     }
-    for i in 0..<count where i % 17 == 0 { cache.remove(key(i)) }
+    for i in 0..<count where i % 17 == 0 { cache.remove(forKey: key(i)) }
     for i in 0..<count where i % 5 == 0 { for _ in 0..<2 { _ = cache.value(forKey: key(i)) } }
     return cache
   }
@@ -32,31 +32,32 @@ struct CacheGiveBackTests {
     tracksKeys: Bool, isPartlyLost: Bool, findsLosses: Bool, _ key: (Int) -> Key
   ) throws {
     let count = 20_000
-    let cache = try filled(count, tracksKeys: tracksKeys, key)
+    let clock = SetClock()
+    let cache = try filled(count, tracksKeys: tracksKeys, clock: clock.cacheClock, key)
     if isPartlyLost { cache.discardEveryThirdPage() }
-    if findsLosses { _ = unsafe purgeable_heap_sweep(cache.engine.heap.raw, nil) }
+    if findsLosses { cache.engine.heap.findLosses() }
     let before = cache.byteCount
     let fraction = 0.6
     cache.trim(toFraction: fraction)
     #expect(cache.byteCount <= Int(Double(before) * fraction) + 1)
     cache.checkBooks()
-    for level in [PressureLevel.some, .critical] { cache.trim(level: level) }
-    var (hits, cost) = (0, UInt64(0))
+    for level in [PressureLevel.warning, .critical] { cache.trimUntimed(level: level) }
+    var (hits, cost) = (0, 0)
     for i in 0..<count {
       guard let bytes = cache.value(forKey: key(i)) else { continue }
       hits += 1
       #expect(i % 17 != 0, "\(i) was removed")
       #expect(bytes.count == Self.size(i))
       #expect(versionDescribed(in: bytes, key: UInt32(i)) == (i % 10 == 3 ? 2 : 1), "\(i)")
-      cost += Self.cost(i) ?? UInt64(bytes.count)
+      cost += Self.cost(i) ?? bytes.count
     }
     #expect(hits > count / 10 && hits < count * 6 / 10, "\(hits)")
     cache.checkBooksSwept()
     #expect(cache.count == hits)
     #expect(cache.totalCost == cost)
-    // The index is as good as before: everything can be stored again, once a minute has passed, and found.
-    cache.engine.growthBegin.subtract(CacheEngine.growthEnd, ordering: .relaxed)
-    for i in 0..<count { cache.set(described(UInt32(i), version: 3, count: Self.size(i)), forKey: key(i)) }
+    // The index still works: once a minute has passed, every entry can be stored again and found.
+    clock.advance(seconds: 60)
+    for i in 0..<count { cache.setValue(described(UInt32(i), version: 3, count: Self.size(i)), forKey: key(i)) }
     let found = (0..<count).count { i in cache.value(forKey: key(i)).flatMap { versionDescribed(in: $0, key: UInt32(i)) } == 3 }
     #expect(found == count)
     cache.trim(toBytes: 0)
@@ -83,8 +84,8 @@ struct CacheGiveBackTests {
     try needRealDiscards()
     let cache = try filled(20_000, tracksKeys: false) { UInt32($0) }
     cache.discardEveryThirdPage()
-    if isKnown { _ = unsafe purgeable_heap_sweep(cache.engine.heap.raw, nil) }
-    // As the reaction does, but without its look for losses.
+    if isKnown { cache.engine.heap.findLosses() }
+    // As the reaction does, but without its sweep.
     #expect(cache.engine.giveSlice(cache.byteCount / 2))
     let departures = cache.statistics.departures
     #expect(departures[.pressure, default: 0] > 1000)
@@ -114,7 +115,38 @@ struct CacheGiveBackTests {
     cache.checkBooksSwept()
     cache.trim(toBytes: 0)
     #expect(cache.isEmpty)
-    #expect(cache.statistics.heldBytes == 0)
+    #expect(cache.statistics.memory.heldBytes == 0)
+  }
+}
+
+extension CacheGiveBackTests {
+  @Test("more lost elements than there is working memory for are given back all the same")
+  func manyLost() throws {
+    try needRealDiscards()
+    // Large slabs of the smallest elements: 16,384 each, of which five do not fit.
+    let cache = try PurgeableCache<UInt32, [UInt8]>(costLimit: 1 << 40, byteLimit: 1 << 30)
+    let count: UInt32 = 200_000
+    for key in 0..<count { cache.setValue([], forKey: key) }
+    // So that a slice, a sixteenth of all, is some slabs.
+    let large = pattern(4000)
+    for key in 0..<UInt32(12_000) { cache.setValue(large, forKey: 0x1000_0000 + key) }
+    cache.sealAll()
+    let ranges = cache.slabRanges().prefix(10)
+    for _ in 0..<4 {
+      cache.offerIdle()
+      for range in ranges { range.advise(advicePageout) }
+    }
+    // Found by another thread's look, say, after this one's sweep.
+    cache.engine.base.findLosses()
+    let wanted = cache.engine.base.chargedBytes / 2
+    cache.engine.giveBack(.trimmed) { cache.engine.base.chargedBytes - wanted }
+    cache.recountBooks()
+    // In the places that became free.
+    for key in count..<count + 60_000 { cache.setValue([], forKey: key) }
+    cache.checkBooksSwept()
+    let readable = (0..<count + 60_000).count { cache.peekValue(forKey: $0) != nil }
+    let readableLarge = (0..<UInt32(12_000)).count { cache.peekValue(forKey: 0x1000_0000 + $0) == large }
+    #expect(readable + readableLarge == cache.count)
   }
 }
 

@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: MIT
-// Keys of every kind: `==` decides, and nothing else.
+// Keys of every kind: only `==` decides which are the same.
 
 import Testing
+import ToolSupport
 
 @testable import Purgeable
 
 @Suite("PurgeableCache, keys")
 struct CacheKeysTests {
-  /// Stores a value under every key, finds each again, and removes them in between.
+  /// Stores a value under every key, finds each again, and removes some in between.
   private func check<Key: Hashable & Sendable>(_ keys: [Key], tracksKeys: Bool = false) throws {
     let cache = try PurgeableCache<Key, Int>(tracksKeys: tracksKeys)
     #expect(Set(keys).count == keys.count)
-    for (i, key) in keys.enumerated() { #expect(cache.set(i, forKey: key) == .stored) }
+    for (i, key) in keys.enumerated() { #expect(cache.setValue(i, forKey: key) == .stored) }
     #expect(cache.count == keys.count)
     for (i, key) in keys.enumerated() {
       #expect(cache[key] == i)
-      #expect(cache.peek(key) == i)
-      #expect(cache.contains(key))
+      #expect(cache.peekValue(forKey: key) == i)
+      #expect(cache.containsValue(forKey: key))
       #expect(cache.withBytes(forKey: key) { $0.byteCount } == 8)
     }
     for (i, key) in keys.enumerated() where i % 2 == 0 {
-      #expect(cache.remove(key))
-      #expect(!cache.contains(key))
+      #expect(cache.remove(forKey: key))
+      #expect(!cache.containsValue(forKey: key))
     }
     for (i, key) in keys.enumerated() { #expect(cache[key] == (i % 2 == 0 ? nil : i)) }
-    for (i, key) in keys.enumerated() { #expect(cache.set(-i, forKey: key) == (i % 2 == 0 ? .stored : .replaced)) }
+    for (i, key) in keys.enumerated() { #expect(cache.setValue(-i, forKey: key) == (i % 2 == 0 ? .stored : .replaced)) }
     for (i, key) in keys.enumerated() { #expect(cache[key] == -i) }
     cache.checkBooksSwept()
   }
@@ -74,13 +75,13 @@ struct CacheKeysTests {
     for (i, (one, other)) in pairs.enumerated() {
       #expect(one == other)
       for (first, second) in [(one, other), (other, one)] {
-        #expect(cache.set(i, forKey: first) == .stored)
+        #expect(cache.setValue(i, forKey: first) == .stored)
         #expect(cache[second] == i)
-        #expect(cache.contains(second) && cache.peek(second) == i)
-        #expect(cache.set(i + 100, forKey: second) == .replaced)
+        #expect(cache.containsValue(forKey: second) && cache.peekValue(forKey: second) == i)
+        #expect(cache.setValue(i + 100, forKey: second) == .replaced)
         #expect(cache[first] == i + 100)
         #expect(cache.count == 1)
-        #expect(cache.remove(second))
+        #expect(cache.remove(forKey: second))
         #expect(cache[first] == nil)
       }
     }
@@ -121,19 +122,19 @@ struct CacheKeysTests {
     let cache = try PurgeableCache<EncodedKey, Int>(tracksKeys: tracksKeys)
     cache[EncodedKey(number: 1, note: "a")] = 5
     #expect(cache[EncodedKey(number: 1, note: "b")] == 5)
-    #expect(cache.set(6, forKey: EncodedKey(number: 1, note: "c")) == .replaced)
+    #expect(cache.setValue(6, forKey: EncodedKey(number: 1, note: "c")) == .replaced)
     #expect(cache.count == 1)
   }
 
   @Test("a tracked key's number can be told from its slot, for all numbers that there are")
   func numbers() {
     var numbers: [UInt32] = [0, 1, 2, 255, 65_535, 65_536, EngineKey.trackedNumberLimit - 1]
-    var random = SeededRandom(seed: 5)
-    for _ in 0..<1000 { numbers.append(UInt32(random.below(Int(EngineKey.trackedNumberLimit)))) }
+    var random = SplitMix64(seed: 5)
+    for _ in 0..<1000 { numbers.append(UInt32(random.index(below: Int(EngineKey.trackedNumberLimit)))) }
     for number in numbers {
       let key = EngineKey(trackedNumber: number, hash: random.next())
       for isCosted in [false, true] {
-        let slot = Slot(identity: key.identity, place: UInt64(random.below(1 << 33)), counter: 3, isCosted: isCosted)
+        let slot = Slot(identity: key.identity, place: UInt64(random.index(below: 1 << 33)), counter: 3, isCosted: isCosted)
         #expect(EngineKey.trackedNumber(of: slot) == number)
         #expect(slot.isTracked && slot.isCosted == isCosted && slot.counter == 3)
       }
@@ -147,14 +148,66 @@ struct CacheKeysTests {
       let key = StructKey(a: round, b: "x")
       cache[key] = pattern(20)
       #expect(cache[key] == pattern(20))
-      if round >= 10 { #expect(cache.remove(StructKey(a: round - 10, b: "x"))) }
+      if round >= 10 { #expect(cache.remove(forKey: StructKey(a: round - 10, b: "x"))) }
     }
     #expect(cache.count == 10)
     let table = try #require(cache.table)
-    let known = table.shards.reduce(0) { sum, shard in sum + shard.mutex.withLock { $0.keys.count } }
+    let known = table.stripes.reduce(0) { sum, holder in sum + holder.stripe.withLock { $0.entryCount } }
     #expect(known < 100)
     cache.removeAll()
-    #expect(table.shards.allSatisfy { $0.mutex.withLock { $0.numbers.isEmpty && $0.keys.isEmpty } })
+    #expect(table.stripes.allSatisfy { $0.stripe.withLock { $0.livingCount == 0 && $0.heldCount == 0 } })
     cache.checkBooksSwept()
+  }
+
+  @Test("keys that leave from everywhere give their memory back, and those that stay are found", arguments: [false, true])
+  func compaction(tellsDepartures: Bool) throws {
+    let departures = Departures<String, [UInt8]>()
+    let cache =
+      tellsDepartures
+      ? try PurgeableCache<String, [UInt8]> { departures.note($0) } : try PurgeableCache<String, [UInt8]>(tracksKeys: true)
+    let table = try #require(cache.table)
+    let count = 12_000
+    func key(_ i: Int) -> String { i % 7 == 0 ? "a key that has a buffer of its own \(i)" : "k\(i)" }
+    for i in 0..<count { cache.setValue(described(UInt32(i), version: 1, count: 40), forKey: key(i), cost: i) }
+    let full = table.byteCount
+    #expect(full >= count * 60)
+    for i in 0..<count where i % 10 != 0 { #expect(cache.remove(forKey: key(i))) }
+    #expect(table.byteCount < full * 4 / 10, "\(table.byteCount) of \(full)")
+    #expect(table.byteCount > 0 && table.byteCount == table.stripes.reduce(0) { $0 + $1.stripe.withLock { $0.byteCount } })
+    for i in 0..<count {
+      #expect(cache.value(forKey: key(i)) == (i % 10 == 0 ? described(UInt32(i), version: 1, count: 40) : nil))
+    }
+    if tellsDepartures {
+      let told = departures.take()
+      #expect(told.count == count - count / 10 && Set(told.map(\.key)).count == told.count)
+    }
+    // Moved entries leave as any others do, with their costs, and their places are used again.
+    for i in 0..<count where i % 10 != 0 { cache.setValue([1], forKey: key(i)) }
+    #expect(table.byteCount <= full + full / 10)
+    for i in 0..<count where i % 10 == 0 { #expect(cache.remove(forKey: key(i))) }
+    if tellsDepartures {
+      #expect(Set(departures.take().map(\.cost)) == Set((0..<count / 10).map { $0 * 10 }))
+    }
+    for i in 0..<count { #expect(cache.value(forKey: key(i)) == (i % 10 == 0 ? nil : [1])) }
+    cache.checkBooksSwept()
+  }
+
+  @Test("a trim keeps of tracked keys as much as of others, also where those that stay are spread over all of the table")
+  func trimmedShare() throws {
+    try needRealDiscards()
+    var kept: [Int] = []
+    for tracksKeys in [false, true] {
+      let cache = try PurgeableCache<String, [UInt8]>(tracksKeys: tracksKeys)
+      for i in 0..<20_000 { cache.setValue(pattern(20 + i * 7 % 300), forKey: "\(i)") }
+      // Every third page is discarded.
+      cache.discardEveryThirdPage()
+      cache.sweep()
+      let (count, byteCount) = (cache.count, cache.byteCount)
+      cache.trim(toFraction: 0.5)
+      #expect(cache.byteCount <= byteCount / 2)
+      kept.append(cache.count * 100 / count)
+      cache.checkBooksSwept()
+    }
+    #expect(kept[1] >= kept[0] * 8 / 10, "\(kept[1]) % of tracked keys, \(kept[0]) % of others")
   }
 }

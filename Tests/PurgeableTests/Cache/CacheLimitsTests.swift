@@ -3,49 +3,118 @@
 
 import Synchronization
 import Testing
+import ToolSupport
 
 @testable import Purgeable
 
 @Suite("PurgeableCache, limits")
 struct CacheLimitsTests {
-  @Test("negative limits at creation are an error that names the limit; later ones count as 0")
-  func negative() throws {
-    for (count, bytes) in [(-1, nil), (nil, Int.min)] as [(Int?, Int?)] {
-      do throws(PurgeableError) {
-        _ = try PurgeableCache<Int, Int>(countLimit: count, byteLimit: bytes)
-        Issue.record("no error")
-      } catch {
-        #expect(error.kind == .invalidArgument(count == nil ? "byteLimit" : "countLimit"))
-      }
+  private typealias Cache = PurgeableCache<Int, Int>
+
+  /// The kind of error that a call throws.
+  private static func kind(_ call: () throws(PurgeableError) -> Void) -> PurgeableError.Kind? {
+    do throws(PurgeableError) {
+      try call()
+      return nil
+    } catch {
+      return error.kind
     }
-    let cache = try PurgeableCache<Int, Int>()
-    cache[1] = 1
-    cache.countLimit = -3
-    #expect(cache.countLimit == 0)
+  }
+
+  @Test("a count limit beyond what the byte limit holds changes nothing", arguments: [1_000_000, 100_000_000, 1 << 62, .max - 1])
+  func countLimitOutOfReach(countLimit: Int) throws {
+    let alone = try PurgeableCache<Int, [UInt8]>(byteLimit: 4 << 20)
+    let both = try PurgeableCache<Int, [UInt8]>(countLimit: countLimit, byteLimit: 4 << 20)
+    let value = pattern(1000)
+    for key in 0..<12_000 {
+      alone[key] = value
+      #expect(both.setValue(value, forKey: key) == .stored)
+      if key % 100 == 0 { #expect(both.byteCount <= 4 << 20) }
+    }
+    #expect(both.count * 10 > alone.count * 9, "\(both.count) entries, \(alone.count) without a count limit")
+    both.checkBooks()
+  }
+
+  @Test("limits that nothing reaches, up to the largest number", arguments: [Int.max, Int.max - 1, Int.max & ~4095, 1 << 62])
+  func largestLimits(limit: Int) throws {
+    let caches = [
+      try PurgeableCache<Int, [UInt8]>(byteLimit: limit), try PurgeableCache<Int, [UInt8]>(costLimit: limit),
+      try PurgeableCache<Int, [UInt8]>(countLimit: limit, costLimit: limit, byteLimit: limit, lockedByteLimit: limit),
+    ]
+    for cache in caches {
+      for key in 0..<2000 { cache.setValue(pattern(100), forKey: key, cost: key % 3 == 0 ? Int.max : nil) }
+      for _ in 0..<3 { for key in 0..<2000 { _ = cache[key] } }
+      // Used entries are copied on.
+      cache.trim(toCount: 500)
+      #expect(cache.count <= 500)
+      cache.trim(level: .critical)
+      cache.checkBooks()
+    }
+  }
+
+  @Test("a negative limit, a share that is none and a time of 0 are errors, at creation and where they are set later")
+  func negative() throws {
+    for limit in [-1, Int.min] {
+      #expect(Self.kind { () throws(PurgeableError) in _ = try Cache(countLimit: limit) } == .invalidArgument("countLimit"))
+      #expect(Self.kind { () throws(PurgeableError) in _ = try Cache(costLimit: limit) } == .invalidArgument("costLimit"))
+      #expect(Self.kind { () throws(PurgeableError) in _ = try Cache(byteLimit: limit) } == .invalidArgument("byteLimit"))
+      #expect(
+        Self.kind { () throws(PurgeableError) in _ = try Cache(lockedByteLimit: limit) } == .invalidArgument("lockedByteLimit"))
+    }
+    let cache = try Cache(countLimit: 10, costLimit: 100, byteLimit: 1 << 20, lockedByteLimit: 1000, idleTime: .seconds(100))
+    try cache.setMemoryShare(0.9)
+    for key in 1...3 { cache[key] = key }
+    for limit in [-1, Int.min] {
+      #expect(Self.kind { () throws(PurgeableError) in try cache.setCountLimit(limit) } == .invalidArgument("limit"))
+      #expect(Self.kind { () throws(PurgeableError) in try cache.setCostLimit(limit) } == .invalidArgument("limit"))
+      #expect(Self.kind { () throws(PurgeableError) in try cache.setByteLimit(limit) } == .invalidArgument("limit"))
+      #expect(Self.kind { () throws(PurgeableError) in try cache.setLockedByteLimit(limit) } == .invalidArgument("limit"))
+      #expect(
+        Self.kind { () throws(PurgeableError) in try PurgeableRegion.setLockedByteLimit(limit) } == .invalidArgument("limit"))
+    }
+    for share in [0, -0.1, 1.1, .nan, .infinity] {
+      #expect(Self.kind { () throws(PurgeableError) in try cache.setMemoryShare(share) } == .invalidArgument("share"))
+    }
+    for time in [Duration.zero, .seconds(-1)] {
+      #expect(Self.kind { () throws(PurgeableError) in try cache.setIdleTime(time) } == .invalidArgument("time"))
+    }
+    // The limits from before still hold.
+    #expect(cache.countLimit == 10 && cache.costLimit == 100 && cache.byteLimit == 1 << 20)
+    #expect(cache.lockedByteLimit == 1000 && cache.memoryShare == 0.9 && cache.idleTime == .seconds(100))
+    #expect(cache.count == 3 && (1...3).allSatisfy { cache[$0] == $0 })
+    cache.checkBooks()
+  }
+
+  @Test("a negative cost counts as 0, and so does what is negative to trim to", arguments: [false, true])
+  func negativeCosts(tracksKeys: Bool) throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(costLimit: 5, tracksKeys: tracksKeys)
+    for key in 0..<20 { #expect(cache.setValue([1, 2], forKey: key, cost: key == 7 ? .min : -1) == .stored) }
+    #expect(cache.count == 20 && cache.totalCost == 0)
+    #expect(cache.setValue([3], forKey: 20, cost: 5) == .stored)
+    #expect(cache.totalCost == 5 && cache.count == 21)
+    cache.trim(toCost: -7)
+    #expect(cache.totalCost == 0 && !cache.containsValue(forKey: 20))
+    cache.trim(toCount: .min)
     #expect(cache.isEmpty)
-    cache.countLimit = nil
-    cache[1] = 1
-    cache.byteLimit = -3
-    #expect(cache.byteLimit == 0)
-    #expect(cache.isEmpty)
+    cache.checkBooksSwept()
   }
 
   @Test("a limit of 0 admits nothing that counts against it", arguments: [false, true])
   func zero(tracksKeys: Bool) throws {
     let count = try PurgeableCache<Int, [UInt8]>(countLimit: 0, tracksKeys: tracksKeys)
-    #expect(count.set([], forKey: 1, cost: 0) == .tooLarge)
+    #expect(count.setValue([], forKey: 1, cost: 0) == .tooLarge)
     #expect(count.isEmpty && count[1] == nil)
     let cost = try PurgeableCache<Int, [UInt8]>(costLimit: 0, tracksKeys: tracksKeys)
-    #expect(cost.set([1], forKey: 1) == .tooLarge)
-    #expect(cost.set([1], forKey: 1, cost: 1) == .tooLarge)
-    #expect(cost.set([1], forKey: 1, cost: 0) == .stored)
-    #expect(cost.set([], forKey: 2) == .stored)
+    #expect(cost.setValue([1], forKey: 1) == .tooLarge)
+    #expect(cost.setValue([1], forKey: 1, cost: 1) == .tooLarge)
+    #expect(cost.setValue([1], forKey: 1, cost: 0) == .stored)
+    #expect(cost.setValue([], forKey: 2) == .stored)
     #expect(cost.count == 2 && cost.totalCost == 0)
     let bytes = try PurgeableCache<Int, [UInt8]>(byteLimit: 0, tracksKeys: tracksKeys)
-    #expect(bytes.set([], forKey: 1) == .tooLarge)
+    #expect(bytes.setValue([], forKey: 1) == .tooLarge)
     #expect(bytes.isEmpty)
     for cache in [count, cost, bytes] { cache.checkBooksSwept() }
-    #expect(count.statistics.refusals == 1)
+    #expect(count.statistics.refusalCount == 1)
   }
 
   @Test(
@@ -53,9 +122,9 @@ struct CacheLimitsTests {
   func count(limit: Int, tracksKeys: Bool) throws {
     let cache = try PurgeableCache<Int, [UInt8]>(countLimit: limit, tracksKeys: tracksKeys)
     for i in 0..<5 * limit + 50 {
-      #expect(cache.set(pattern(30 + i % 40), forKey: i) == .stored)
+      #expect(cache.setValue(pattern(30 + i % 40), forKey: i) == .stored)
       #expect(cache.count <= limit)
-      #expect(cache.peek(i) == pattern(30 + i % 40))
+      #expect(cache.peekValue(forKey: i) == pattern(30 + i % 40))
     }
     #expect(cache.count == limit)
     cache.checkBooksSwept()
@@ -64,9 +133,9 @@ struct CacheLimitsTests {
   @Test("replacing at the limit evicts nobody", arguments: [false, true])
   func replacing(tracksKeys: Bool) throws {
     let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 50, costLimit: 5000, tracksKeys: tracksKeys)
-    for i in 0..<50 { cache.set([UInt8(i)], forKey: i, cost: 100) }
+    for i in 0..<50 { cache.setValue([UInt8(i)], forKey: i, cost: 100) }
     for round in 0..<20 {
-      for i in 0..<50 { #expect(cache.set([UInt8(i), UInt8(round)], forKey: i, cost: 100) == .replaced) }
+      for i in 0..<50 { #expect(cache.setValue([UInt8(i), UInt8(round)], forKey: i, cost: 100) == .replaced) }
     }
     for i in 0..<50 { #expect(cache[i] == [UInt8(i), 19]) }
     #expect(cache.statistics.departures[.count] == 0 && cache.statistics.departures[.cost] == 0)
@@ -77,36 +146,36 @@ struct CacheLimitsTests {
     "the cost limit holds after every store; a cost equal to it is kept, one above it refused alone", arguments: [false, true])
   func cost(tracksKeys: Bool) throws {
     let cache = try PurgeableCache<Int, [UInt8]>(costLimit: 1000, tracksKeys: tracksKeys)
-    var random = SeededRandom(seed: 11)
+    var random = SplitMix64(seed: 11)
     for i in 0..<3000 {
-      let cost = UInt64(random.below(300))
-      #expect(cache.set(pattern(20), forKey: i % 700, cost: cost) != .tooLarge)
+      let cost = random.index(below: 300)
+      #expect(cache.setValue(pattern(20), forKey: i % 700, cost: cost) != .tooLarge)
       #expect(cache.totalCost <= 1000)
-      #expect(cache.contains(i % 700))
+      #expect(cache.containsValue(forKey: i % 700))
     }
     cache.checkBooksSwept()
-    #expect(cache.set([1], forKey: 9000, cost: 1000) == .stored)
+    #expect(cache.setValue([1], forKey: 9000, cost: 1000) == .stored)
     #expect(cache.totalCost == 1000)
-    let others = (0..<700).count { cache.contains($0) }
-    #expect(cache.set([1], forKey: 9001, cost: 1001) == .tooLarge)
+    let others = (0..<700).count { cache.containsValue(forKey: $0) }
+    #expect(cache.setValue([1], forKey: 9001, cost: 1001) == .tooLarge)
     #expect(cache[9000] == [1])
-    #expect((0..<700).count { cache.contains($0) } == others)
-    // The one refusal that changes something: the old value of that key.
-    #expect(cache.set([1], forKey: 9000, cost: .max) == .tooLarge)
+    #expect((0..<700).count { cache.containsValue(forKey: $0) } == others)
+    // Only this kind of refusal changes something: the old value of that key goes.
+    #expect(cache.setValue([1], forKey: 9000, cost: .max) == .tooLarge)
     #expect(cache[9000] == nil)
-    #expect((0..<700).count { cache.contains($0) } == others)
+    #expect((0..<700).count { cache.containsValue(forKey: $0) } == others)
     cache.checkBooksSwept()
   }
 
   @Test("entries of no cost are passed over when cost is short", arguments: [false, true])
   func noCost(tracksKeys: Bool) throws {
     let cache = try PurgeableCache<Int, [UInt8]>(costLimit: 100, tracksKeys: tracksKeys)
-    for i in 0..<300 { cache.set([1], forKey: -1 - i, cost: 0) }
+    for i in 0..<300 { cache.setValue([1], forKey: -1 - i, cost: 0) }
     for i in 0..<300 {
-      #expect(cache.set([2], forKey: i, cost: 10) == .stored)
+      #expect(cache.setValue([2], forKey: i, cost: 10) == .stored)
       #expect(cache.totalCost <= 100)
     }
-    #expect((0..<300).count { cache.contains(-1 - $0) } == 300)
+    #expect((0..<300).count { cache.containsValue(forKey: -1 - $0) } == 300)
     #expect(cache.totalCost == 100)
     cache.checkBooksSwept()
   }
@@ -114,19 +183,19 @@ struct CacheLimitsTests {
   @Test("costs beyond 64 bits add up without a trap, saturate, and come back exactly", arguments: [false, true])
   func saturating(tracksKeys: Bool) throws {
     let cache = try PurgeableCache<Int, [UInt8]>(tracksKeys: tracksKeys)
-    cache.set([1], forKey: 0, cost: 17)
-    for i in 1...50 { cache.set([1], forKey: i, cost: .max) }
+    cache.setValue([1], forKey: 0, cost: 17)
+    for i in 1...50 { cache.setValue([1], forKey: i, cost: .max) }
     #expect(cache.totalCost == .max)
-    for i in 2...50 { cache.remove(i) }
+    for i in 2...50 { cache.remove(forKey: i) }
     #expect(cache.totalCost == .max)
-    cache.set([1], forKey: 1, cost: .max - 17)
+    cache.setValue([1], forKey: 1, cost: .max - 17)
     #expect(cache.totalCost == .max)
-    cache.set([1], forKey: 1, cost: .max - 18)
-    #expect(cache.totalCost == UInt64.max - 1)
-    cache.remove(1)
+    cache.setValue([1], forKey: 1, cost: .max - 18)
+    #expect(cache.totalCost == Int.max - 1)
+    cache.remove(forKey: 1)
     #expect(cache.totalCost == 17)
-    for i in 1...5 { cache.set([1], forKey: i, cost: .max) }
-    cache.costLimit = .max - 1
+    for i in 1...5 { cache.setValue([1], forKey: i, cost: .max) }
+    try cache.setCostLimit(.max - 1)
     #expect(cache.totalCost <= 17)
     cache.checkBooksSwept()
   }
@@ -134,19 +203,19 @@ struct CacheLimitsTests {
   @Test("lowering a limit evicts before it returns, raising one does nothing", arguments: [false, true])
   func lowering(tracksKeys: Bool) throws {
     let cache = try PurgeableCache<Int, [UInt8]>(tracksKeys: tracksKeys)
-    for i in 0..<5000 { cache.set(pattern(50), forKey: i, cost: 2) }
-    cache.countLimit = 6000
+    for i in 0..<5000 { cache.setValue(pattern(50), forKey: i, cost: 2) }
+    try cache.setCountLimit(6000)
     #expect(cache.count == 5000)
-    cache.countLimit = 4000
+    try cache.setCountLimit(4000)
     #expect(cache.count == 4000)
-    cache.costLimit = 6001
+    try cache.setCostLimit(6001)
     #expect(cache.totalCost == 6000)
-    cache.countLimit = nil
-    cache.costLimit = nil
+    try cache.setCountLimit(nil)
+    try cache.setCostLimit(nil)
     #expect(cache.count == 3000)
     for i in 0..<1000 { cache[9000 + i] = pattern(50) }
     #expect(cache.count == 4000)
-    cache.costLimit = 0
+    try cache.setCostLimit(0)
     #expect(cache.isEmpty && cache.totalCost == 0)
     cache.checkBooksSwept()
   }
@@ -155,11 +224,10 @@ struct CacheLimitsTests {
   func threads(tracksKeys: Bool) throws {
     let threads = 4
     let limit = 3000
-    // Made without a limit it has many shards, and the limit holds across them.
+    // A cache that was made without a limit may have many shards, and the limit holds across them.
     let cache = try PurgeableCache<Int, Int>(tracksKeys: tracksKeys)
-    #expect(cache.engine.shards.count > threads)
     for i in 0..<2 * limit { cache[-1 - i] = i }
-    cache.countLimit = limit
+    try cache.setCountLimit(limit)
     let highest = Atomic<Int>(0)
     onThreads(threads) { thread in
       for i in 0..<10_000 / slowness {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the tests of the cache share: real discards of a cache's slabs, keys with manners of their own, a record of departures.
+// Shared by the tests of the cache: real discards of a cache's slabs, special keys, a record of departures.
 
 import CPurgeable
 import Glibc
@@ -10,24 +10,7 @@ import Testing
 
 // MARK: Chance
 
-/// SplitMix64: small, seeded, good enough to choose what a test does next.
-struct SeededRandom: RandomNumberGenerator {
-  var state: UInt64
-
-  init(seed: UInt64) { state = seed }
-
-  mutating func next() -> UInt64 {
-    state &+= 0x9E37_79B9_7F4A_7C15
-    var z = state
-    z = (z ^ (z >> 30)) &* 0xBF58_476D_1CE4_E5B9
-    z = (z ^ (z >> 27)) &* 0x94D0_49BB_1331_11EB
-    return z ^ (z >> 31)
-  }
-
-  mutating func below(_ bound: Int) -> Int { Int(next() % UInt64(bound)) }
-}
-
-/// The seed of a random test: PURGEABLE_SEED, or one made up. A test that fails says which it was.
+/// The seed of random tests: PURGEABLE_SEED, or a random one. A test that fails prints its seed.
 let chosenSeed: UInt64 =
   unsafe getenv("PURGEABLE_SEED").flatMap { unsafe UInt64(String(cString: $0)) } ?? UInt64.random(in: 1...(.max))
 
@@ -35,7 +18,7 @@ let chosenSeed: UInt64 =
 let slowness: Int = unsafe dlsym(nil, "__tsan_init") != nil ? 10 : 1
 
 extension Trait where Self == ConditionTrait {
-  /// For long tests of one thread: the thread sanitizer has nothing to see there, and its own memory would be in the way.
+  /// For long tests of one thread: the thread sanitizer finds nothing there, and its own memory is in the way.
   static var notUnderThreadSanitizer: Self { .enabled(if: slowness == 1, "one thread only, and long") }
 
   /// For tests that count what the process has resident or mapped: the sanitizers' own memory is in the way.
@@ -47,7 +30,7 @@ extension Trait where Self == ConditionTrait {
   static var forks: Self { .enabled(if: slowness == 1, "the thread sanitizer does not support threads after a fork") }
 }
 
-/// Whether the library was built to be fast: then loops may be longer.
+/// Whether the library was optimized: then loops may be longer.
 #if DEBUG
   let isOptimized = false
 #else
@@ -56,7 +39,7 @@ extension Trait where Self == ConditionTrait {
 
 // MARK: Values
 
-/// A value that says what it is: key and version in front, then bytes that follow from both.
+/// A value that describes itself: key and version in front, then bytes that follow from both.
 func described(_ key: UInt32, version: UInt32, count: Int) -> [UInt8] {
   var bytes = [UInt8](repeating: UInt8(truncatingIfNeeded: key &* 7 &+ version) | 1, count: max(8, count))
   for i in 0..<4 {
@@ -66,7 +49,7 @@ func described(_ key: UInt32, version: UInt32, count: Int) -> [UInt8] {
   return bytes
 }
 
-/// The version that a described value carries; nil unless it is wholly one of that key.
+/// The version in a described value; nil unless all of it is one of that key.
 func versionDescribed(in bytes: [UInt8], key: UInt32) -> UInt32? {
   guard bytes.count >= 8 else { return nil }
   var itsKey: UInt32 = 0
@@ -75,25 +58,30 @@ func versionDescribed(in bytes: [UInt8], key: UInt32) -> UInt32? {
     itsKey |= UInt32(bytes[i]) << (8 * UInt32(i))
     version |= UInt32(bytes[4 + i]) << (8 * UInt32(i))
   }
-  let filler = UInt8(truncatingIfNeeded: key &* 7 &+ version) | 1
-  return itsKey == key && !bytes[8...].contains { $0 != filler } ? version : nil
+  guard itsKey == key else { return nil }
+  let whole = described(key, version: version, count: bytes.count)
+  // Safe: both are valid for the length of the comparison, and have the same length, 8 at least.
+  let isWhole = unsafe bytes.withUnsafeBytes { found in
+    unsafe whole.withUnsafeBytes { unsafe memcmp(found.baseAddress!, $0.baseAddress!, $0.count) == 0 }
+  }
+  return isWhole ? version : nil
 }
 
 // MARK: Keys
 
-/// Any other Hashable: no bytes of its own.
+/// A Hashable key without an encoding of its own.
 struct StructKey: Hashable, Sendable {
   var a: Int
   var b: String
 }
 
-/// Every two of them collide.
+/// A key whose hash is the same for all.
 struct CollidingKey: Hashable, Sendable {
   var number: Int
   func hash(into hasher: inout Hasher) { hasher.combine(0) }
 }
 
-/// A key with an encoding of its own, of which only a part decides.
+/// A key with an encoding of its own; only a part of the key decides.
 struct EncodedKey: PurgeableKey {
   var number: Int32
   var note: String
@@ -107,7 +95,7 @@ struct EncodedKey: PurgeableKey {
 
 // MARK: Departures
 
-/// What a cache's delegate was told.
+/// The departures that a cache's handler was told.
 final class Departures<Key: Hashable & Sendable, Value: PurgeableValue>: Sendable {
   private let list = Mutex<[Departure<Key, Value>]>([])
 
@@ -115,7 +103,7 @@ final class Departures<Key: Hashable & Sendable, Value: PurgeableValue>: Sendabl
 
   var all: [Departure<Key, Value>] { list.withLock { $0 } }
 
-  /// All so far, which are then forgotten.
+  /// Returns all departures so far, and forgets them.
   func take() -> [Departure<Key, Value>] {
     list.withLock { list in
       defer { list = [] }
@@ -127,7 +115,7 @@ final class Departures<Key: Hashable & Sendable, Value: PurgeableValue>: Sendabl
 }
 
 extension MissReason {
-  /// As a word, for expectations about look-ups.
+  /// The reason of a miss, for expectations about look-ups.
   static func of<Value>(_ lookup: Lookup<Value>) -> MissReason? {
     if case .miss(let reason) = lookup { reason } else { nil }
   }
@@ -135,45 +123,50 @@ extension MissReason {
 
 // MARK: Real discards
 
+/// A clock that stands still until it is told how much time has passed.
+final class SetClock: Sendable {
+  private let nanoseconds = Atomic<UInt64>(1_000_000_000_000)
+
+  var cacheClock: CacheClock { CacheClock { self.nanoseconds.load(ordering: .relaxed) } }
+
+  func advance(seconds: Double) { nanoseconds.add(UInt64(seconds * 1e9), ordering: .relaxed) }
+}
+
 extension PurgeableCache {
-  /// Where the cache's slabs lie now. Looks at one element of each, by locking it: what was on offer there has to be offered again.
+  /// The cache's slabs now. Locks one element of each, so what was on offer there has to be offered again.
   func slabRanges() -> [PageRange] {
     var ranges: [PageRange] = []
-    let heap = unsafe engine.heap.raw
-    for stream in engine.shards.flatMap(\.streams) {
-      var slab = purgeable_slab_t(index: 0, generation: 0)
-      var error = unsafe purgeable_stream_oldest(heap, stream, &slab)
-      while error == 0 {
-        if let range = range(of: slab) { ranges.append(range) }
-        error = unsafe purgeable_slab_next(heap, slab, &slab)
-      }
+    for stream in engine.streams {
+      ranges += engine.heap.slabs(of: stream).compactMap { range(of: $0) }
     }
     return ranges
   }
 
   private func range(of slab: purgeable_slab_t) -> PageRange? {
-    let heap = unsafe engine.heap.raw
+    let heap = engine.heap
     var cursor: UInt32 = 0
-    var reference = purgeable_reference_t(place: 0, generation: 0)
-    while unsafe purgeable_slab_next_element(heap, slab, &cursor, &reference) == 0 {
-      var bytes: UnsafeRawPointer?
-      var length = 0
-      guard unsafe purgeable_heap_lock(heap, reference, &bytes, &length) == .intact else { continue }
+    while let reference = heap.nextElement(of: slab, &cursor) {
+      let (outcome, payload) = unsafe heap.lock(reference)
+      guard outcome == .intact else { continue }
       // Kept only to tell the kernel about it. Slabs are aligned to their size.
-      let address = UInt(bitPattern: bytes)
-      _ = unsafe purgeable_heap_unlock(heap, reference)
-      let start = address & ~UInt(engine.slabBytes - 1)
-      return PageRange(start: start, byteCount: max(engine.slabBytes, Int(address - start) + length))
+      let address = UInt(bitPattern: payload.baseAddress)
+      heap.unlock(reference)
+      let start = address & ~UInt(heap.slabBytes - 1)
+      return PageRange(start: start, byteCount: max(heap.slabBytes, Int(address - start) + payload.count))
     }
     return nil
   }
 
-  /// Nothing stays open: every page may go on offer.
-  private func sealAll() {
-    for stream in engine.shards.flatMap(\.streams) { _ = unsafe purgeable_stream_seal(engine.heap.raw, stream) }
+  /// As `trim(level:)`, without its time limit: in a fifth of a second a busy machine does fewer slices than were asked for.
+  @discardableResult
+  func trimUntimed(level: PressureLevel) -> PressureRelief { engine.trim(level: level, timeLimit: .max) }
+
+  /// Seals all open slabs, so that every page may go on offer.
+  func sealAll() {
+    for stream in engine.streams { engine.heap.seal(stream) }
   }
 
-  /// Has the kernel take every third page of what is unlocked. Nobody is told.
+  /// Has the kernel take every third page of unlocked slabs, without telling the library.
   func discardEveryThirdPage() {
     sealAll()
     let ranges = slabRanges()
@@ -187,32 +180,25 @@ extension PurgeableCache {
     }
   }
 
-  /// Has the kernel take all that is unlocked. Nobody is told.
+  /// Has the kernel take all unlocked slabs, without telling the library.
   func discardAll() {
     sealAll()
     discardOffered()
     // A page that both offers skipped, on a busy machine, goes on offer again only after it was locked.
-    for _ in 0..<50 where statistics.residentBytes > 0 {
+    for _ in 0..<50 where statistics.memory.residentBytes! > 0 {
       drainBatches()
       lockEach()
       discardOffered()
     }
   }
 
-  /// Locks and unlocks every element that is there.
+  /// Locks and unlocks every element.
   private func lockEach() {
-    let heap = unsafe engine.heap.raw
-    for stream in engine.shards.flatMap(\.streams) {
-      var slab = purgeable_slab_t(index: 0, generation: 0)
-      var error = unsafe purgeable_stream_oldest(heap, stream, &slab)
-      while error == 0 {
-        var cursor: UInt32 = 0
-        var reference = purgeable_reference_t(place: 0, generation: 0)
-        while unsafe purgeable_slab_next_element(heap, slab, &cursor, &reference) == 0 {
-          guard unsafe purgeable_heap_lock(heap, reference, nil, nil) == .intact else { continue }
-          _ = unsafe purgeable_heap_unlock(heap, reference)
-        }
-        error = unsafe purgeable_slab_next(heap, slab, &slab)
+    let heap = engine.heap
+    for slab in engine.streams.flatMap({ heap.slabs(of: $0) }) {
+      var cursor: UInt32 = 0
+      while let reference = heap.nextElement(of: slab, &cursor) {
+        if unsafe heap.lock(reference).outcome == .intact { heap.unlock(reference) }
       }
     }
   }
@@ -227,19 +213,28 @@ extension PurgeableCache {
     }
   }
 
-  /// Where one value lies.
+  /// The pages of one value.
   func valueRange(_ key: Key) -> PageRange? { withBytes(forKey: key) { PageRange(of: $0) } }
 
-  /// What always holds while nobody changes anything: totals against slots, sums, and what can be found.
+  /// In debug builds: compares every sum with a recount over index and heap. Also while other threads use the cache.
+  func recountBooks(sourceLocation: SourceLocation = #_sourceLocation) {
+    #if DEBUG
+      let failures = engine.shards.checkBooks()
+      #expect(failures.isEmpty, "\(failures.joined(separator: "\n"))", sourceLocation: sourceLocation)
+    #endif
+  }
+
+  /// Checks what always holds while no thread changes the cache: totals against slots, sums, and entries that can be found.
   func checkBooks(sourceLocation: SourceLocation = #_sourceLocation) {
+    recountBooks(sourceLocation: sourceLocation)
     var count = 0
     var cost: UInt128 = 0
-    for shard in engine.shards {
-      let (slots, sums) = engine.withState(shard) { state -> (Int, [QueueSums]) in
+    for shard in engine.shards.all {
+      let (slots, sums) = engine.shards.hold(shard) { held -> (Int, [QueueSums]) in
         let table = shard.index.current()
         let slots = (0..<table.slotCount).count { !Slot(bits: table.slots![$0].relaxed).isEmpty }
-        #expect(slots == state.slotCount, sourceLocation: sourceLocation)
-        return (slots, state.sums)
+        #expect(slots == held.slots.count, sourceLocation: sourceLocation)
+        return (slots, [held.books[.probation], held.books[.main]])
       }
       // Entries on a page that is known to be lost are off the books before they leave.
       #expect(sums[0].count + sums[1].count <= slots, sourceLocation: sourceLocation)
@@ -247,16 +242,16 @@ extension PurgeableCache {
       cost += sums[0].cost + sums[1].cost
     }
     #expect(self.count == count, sourceLocation: sourceLocation)
-    #expect(totalCost == UInt64(clamping: cost), sourceLocation: sourceLocation)
+    #expect(totalCost == Int(clamping: cost), sourceLocation: sourceLocation)
   }
 
-  /// After a sweep, what was stored and did not leave is there.
+  /// Sweeps, and checks that the entries that were stored and did not leave are there.
   func checkBooksSwept(sourceLocation: SourceLocation = #_sourceLocation) {
     sweep()
     checkBooks(sourceLocation: sourceLocation)
     let numbers = statistics
     let left = numbers.departures.values.reduce(0, +)
-    #expect(UInt64(count) == numbers.insertions + numbers.replacements - left, sourceLocation: sourceLocation)
+    #expect(count == numbers.insertionCount + numbers.replacementCount - left, sourceLocation: sourceLocation)
   }
 }
 
@@ -264,5 +259,12 @@ extension PageRange {
   init(start: UInt, byteCount: Int) {
     self.start = start
     self.byteCount = byteCount
+  }
+}
+
+extension CacheEngine {
+  /// The streams of all shards.
+  var streams: [purgeable_stream_t] {
+    shards.all.flatMap { shard in shards.hold(shard) { held in EvictionQueue.both.map { held.stream($0) } } }
   }
 }

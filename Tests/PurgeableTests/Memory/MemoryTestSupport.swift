@@ -1,17 +1,34 @@
 // SPDX-License-Identifier: MIT
-// What the tests of the memory types share: content, real discards, real threads, real forks.
+// Shared by the tests of the memory types: content, real discards, real threads, real forks.
 
 import Glibc
 import Purgeable
 import Synchronization
 import Testing
+import ToolSupport
 
 // MARK: Content
 
 /// Bytes that differ from place to place and from seed to seed, none of them zero.
 func pattern(_ count: Int, seed: UInt8 = 1) -> [UInt8] {
-  (0..<count).map { UInt8(truncatingIfNeeded: ($0 &* 31 &+ Int(seed) &* 7) % 255 + 1) }
+  // Copied, not computed byte by byte, which takes debug builds far longer. It repeats every 255 bytes, and a seed begins
+  // somewhere else in it: 31 times 181 is 1 modulo 255.
+  let start = 181 * 7 * Int(seed) % 255
+  return unsafe [UInt8](unsafeUninitializedCapacity: count) { buffer, made in
+    made = count
+    guard let bytes = buffer.baseAddress else { return }
+    let first = min(255, count)
+    unsafe twoPeriods.withUnsafeBufferPointer { unsafe bytes.update(from: $0.baseAddress! + start, count: first) }
+    var filled = first
+    while filled < count {
+      let more = min(filled, count - filled)
+      unsafe (bytes + filled).update(from: bytes, count: more)
+      filled += more
+    }
+  }
 }
+
+private let twoPeriods: [UInt8] = (0..<510).map { UInt8($0 * 31 % 255 + 1) }
 
 let pageSize = Int(sysconf(Int32(_SC_PAGESIZE)))
 
@@ -35,7 +52,7 @@ extension PurgeableData {
 
 // MARK: Discards
 
-/// Where bytes lie. Kept only to tell the kernel about them; never read or written through.
+/// The pages of some bytes. Kept only to tell the kernel about them; never read or written through.
 struct PageRange: Sendable {
   let start: UInt
   let byteCount: Int
@@ -44,7 +61,7 @@ struct PageRange: Sendable {
     (start, byteCount) = unsafe span.withUnsafeBytes { (UInt(bitPattern: $0.baseAddress), $0.count) }
   }
 
-  /// Tells the kernel something about the pages from `page` on.
+  /// Calls madvise for the pages from `page` on.
   @discardableResult
   func advise(_ advice: Int32, page: Int = 0, pageCount: Int? = nil) -> Bool {
     let first = start & ~UInt(pageSize - 1)
@@ -66,7 +83,7 @@ func needRealDiscards() throws {
   }
 }
 
-/// Has the kernel take what is on offer, until `isGone`. Pages in a CPU's batch are skipped: hence more than once.
+/// Has the kernel take what is on offer, until `isGone`. Repeated, because the kernel skips pages in a processor's batch.
 func waitForDiscard(of range: PageRange, isGone: () throws -> Bool, offerAgain: () throws -> Void) rethrows -> Bool {
   for _ in 0..<200 {
     range.advise(advicePageout)
@@ -78,8 +95,8 @@ func waitForDiscard(of range: PageRange, isGone: () throws -> Bool, offerAgain: 
 }
 
 /// Has every processor put the pages in its batch on the kernel's lists: until then they can be neither offered nor taken. Any
-/// madvise(MADV_FREE) does that for the processor it runs on, so it runs on each of them once. Swift does not import the call that
-/// chooses the processor, so it is looked up by name.
+/// madvise(MADV_FREE) does that for the processor it runs on, so it runs on each of them once. Swift does not import the function
+/// that chooses the processor, so it is looked up by name.
 func drainBatches() {
   typealias SetAffinity = @convention(c) (pid_t, Int, UnsafeRawPointer?) -> Int32
   // Safe: the C library's function has exactly this type.
@@ -89,7 +106,7 @@ func drainBatches() {
     for processor in 0..<min(1024, sysconf(Int32(_SC_NPROCESSORS_CONF))) {
       var set = [UInt64](repeating: 0, count: 16)
       set[processor / 64] = 1 << (UInt64(processor) % 64)
-      // Safe: the call reads as many bytes as it is told of. One that is not ours to use is passed over.
+      // Safe: the call reads as many bytes as it is told of. A processor that this process may not use is passed over.
       _ = unsafe set.withUnsafeBytes { bytes in unsafe setAffinity(0, bytes.count, bytes.baseAddress) }
       unsafe madvise(scratch, pageSize, 8)
     }
@@ -113,7 +130,7 @@ func onThreads(_ count: Int, _ body: @escaping @Sendable (Int) -> Void) {
 }
 
 final class TestThread: @unchecked Sendable {
-  // Written once before the thread is known to anybody, read once by `join`.
+  // Written once before any other thread knows of this, read once by `join`.
   private var thread = pthread_t()
 
   init(_ body: @escaping () -> Void) {
@@ -137,21 +154,18 @@ final class TestThread: @unchecked Sendable {
 
 // MARK: Forks
 
-/// Forks, has the child say whether all is well, and answers what it said. Only for exit tests: those processes have no other
-/// threads that hold anything. Swift hides `fork`, so it is looked up by name.
+/// Forks; returns what the child says, which is whether all is well. Only for exit tests: their processes have no other threads
+/// that hold a mutex.
 ///
 /// The runtime makes the types it needs under locks of its own, which a fork may catch another thread in: a child that needs the
-/// same type then waits for ever. So what the children loop over is made here first, and a child that hangs is ended.
+/// same type then waits for ever. So the types of the children's loops are made here first, and a child that hangs is ended.
 ///
-/// `meanwhile` runs here while the child does, and has to hold too.
+/// `meanwhile` runs here while the child runs, and has to return true too.
 func childSays(_ isWell: () -> Bool, meanwhile: () -> Bool = { true }) -> Bool {
   for range in [0..<1] { for number in range { _ = [number: [UInt8](repeating: 0, count: number)] } }
-  typealias Fork = @convention(c) () -> pid_t
-  // Safe: the C library's fork has exactly this type.
-  let fork = unsafe unsafeBitCast(dlsym(nil, "fork"), to: Fork.self)
   let child = fork()
   if child == 0 {
-    // The threads of the concurrency runtime have it blocked.
+    // The threads of the concurrency runtime block the alarm signal.
     var signals = sigset_t()
     unsafe sigemptyset(&signals)
     unsafe sigaddset(&signals, SIGALRM)
@@ -160,11 +174,11 @@ func childSays(_ isWell: () -> Bool, meanwhile: () -> Bool = { true }) -> Bool {
     _exit(isWell() ? 0 : 1)
   }
   let holds = meanwhile()
-  var status: Int32 = 0
-  return unsafe waitpid(child, &status, 0) == child && status == 0 && holds
+  return child > 0 && ChildEnd.of(child) == .exited(0) && holds
 }
 
-/// For exit tests: stops the process unless the condition holds, and says where: what such a process prints is not shown.
+/// For exit tests: stops the process unless the condition holds, and reports the place, since the output of such a process is not
+/// shown.
 func require(_ condition: Bool, _ what: @autoclosure () -> String, at place: SourceLocation = #_sourceLocation) {
   guard !condition else { return }
   let text = what()

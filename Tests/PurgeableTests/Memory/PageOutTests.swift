@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Discards on demand, by which demonstrations and tests make the kernel take what is on offer.
+// Discards on demand, with which demonstrations and tests make the kernel take what is on offer.
 
 import CPurgeable
 import CPurgeable.Testing
@@ -18,7 +18,7 @@ struct PageOutTests {
 
   static func filled(_ count: Int) throws -> PurgeableCache<Int, [UInt8]> {
     let cache = try PurgeableCache<Int, [UInt8]>()
-    for number in 0..<count { cache.set(value(number), forKey: number) }
+    for number in 0..<count { cache.setValue(value(number), forKey: number) }
     cache.offerIdle()
     cache.offerIdle()
     return cache
@@ -26,7 +26,7 @@ struct PageOutTests {
 
   static func leftCount(_ cache: PurgeableCache<Int, [UInt8]>, of count: Int) -> Int {
     (0..<count).count { number in
-      guard let found = cache.peek(number) else { return false }
+      guard let found = cache.peekValue(forKey: number) else { return false }
       #expect(found == value(number))
       return true
     }
@@ -39,8 +39,21 @@ struct PageOutTests {
     let taken = try cache.pageOut(hand: &hand)
     #expect(taken > 3 << 20)
     #expect(Self.leftCount(cache, of: 1000) < 900)
-    // Nothing of it is there to be taken again, but for pages that one offer skipped.
+    // Nothing is left to take, except pages that one offer skipped.
     #expect(try cache.pageOut(hand: &hand) < 1 << 20)
+  }
+
+  @Test("a program has its own cache taken: misses, counted as discarded, and nothing wrong", .enabled(if: canDiscard))
+  func byTheProgram() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    for number in 0..<1000 { cache.setValue(Self.value(number), forKey: number) }
+    #expect(try cache.pageOut() > 3 << 20)
+    let left = Self.leftCount(cache, of: 1000)
+    #expect(left < 900)
+    #expect(cache.statistics.departures[.discarded] == 1000 - left)
+    // Stored again, they are there.
+    for number in 0..<1000 { cache.setValue(Self.value(number), forKey: number) }
+    #expect(Self.leftCount(cache, of: 1000) == 1000)
   }
 
   @Test("as much as was asked for, slab by slab, all round", .enabled(if: canDiscard))
@@ -85,7 +98,7 @@ struct PageOutTests {
 
   @Test("a system call that fails is answered with its number, and nothing leaks or changes")
   func faults() async {
-    // In a process of its own: the fault would hit other tests.
+    // In a process of its own, because the fault would hit other tests.
     await #expect(processExitsWith: .success) {
       let cache = try PageOutTests.filled(300)
       let calls = [purgeable_testing_call_mincore, purgeable_testing_call_madvise_other, purgeable_testing_call_allocate]

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// PurgeableData: content that knows how to make itself again; and discardable content in general.
+// PurgeableData: content that is made again by a closure; and discardable content in general.
 
 import Synchronization
 import Testing
 
 @testable import Purgeable
 
-/// What a recreate closure of a test does next.
+/// Decides what a test's recreate closure does next.
 final class Recipe: Sendable {
   struct Failure: Error {}
   let calls = Atomic<Int>(0)
@@ -125,7 +125,7 @@ struct PurgeableDataRecreateTests {
 
 @Suite("DiscardableContent")
 struct DiscardableContentTests {
-  /// The smallest object that conforms.
+  /// The smallest conforming object.
   final class Plain: DiscardableContent {
     let state = Mutex<(count: Int, isDiscarded: Bool)>((1, false))
     func beginContentAccess() -> Bool {

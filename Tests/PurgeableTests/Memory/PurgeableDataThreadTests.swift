@@ -61,7 +61,8 @@ struct PurgeableDataThreadTests {
     onThreads(4) { index in
       if index == 0 {
         while done.load(ordering: .acquiring) < 3 {
-          // The pages may be another region's by the time they are advised: harmless, for those are tests' own as well.
+          // The pages may belong to another region by the time they are advised. That is harmless: all regions here are those of
+          // tests.
           if let range = data.withBytes({ PageRange(of: $0) }) { range.advise(advicePageout) }
           sched_yield()
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What stops the program, what only reports, what happens after a fork and when system calls fail: a process for each.
+// Errors that stop the program, errors that are only reported, forks, and failing system calls: a process for each.
 
 import CPurgeable.Testing
 import Glibc

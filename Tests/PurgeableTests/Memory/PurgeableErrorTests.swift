@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The one error type, and what the probe says about this machine.
+// The error type, and the probe's results on this machine.
 
 import Testing
 
@@ -56,6 +56,7 @@ struct KernelSupportTests {
 
   @Test("behaviours have the names that the core uses")
   func names() {
-    #expect(KernelSupport.Behavior.allCases.map(\.description) == ["works", "immediate", "no-op", "unsupported", "mlocked"])
+    #expect(
+      KernelSupport.Behavior.allCases.map(\.description) == ["works", "immediate", "no-op", "unsupported", "mlocked", "partial"])
   }
 }

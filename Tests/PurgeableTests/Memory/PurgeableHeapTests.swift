@@ -34,10 +34,10 @@ struct PurgeableHeapTests {
     }
     let statistics = try heap.statistics()
     #expect(statistics.elementCount == 2000)
-    #expect(statistics.payloadByteCount == (0..<2000).reduce(0) { $0 + UInt64($1 % 300 + 1) })
-    #expect(statistics.heldByteCount < 2 * statistics.payloadByteCount)
-    #expect(UInt64(heap.heldByteCount) >= statistics.payloadByteCount)
-    #expect(heap.ordinaryByteCount > 0)
+    #expect(statistics.memory.payloadBytes == (0..<2000).reduce(0) { $0 + $1 % 300 + 1 })
+    #expect(statistics.memory.heldBytes < 2 * statistics.memory.payloadBytes)
+    #expect(heap.heldBytes >= statistics.memory.payloadBytes)
+    #expect(heap.ordinaryBytes > 0)
   }
 
   @Test("a closure may fill an element; when it throws there is none")
@@ -119,7 +119,7 @@ struct PurgeableHeapTests {
     #expect(error?.kind == .invalidArgument("buffer"))
     #expect(error?.description.contains("100 bytes") == true)
     for options in [
-      PurgeableHeap.Options(slabByteCount: 1000), .init(limitByteCount: 0), .init(limitByteCount: -1), .init(chunkByteCount: 5),
+      PurgeableHeap.Options(slabByteCount: 1000), .init(byteLimit: 0), .init(byteLimit: -1), .init(chunkByteCount: 5),
     ] {
       let error = #expect(throws: PurgeableError.self) { _ = try PurgeableHeap(options) }
       guard case .invalidArgument? = error?.kind else {
@@ -141,16 +141,24 @@ struct PurgeableHeapTests {
 
   @Test("a limit holds, and can be changed")
   func limit() throws {
-    let heap = try PurgeableHeap(.init(limitByteCount: 1 << 20))
+    let heap = try PurgeableHeap(.init(byteLimit: 1 << 20))
     var elements: [ElementReference] = []
     let error = #expect(throws: PurgeableError.self) {
       for _ in 0..<10_000 { elements.append(try heap.store(pattern(1000))) }
     }
     #expect(error?.kind == .outOfMemory)
-    #expect(heap.heldByteCount <= 1 << 20)
+    #expect(heap.heldBytes <= 1 << 20)
     #expect(elements.count > 800)
-    #expect(#expect(throws: PurgeableError.self) { try heap.setLimit(0) }?.kind == .invalidArgument("byteCount"))
-    try heap.setLimit(nil)
+    for (options, argument) in [
+      (PurgeableHeap.Options(payloadAlignment: 32), "payloadAlignment"), (.init(slabByteCount: 3 << 12), "slabByteCount"),
+      (.init(byteLimit: 100), "byteLimit"), (.init(byteLimit: 8192, slabByteCount: 16384), "byteLimit"),
+      (.init(chunkByteCount: 3 << 20), "chunkByteCount"),
+    ] {
+      let error = #expect(throws: PurgeableError.self) { _ = try PurgeableHeap(options) }
+      #expect(error?.kind == .invalidArgument(argument), "\(String(describing: error))")
+    }
+    #expect(#expect(throws: PurgeableError.self) { try heap.setByteLimit(0) }?.kind == .invalidArgument("limit"))
+    try heap.setByteLimit(nil)
     elements.append(try heap.store(pattern(1000)))
     for element in elements { #expect(try heap.bytes(of: element) == pattern(1000)) }
   }

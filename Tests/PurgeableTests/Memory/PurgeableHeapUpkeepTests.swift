@@ -18,7 +18,7 @@ struct PurgeableHeapUpkeepTests {
     #expect(heap.hasPending == true)
     try heap.offerIdle()
     try heap.offerIdle()
-    #expect(try heap.statistics().offeredByteCount > 0)
+    #expect(try heap.statistics().memory.offeredBytes > 0)
     let isGone = try waitForDiscard(
       of: range, isGone: { try heap.isDiscarded(elements[500]) }, offerAgain: { try heap.offerIdle() })
     #expect(isGone)
@@ -39,7 +39,7 @@ struct PurgeableHeapUpkeepTests {
       #expect(try heap.tag(of: element) == UInt64(index))
     }
     #expect(lost >= 1 && lost < 1000)
-    #expect(try heap.statistics().discardedByteCount > 0)
+    #expect(try heap.statistics().memory.discardedBytes > 0)
     #expect(try heap.statistics().elementCount == 1000)
     for element in elements { try heap.free(element) }
     #expect(try heap.statistics().elementCount == 0)
@@ -84,7 +84,7 @@ struct PurgeableHeapUpkeepTests {
     }
     #expect(throws: PurgeableError.self) { try heap.elements(of: slab) }
     #expect(throws: PurgeableError.self) { try heap.evacuate(slab) { _, _, _, _ in true } }
-    #expect(try heap.statistics().movedCount == 10)
+    #expect(try heap.statistics().movedElementCount == 10)
   }
 
   @Test("an owner that refuses keeps its elements where they are")
@@ -115,12 +115,12 @@ struct PurgeableHeapUpkeepTests {
       let element = try heap.store(pattern(400, seed: UInt8(truncatingIfNeeded: tag)), tag: tag)
       owner.table.withLock { $0[tag] = element }
     }
-    let before = heap.heldByteCount
+    let before = heap.heldBytes
     for tag in UInt64(0)..<1000 where tag % 4 != 0 {
       if let element = owner.table.withLock({ $0.removeValue(forKey: tag) }) { try heap.free(element) }
     }
     #expect(try heap.trim() > 0)
-    #expect(heap.heldByteCount < before)
+    #expect(heap.heldBytes < before)
     for (tag, element) in owner.table.withLock({ $0 }) {
       #expect(try heap.bytes(of: element) == pattern(400, seed: UInt8(truncatingIfNeeded: tag)))
     }

@@ -102,14 +102,14 @@ struct PurgeableRegionReadTests {
   @Test("counts what is in memory and what is on offer, in whole pages")
   func statistics() throws {
     let region = try filled(10 * pageSize - 100)
-    #expect(try region.residentByteCount() == 10 * pageSize)
+    #expect(try region.residentBytes() == 10 * pageSize)
     let statistics = PurgeableRegion.statistics
     #expect(statistics.regionCount >= 1)
-    #expect(statistics.byteCount >= UInt64(10 * pageSize))
+    #expect(statistics.memory.heldBytes >= 10 * pageSize)
     guard try KernelSupport.probe().behavior == .works else { try Test.cancel("memory cannot be offered here") }
     try region.offer()
-    #expect(region.offeredByteCount == 10 * pageSize)
-    region.withBytes { _ in #expect(region.offeredByteCount == 0) }
+    #expect(region.offeredBytes == 10 * pageSize)
+    region.withBytes { _ in #expect(region.offeredBytes == 0) }
   }
 
   @Test("an idle region waits for the queue to be offered, once")
@@ -118,14 +118,14 @@ struct PurgeableRegionReadTests {
     let region = try filled(4 * pageSize)
     let never = try filled(4 * pageSize, offering: .never)
     let immediate = try filled(4 * pageSize, offering: .immediate)
-    #expect(immediate.offeredByteCount == 4 * pageSize)
-    // Others offer the queue as well, and may be in the middle of it: it is this region's own state that counts.
-    for _ in 0..<1000 where region.offeredByteCount == 0 {
+    #expect(immediate.offeredBytes == 4 * pageSize)
+    // Other tests offer the queue as well, and may be in the middle of it: only this region's own state counts.
+    for _ in 0..<1000 where region.offeredBytes == 0 {
       try PurgeableRegion.offerPending()
       usleep(100)
     }
-    #expect(region.offeredByteCount == 4 * pageSize)
-    #expect(never.offeredByteCount == 0)
+    #expect(region.offeredBytes == 4 * pageSize)
+    #expect(never.offeredBytes == 0)
     #expect(region.array() == pattern(4 * pageSize))
   }
 

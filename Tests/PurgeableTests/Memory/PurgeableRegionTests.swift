@@ -111,7 +111,7 @@ struct PurgeableRegionTests {
     #expect(region.isDiscarded == true)
     #expect(region.withBytes { _ in Issue.record("called on discarded content") } == nil)
     #expect(region.withMutableBytes { _ in Issue.record("called on discarded content") } == nil)
-    #expect(region.offeredByteCount == 0)
+    #expect(region.offeredBytes == 0)
     try region.refill { span throws(PurgeableError) in
       #expect(span.bytes.array == [UInt8](repeating: 0, count: 5000))
       span.write([1, 2, 3])
@@ -121,7 +121,7 @@ struct PurgeableRegionTests {
     #expect(region.array() == [1, 2, 3] + [UInt8](repeating: 0, count: 4997))
   }
 
-  @Test("a refill that throws leaves what it wrote, and no lock")
+  @Test("a refill that throws leaves the region discarded, and no lock")
   func refillThrows() throws {
     var region = try PurgeableRegion(byteCount: 10) { span throws(PurgeableError) in span.write(pattern(10)) }
     let failure = PurgeableError(.tooLarge, in: "test", explanation: "on purpose")
@@ -133,7 +133,10 @@ struct PurgeableRegionTests {
       Issue.record("did not throw")
     } catch { #expect(error == failure) }
     #expect(region.lockCount == 0)
-    #expect(region.array() == [5] + [UInt8](repeating: 0, count: 9))
+    #expect(region.isDiscarded && region.state == .discarded)
+    #expect(region.array() == nil)
+    try region.refill { span throws(PurgeableError) in span.write([6]) }
+    #expect(region.array() == [6] + [UInt8](repeating: 0, count: 9))
   }
 
   @Test("is not discarded and not offered while it is read")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which group a process is in, and what limits it, on machines as they are found in the field.
+// The control group of a process and its limits, on machines as they are found in the field.
 
 import PurgeableTestSupport
 import Testing

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// When a source is waited for and asked, with a clock that the test turns.
+// When a source is waited for and when it is asked, with a clock that the test sets.
 
 import Glibc
 import Testing
@@ -22,7 +22,7 @@ struct PressureFeedTests {
     #expect(!feed.isDue(at: Self.start + 99 * Self.second, anybodyHolds: true, isAwake: false))
     #expect(feed.isDue(at: Self.start + Self.second, anybodyHolds: false, isAwake: true))
     #expect(!feed.isDue(at: Self.start + Self.second - 1, anybodyHolds: false, isAwake: true))
-    // Where descriptors cannot be waited for, somebody has to look.
+    // Where descriptors cannot be waited for, the source has to be asked.
     #expect(feed.deadline(at: Self.start, anybodyHolds: true, hearsEvents: false) == Self.start + Self.second)
     #expect(feed.deadline(at: Self.start, anybodyHolds: false, hearsEvents: false) == nil)
   }
@@ -47,8 +47,8 @@ struct PressureFeedTests {
     source.set(.critical)
     var now = Self.start
     let answer = feed.ask(ready: [], at: now)
-    #expect(answer == PressureFeed.Answer(raw: .critical, level: .critical, before: .none))
-    source.set(.none)
+    #expect(answer == PressureFeed.Answer(raw: .critical, level: .critical, before: .normal))
+    source.set(.normal)
     var asked = 0
     while let deadline = feed.deadline(at: now, anybodyHolds: false), asked < 20 {
       #expect(deadline == now + Self.second)
@@ -58,7 +58,7 @@ struct PressureFeedTests {
       asked += 1
     }
     #expect(asked == 5, "one to see that it is lower, two for each step")
-    #expect(feed.level == .none)
+    #expect(feed.level == .normal)
   }
 
   @Test("events that follow closely are heard at most every 0.4 s; after a quiet second at once")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Every sequence of raw levels, against what is promised, with a clock that the test turns.
+// Every sequence of raw levels, against the documented rules, with a clock that the test sets.
 
 import Testing
 
@@ -11,15 +11,15 @@ struct PressureHysteresisTests {
 
   @Test("levels compare, and have the names that tools print")
   func levels() {
-    #expect(PressureLevel.none < .some && .some < .critical)
-    #expect(PressureLevel.allCases.map(\.description) == ["none", "some", "critical"])
+    #expect(PressureLevel.normal < .warning && .warning < .critical)
+    #expect(PressureLevel.allCases.map(\.description) == ["normal", "warning", "critical"])
     #expect(PressureLevel.allCases.map(\.rawValue) == [0, 1, 2])
   }
 
   @Test("rises at once, by however many steps")
   func rising() {
     var hysteresis = PressureHysteresis()
-    #expect(hysteresis.update(.some, at: 5) == .some)
+    #expect(hysteresis.update(.warning, at: 5) == .warning)
     #expect(hysteresis.update(.critical, at: 5) == .critical)
     var other = PressureHysteresis()
     #expect(other.update(.critical, at: 0) == .critical)
@@ -29,34 +29,34 @@ struct PressureHysteresisTests {
   func falling() {
     var hysteresis = PressureHysteresis()
     hysteresis.update(.critical, at: 0)
-    #expect(hysteresis.update(.none, at: 1 * Self.second) == .critical)
-    #expect(hysteresis.update(.none, at: 3 * Self.second - 1) == .critical)
-    #expect(hysteresis.update(.none, at: 3 * Self.second) == .some)
-    #expect(hysteresis.update(.none, at: 5 * Self.second - 1) == .some)
-    #expect(hysteresis.update(.none, at: 5 * Self.second) == .none)
-    #expect(hysteresis.update(.none, at: 9 * Self.second) == .none)
+    #expect(hysteresis.update(.normal, at: 1 * Self.second) == .critical)
+    #expect(hysteresis.update(.normal, at: 3 * Self.second - 1) == .critical)
+    #expect(hysteresis.update(.normal, at: 3 * Self.second) == .warning)
+    #expect(hysteresis.update(.normal, at: 5 * Self.second - 1) == .warning)
+    #expect(hysteresis.update(.normal, at: 5 * Self.second) == .normal)
+    #expect(hysteresis.update(.normal, at: 9 * Self.second) == .normal)
   }
 
   @Test("a raw level as high as the level starts the wait anew; a lower one that is not none stops the fall there")
   func interrupted() {
     var hysteresis = PressureHysteresis()
     hysteresis.update(.critical, at: 0)
-    hysteresis.update(.some, at: 1 * Self.second)
+    hysteresis.update(.warning, at: 1 * Self.second)
     hysteresis.update(.critical, at: 2 * Self.second)
-    #expect(hysteresis.update(.some, at: 3 * Self.second) == .critical)
-    #expect(hysteresis.update(.some, at: 5 * Self.second) == .some)
-    #expect(hysteresis.update(.some, at: 60 * Self.second) == .some)
-    #expect(hysteresis.update(.none, at: 61 * Self.second) == .some)
-    #expect(hysteresis.update(.none, at: 63 * Self.second) == .none)
+    #expect(hysteresis.update(.warning, at: 3 * Self.second) == .critical)
+    #expect(hysteresis.update(.warning, at: 5 * Self.second) == .warning)
+    #expect(hysteresis.update(.warning, at: 60 * Self.second) == .warning)
+    #expect(hysteresis.update(.normal, at: 61 * Self.second) == .warning)
+    #expect(hysteresis.update(.normal, at: 63 * Self.second) == .normal)
   }
 
   @Test("a clock that goes back does no harm")
   func backwards() {
     var hysteresis = PressureHysteresis()
-    hysteresis.update(.some, at: 10 * Self.second)
-    hysteresis.update(.none, at: 11 * Self.second)
-    #expect(hysteresis.update(.none, at: 1) == .some)
-    #expect(hysteresis.update(.none, at: 13 * Self.second) == .none)
+    hysteresis.update(.warning, at: 10 * Self.second)
+    hysteresis.update(.normal, at: 11 * Self.second)
+    #expect(hysteresis.update(.normal, at: 1) == .warning)
+    #expect(hysteresis.update(.normal, at: 13 * Self.second) == .normal)
   }
 
   @Test("all sequences of seven raw levels, a second apart")
@@ -71,16 +71,17 @@ struct PressureHysteresisTests {
       var levels: [PressureLevel] = []
       for (time, level) in raw.enumerated() { levels.append(hysteresis.update(level, at: UInt64(time) * Self.second)) }
       for time in raw.indices {
-        let before = time == 0 ? PressureLevel.none : levels[time - 1]
+        let before = time == 0 ? PressureLevel.normal : levels[time - 1]
         #expect(levels[time] >= raw[time])
         if raw[time] >= before {
           #expect(levels[time] == raw[time], "\(raw)")
         } else if levels[time] != before {
-          // One step, and only when the raw level was lower than what was left for the whole of the last two seconds.
+          // The level falls by one step, and only when the raw level was below the old level for all of the last two seconds.
           #expect(levels[time].rawValue == before.rawValue - 1, "\(raw)")
           #expect(time >= 2 && raw[time - 2...time].allSatisfy { $0 < before }, "\(raw)")
         } else {
-          // And never later than that: it is lower now, and two seconds ago it was not, or the level was another.
+          // The level falls no later than that: if it did not fall, the raw level was not lower for two seconds, or the level has
+          // changed within them.
           #expect(time < 2 || !raw[time - 2...time].allSatisfy { $0 < before } || levels[time - 2] != before, "\(raw)")
         }
       }
@@ -90,14 +91,14 @@ struct PressureHysteresisTests {
   @Test("an event counts for a second")
   func recentEvents() {
     var events = RecentEvents()
-    #expect(events.level(at: 0) == .none)
-    events.note(.none, at: 1)
-    #expect(events.level(at: 1) == .none)
+    #expect(events.level(at: 0) == .normal)
+    events.note(.normal, at: 1)
+    #expect(events.level(at: 1) == .normal)
     events.note(.critical, at: 1 * Self.second)
-    events.note(.some, at: 3 * Self.second / 2)
+    events.note(.warning, at: 3 * Self.second / 2)
     #expect(events.level(at: 2 * Self.second - 1) == .critical)
-    #expect(events.level(at: 2 * Self.second) == .some)
-    #expect(events.level(at: 5 * Self.second / 2) == .none)
+    #expect(events.level(at: 2 * Self.second) == .warning)
+    #expect(events.level(at: 5 * Self.second / 2) == .normal)
     #expect(events.level(at: 0) == .critical, "a clock that goes back")
   }
 }

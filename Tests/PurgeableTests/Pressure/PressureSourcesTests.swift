@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Sources on machines as they are found in the field: which open, what they write, what they read.
+// Sources on machines as they are found in the field: which of them open, what they write and what they read.
 
 import Glibc
 import PurgeableTestSupport
 import Testing
+import ToolSupport
 
 @testable import Purgeable
 
@@ -11,44 +12,21 @@ import Testing
 struct PressureSourcesTests {
   private static let roomy = "MemTotal: 1000 kB\nMemFree: 500 kB\nMemAvailable: 800 kB\n"
 
-  @Test(
-    "the rule: less than an eighth left is some, less than a sixteenth critical",
-    arguments: [
-      (1600, .none), (200, .none), (199, PressureLevel.some), (100, .some), (99, .critical), (0, .critical),
-    ] as [(UInt64, PressureLevel)])
-  func rule(room: UInt64, level: PressureLevel) {
-    #expect(PressureRule.level(room: room, of: 1600) == level)
-    let machine = MachineMemory(meminfo: "MemTotal: 1600 kB\nMemFree: 0 kB\nMemAvailable: \(room) kB\n")
-    #expect(PressureRule.level(of: machine) == level)
-    let group = MemoryGroup.Level(
-      directory: "", hardLimitBytes: 1600, usageBytes: 1600 - room, inactiveFileBytes: 0)
-    #expect(PressureRule.level(of: group) == level)
-  }
-
-  @Test("the rule: a group full of what can be taken is some; without limit or group there is nothing to say")
-  func fullGroup() {
-    var group = MemoryGroup.Level(directory: "", hardLimitBytes: 1600, usageBytes: 1550, inactiveFileBytes: 1000)
-    #expect(PressureRule.level(of: group) == .some)
-    group.hardLimitBytes = nil
-    #expect(PressureRule.level(of: group) == .none)
-    #expect(PressureRule.level(of: nil as MemoryGroup.Level?) == .none)
-    #expect(PressureRule.level(of: nil as MachineMemory?) == .none)
-  }
-
   @Test("stalls: a trigger each for some and full, with a two-second window; an event counts, a group that is gone is let go")
   func stalls() throws {
-    let root = try FakeRoot(["memory.pressure": ""])
+    let root = try FakeRoot(["memory.pressure": StallTriggerTests.text(some: 0, full: 0)])
     defer { root.remove() }
     let file = root.path + "/memory.pressure"
     let source = try #require(StallSource(file: file, scope: .ownGroup))
     defer { source.close() }
-    // The second descriptor wrote over what the first had written.
-    #expect(SmallFile.text(file) == "full 200000 2000000\0")
+    // The second descriptor's text replaced that of the first.
+    #expect(SmallFile.text(file)?.hasPrefix("full 200000 2000000\0") == true)
     let descriptors = source.descriptors
     try #require(descriptors.count == 2)
     #expect(descriptors.allSatisfy { $0.events == Int16(POLLPRI) })
-    #expect(source.level(ready: []) == .none)
-    #expect(source.level(ready: [descriptors[0]]) == .some)
+    try Self.overwrite(file, StallTriggerTests.text(some: 100_000, full: 200_000))
+    #expect(source.level(ready: []) == .normal)
+    #expect(source.level(ready: [descriptors[0]]) == .warning)
     #expect(source.level(ready: [descriptors[1]]) == .critical)
     let gone = descriptors.map { PressureDescriptor(descriptor: $0.descriptor, events: Int16(POLLPRI | POLLERR)) }
     _ = source.level(ready: gone)
@@ -63,12 +41,12 @@ struct PressureSourcesTests {
     func machine(free: Int, available: Int) -> MachineMemory? {
       MachineMemory(meminfo: "MemTotal: 1600 kB\nMemFree: \(free) kB\nMemAvailable: \(available) kB\n")
     }
-    #expect(StallSource.confirmed(.critical, by: machine(free: 400, available: 900)) == .none)
-    #expect(StallSource.confirmed(.some, by: machine(free: 50, available: 900)) == .some)
-    #expect(StallSource.confirmed(.critical, by: machine(free: 50, available: 900)) == .some)
+    #expect(StallSource.confirmed(.critical, by: machine(free: 400, available: 900)) == .normal)
+    #expect(StallSource.confirmed(.warning, by: machine(free: 50, available: 900)) == .warning)
+    #expect(StallSource.confirmed(.critical, by: machine(free: 50, available: 900)) == .warning)
     #expect(StallSource.confirmed(.critical, by: machine(free: 50, available: 150)) == .critical)
-    #expect(StallSource.confirmed(.some, by: machine(free: 50, available: 150)) == .some)
-    #expect(StallSource.confirmed(.some, by: machine(free: 50, available: 50)) == .critical)
+    #expect(StallSource.confirmed(.warning, by: machine(free: 50, available: 150)) == .warning)
+    #expect(StallSource.confirmed(.warning, by: machine(free: 50, available: 50)) == .critical)
     #expect(StallSource.confirmed(.critical, by: nil) == .critical)
   }
 
@@ -77,13 +55,13 @@ struct PressureSourcesTests {
     let text = "low 1\nhigh 2\nmax 3\noom 4\noom_kill 5\noom_group_kill 6\n"
     let counters = GroupEventsSource.Counters(text: text)
     #expect(counters.high == 2 && counters.max == 3 && counters.outOfMemory == 9)
-    #expect(counters.event(since: counters) == .none)
+    #expect(counters.event(since: counters) == .normal)
     func changed(_ from: String, _ to: String) -> PressureLevel {
       GroupEventsSource.Counters(text: text.replacing(from, with: to)).event(since: counters)
     }
-    #expect(changed("low 1", "low 2") == .none)
-    #expect(changed("high 2", "high 9") == .some)
-    #expect(changed("max 3", "max 4") == .some)
+    #expect(changed("low 1", "low 2") == .normal)
+    #expect(changed("high 2", "high 9") == .warning)
+    #expect(changed("max 3", "max 4") == .warning)
     #expect(changed("oom_kill 5", "oom_kill 6") == .critical)
     #expect(GroupEventsSource.Counters(text: "") == GroupEventsSource.Counters())
   }
@@ -98,15 +76,15 @@ struct PressureSourcesTests {
     let root = try FakeRoot(files)
     defer { root.remove() }
     let group = try #require(MemoryGroup.current(root: root.path))
-    let source = try #require(GroupEventsSource(group: group, root: root.path))
+    let source = try #require(GroupEventsSource(group: group))
     defer { source.close() }
     let descriptors = source.descriptors
     #expect(descriptors.count == 2)
-    #expect(source.level(ready: descriptors) == .none)
+    #expect(source.level(ready: descriptors) == .normal)
     try Self.overwrite(root.path + "/sys/fs/cgroup/app.slice/memory.events.local", "max 2\n")
-    #expect(source.level(ready: []) == .none, "nobody said that it changed")
-    #expect(source.level(ready: descriptors) == .some)
-    // The limit's working set is what decides how bad it is.
+    #expect(source.level(ready: []) == .normal, "nobody said that it changed")
+    #expect(source.level(ready: descriptors) == .warning)
+    // The working set against the limit decides the level.
     try root.write("sys/fs/cgroup/app.slice/memory.current", "1073000000\n")
     try root.write("sys/fs/cgroup/app.slice/memory.stat", "inactive_file 0\n")
     #expect(source.level(ready: []) == .critical)
@@ -132,16 +110,17 @@ struct PressureSourcesTests {
     try #require(descriptors.count == 4)
     let line = try #require(SmallFile.text(root.path + "/my groups/memory/outer/cgroup.event_control"))
     #expect(line.hasPrefix("\(descriptors[2].descriptor) ") && line.hasSuffix(" critical,local"))
-    // Nothing was counted: a descriptor that others say is ready is no event.
-    #expect(source.level(ready: descriptors) == .none)
-    // Here the group around ours is nearly full: reclaim that finds what it needs is some, one that does not is critical.
+    // The counters are unchanged: a descriptor reported as ready is then no event.
+    #expect(source.level(ready: descriptors) == .normal)
+    // Here the group around ours is nearly full: reclaim that finds enough means some pressure, reclaim that does not is
+    // critical.
     Self.signal(descriptors[0])
     #expect(source.level(ready: [descriptors[0]]) == .critical)
-    #expect(ReclaimSource.confirmed(.none, by: .none) == .none)
-    #expect(ReclaimSource.confirmed(.some, by: .none) == .some)
-    #expect(ReclaimSource.confirmed(.critical, by: .none) == .some)
-    #expect(ReclaimSource.confirmed(.critical, by: .some) == .critical)
-    #expect(ReclaimSource.confirmed(.none, by: .critical) == .critical)
+    #expect(ReclaimSource.confirmed(.normal, by: .normal) == .normal)
+    #expect(ReclaimSource.confirmed(.warning, by: .normal) == .warning)
+    #expect(ReclaimSource.confirmed(.critical, by: .normal) == .warning)
+    #expect(ReclaimSource.confirmed(.critical, by: .warning) == .critical)
+    #expect(ReclaimSource.confirmed(.normal, by: .critical) == .critical)
     let readOnly = try FakeRoot(FieldMachine.version1Container)
     defer { readOnly.remove() }
     #expect(ReclaimSource(group: try #require(MemoryGroup.current(root: readOnly.path)), root: readOnly.path) == nil)
@@ -157,13 +136,15 @@ struct PressureSourcesTests {
       #expect((source.pollingInterval != nil) == source.name.contains("polling"))
       return source.partNames
     }
+    let stalls = StallTriggerTests.text(some: 0, full: 0)
     #expect(try parts([:]) == ["polling of the machine"])
     #expect(try parts(FieldMachine.version1Container) == ["polling"])
     #expect(try parts(FieldMachine.unified) == ["polling"])
-    let withStalls = FieldMachine.unified.merging(["proc/pressure/memory": ""]) { $1 }
+    let withStalls = FieldMachine.unified.merging(["proc/pressure/memory": stalls]) { $1 }
     #expect(try parts(withStalls) == ["stalls of the machine (PSI)", "polling of the group"])
     let own = withStalls.merging([
-      "sys/fs/cgroup/app.slice/web.service/memory.pressure": "", "sys/fs/cgroup/app.slice/web.service/cgroup.type": "domain\n",
+      "sys/fs/cgroup/app.slice/web.service/memory.pressure": stalls,
+      "sys/fs/cgroup/app.slice/web.service/cgroup.type": "domain\n",
     ]) { $1 }
     #expect(try parts(own) == ["stalls of the machine (PSI)", "stalls of the group (PSI)"])
     let events = FieldMachine.unified.merging(["sys/fs/cgroup/app.slice/web.service/memory.events": "max 0\n"]) { $1 }
@@ -183,10 +164,10 @@ struct PressureSourcesTests {
     let root = try FakeRoot(files)
     defer { root.remove() }
     let source = PollingSource(root: root.path)
-    #expect(source.level(ready: []) == .some)
+    #expect(source.level(ready: []) == .warning)
     try root.write("proc/meminfo", "MemTotal: 1600 kB\nMemAvailable: 50 kB\n")
     #expect(source.look() == .critical)
-    #expect(PollingSource(root: root.path, machine: false).look() == .none)
+    #expect(PollingSource(root: root.path, machine: false).look() == .normal)
     try root.write("sys/fs/cgroup/memory.current", "402000000\n")
     #expect(PollingSource(root: root.path, machine: false).look() == .critical)
     #expect(PollingSource(root: root.path, machine: true, group: false).look() == .critical)
@@ -212,7 +193,7 @@ struct PressureSourcesTests {
   func ownership() throws {
     let event = try #require(OwnedDescriptor.event())
     let other = try #require(OwnedDescriptor.event())
-    // Safe enough beside other tests: the number stays in use from the one file to the other.
+    // Safe beside other tests: the number stays in use from one file to the other.
     #expect(dup2(other.number, event.number) == event.number)
     event.close()
     #expect(fcntl(event.number, F_GETFD) >= 0)
@@ -221,7 +202,7 @@ struct PressureSourcesTests {
     #expect(OwnedDescriptor(-1) == nil)
   }
 
-  /// In place: the descriptor that is open on it has to see it.
+  /// Written in place, so that the open descriptor sees it.
   private static func overwrite(_ path: String, _ text: String) throws {
     let file = try #require(OwnedDescriptor.open(path, O_WRONLY))
     defer { file.close() }

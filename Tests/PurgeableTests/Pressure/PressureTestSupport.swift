@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
-// What the tests of pressure share: a source that says what it is told to, patience, a memory group.
+// Shared by the tests of pressure: a source with levels that the test sets, a memory group.
 
 import Glibc
 import Synchronization
+import Testing
+import ToolSupport
 
 @testable import Purgeable
 
-/// Says what it is told to say, by an eventfd or when it is asked.
+/// A source whose level the test sets, with an eventfd or without.
 final class FakeSource: PressureSource {
   let name = "fake"
   let pollingInterval: Duration?
@@ -27,7 +29,7 @@ final class FakeSource: PressureSource {
     event.withLock { $0 }.map { [PressureDescriptor(descriptor: $0.number, events: Int16(POLLIN))] } ?? []
   }
 
-  /// Says so from now on; an event, if it has events.
+  /// Sets the level, with an event if the source has events.
   func set(_ level: PressureLevel) {
     raw.store(level.rawValue, ordering: .releasing)
     event.withLock { _ = $0?.signal() }
@@ -53,16 +55,18 @@ final class FakeSource: PressureSource {
   func close() { closeCount.add(1, ordering: .relaxed) }
 }
 
-/// Waits until it holds; whether it did before patience ran out.
-func patiently(seconds: Int = 120, _ holds: () -> Bool) -> Bool {
-  for _ in 0..<seconds * 100 {
-    if holds() { return true }
-    usleep(10_000)
+extension PressureFeed {
+  /// The descriptors to wait for now.
+  func descriptors(at now: UInt64) -> [PressureDescriptor] {
+    var list = DescriptorList()
+    addDescriptors(to: &list, at: now)
+    return Array(list)
   }
-  return holds()
+
+  mutating func ask(ready: [PressureDescriptor], at now: UInt64) -> Answer { ask(ready: DescriptorList(ready), at: now) }
 }
 
-/// The open descriptors of this process, and where they lead. Without timers: the concurrency runtime opens one at some time, the
+/// The open descriptors of this process and their targets. Without timers: the concurrency runtime opens one at some time, the
 /// library never.
 func openDescriptors() -> [Int32: String] {
   var found: [Int32: String] = [:]
@@ -78,7 +82,7 @@ func openDescriptors() -> [Int32: String] {
   return found
 }
 
-/// Whether the library's thread is there.
+/// Whether the library's thread exists.
 func hasLibraryThread() -> Bool {
   guard let directory = unsafe opendir("/proc/self/task") else { return false }
   defer { unsafe closedir(directory) }
@@ -92,45 +96,45 @@ func hasLibraryThread() -> Bool {
   return false
 }
 
-/// A memory group with a limit, inside of this process's own; this process is in it until `leave`. For exit tests.
+/// A memory group with a limit inside this process's own group; this process is in it until `leave`. For exit tests.
 struct TestGroup {
-  let directory: String
-  private let own: String
+  private let files: GroupFiles
+  private let own: GroupFiles
 
-  /// nil, with the reason, where that is not allowed.
+  var directory: String { files.directory }
+
+  /// The group; nil, with the reason, where none can be made.
   static func make(version: MemoryGroup.Version, limitBytes: UInt64?) -> (TestGroup?, String) {
     let found = version == .v1 ? MemoryGroup.current() : MemoryGroup.currentUnified()
     guard let found, found.version == version, found.isOwnDirectory else { return (nil, "no own group of \(version) is visible") }
-    let group = TestGroup(directory: found.directories[0] + "/purgeable-test-\(getpid())", own: found.directories[0])
-    guard unsafe mkdir(group.directory, 0o755) == 0 else { return (nil, "mkdir in \(group.own): errno \(errno)") }
-    if let limitBytes {
-      let file = version == .v1 ? "memory.limit_in_bytes" : "memory.max"
-      guard write("\(limitBytes)", group.directory + "/" + file) else {
-        unsafe rmdir(group.directory)
-        return (nil, "\(file) of a group in \(group.own) cannot be written")
-      }
+    let own = GroupFiles(version: version, directory: found.directories[0])
+    let files = GroupFiles(version: version, directory: own.file("purgeable-test-\(getpid())"))
+    var error = files.make()
+    guard error == 0 else { return (nil, "\(files.directory) cannot be made: \(SystemError.text(error))") }
+    if let limitBytes { error = files.setLimit(limitBytes, allowsSwap: true) }
+    if error == 0 { error = files.enter() }
+    guard error == 0 else {
+      _ = files.remove()
+      return (nil, "\(files.directory) cannot be limited or entered: \(SystemError.text(error))")
     }
-    guard write("0", group.directory + "/cgroup.procs") else {
-      unsafe rmdir(group.directory)
-      return (nil, "this process may not enter \(group.directory)")
-    }
-    return (group, "")
+    return (TestGroup(files: files, own: own), "")
   }
 
-  /// Back to where we were; the children have to be gone.
+  /// Goes back to the old group. The children have to have ended.
   func leave() {
-    _ = Self.write("0", own + "/cgroup.procs")
-    _ = patiently(seconds: 5) { unsafe rmdir(directory) == 0 }
-  }
-
-  private static func write(_ text: String, _ path: String) -> Bool {
-    guard let file = OwnedDescriptor.open(path, O_WRONLY) else { return false }
-    defer { file.close() }
-    return file.write(text)
+    _ = own.enter()
+    _ = files.remove()
   }
 }
 
-/// Fills memory, offers it, fills more: so that the kernel has to take what is on offer, again and again. For a forked child.
+/// Cancels the test where a group of that kind cannot be made, and says why.
+func needGroup(_ version: MemoryGroup.Version, limitBytes: UInt64?) throws {
+  let (group, why) = TestGroup.make(version: version, limitBytes: limitBytes)
+  guard let group else { try Test.cancel("\(why)") }
+  group.leave()
+}
+
+/// Fills memory, offers it and fills more, so that the kernel has to take what is on offer, again and again. For a forked child.
 func churn(megabytes: Int, seconds: Int) {
   let count = megabytes << 20
   let end = MonotonicTime.now + UInt64(seconds) * 1_000_000_000

@@ -3,23 +3,16 @@
 
 import Glibc
 import Testing
+import ToolSupport
 
 @testable import Purgeable
 
 @Suite("pressure: the real kernel", .serialized)
 struct RealPressureTests {
-  /// What an exit test exits with when it found that it may not do what it needs.
+  /// The limit of the test's group, in bytes.
   private static let limit: UInt64 = 96 << 20
 
-  /// Cancels the test where a group of that kind cannot be made, and says why. In a child: it has to enter the group.
-  private static func needGroup(_ version: MemoryGroup.Version, limited: Bool) throws {
-    var reason = ""
-    let (group, why) = TestGroup.make(version: version, limitBytes: limited ? limit : nil)
-    if let group { group.leave() } else { reason = why }
-    if !reason.isEmpty { try Test.cancel("\(reason)") }
-  }
-
-  /// Waits for an event of a source while a child keeps the kernel busy; whether there was one.
+  /// Waits for an event of a source while a child keeps the kernel busy. Returns whether there was one.
   private static func fires(_ source: any PressureSource) -> Bool {
     let descriptors = source.descriptors
     require(!descriptors.isEmpty, "something to wait for")
@@ -29,17 +22,17 @@ struct RealPressureTests {
     } meanwhile: {
       patiently(seconds: 60) {
         var records = descriptors.map { pollfd(fd: $0.descriptor, events: $0.events, revents: 0) }
-        // The array is not touched by anybody else while its buffer is lent.
+        // Safe: the array is used by no other code while its buffer is lent.
         _ = unsafe records.withUnsafeMutableBufferPointer { unsafe poll($0.baseAddress, nfds_t($0.count), 100) }
         let ready = records.filter { $0.revents != 0 }.map { PressureDescriptor(descriptor: $0.fd, events: $0.revents) }
-        return !ready.isEmpty && source.level(ready: ready) >= .some
+        return !ready.isEmpty && source.level(ready: ready) >= .warning
       }
     }
   }
 
   @Test("version 1: reclaim at the group's limit is told", .forks)
   func reclaim() async throws {
-    try Self.needGroup(.v1, limited: true)
+    try needGroup(.v1, limitBytes: Self.limit)
     await #expect(processExitsWith: .success) {
       let (group, reason) = TestGroup.make(version: .v1, limitBytes: Self.limit)
       guard let group else { fatalError(reason) }
@@ -53,7 +46,7 @@ struct RealPressureTests {
 
   @Test("version 2: meeting the group's limit is told", .forks)
   func groupEvents() async throws {
-    try Self.needGroup(.v2, limited: true)
+    try needGroup(.v2, limitBytes: Self.limit)
     await #expect(processExitsWith: .success) {
       let (group, reason) = TestGroup.make(version: .v2, limitBytes: Self.limit)
       guard let group else { fatalError(reason) }
@@ -67,13 +60,13 @@ struct RealPressureTests {
 
   @Test("stalls of the group are told, whichever version's limit is the cause", .forks)
   func stalls() async throws {
-    try Self.needGroup(.v2, limited: false)
+    try needGroup(.v2, limitBytes: nil)
     guard let unified = MemoryGroup.currentUnified(),
       let probe = StallSource(file: "/proc/pressure/memory", scope: .machine)
     else { try Test.cancel("no stalls (PSI) are told here") }
     probe.close()
     let limitsByVersion1 = MemoryGroup.current()?.version == .v1
-    try Self.needGroup(limitsByVersion1 ? .v1 : .v2, limited: true)
+    try needGroup(limitsByVersion1 ? .v1 : .v2, limitBytes: Self.limit)
     guard unsafe access(unified.directories[0] + "/memory.pressure", F_OK) == 0 else { try Test.cancel("no memory.pressure") }
     await #expect(processExitsWith: .success) {
       let isVersion1 = MemoryGroup.current()?.version == .v1
@@ -94,7 +87,7 @@ struct RealPressureTests {
 
   @Test("a monitor and a cache in a group at its limit: pressure is heard of, told, and ends", .forks)
   func whole() async throws {
-    try Self.needGroup(MemoryGroup.current()?.version ?? .v1, limited: true)
+    try needGroup(MemoryGroup.current()?.version ?? .v1, limitBytes: Self.limit)
     await #expect(processExitsWith: .success) {
       let (group, reason) = TestGroup.make(version: MemoryGroup.current()!.version, limitBytes: Self.limit)
       guard let group else { fatalError(reason) }
@@ -104,9 +97,9 @@ struct RealPressureTests {
         churn(megabytes: 64, seconds: 20)
         return true
       } meanwhile: {
-        patiently(seconds: 60) { monitor.level >= .some && PurgeableMemory.pressureStatistics.reactionCount > 0 }
+        patiently(seconds: 60) { monitor.level >= .warning && PurgeableMemory.pressureStatistics.reactionCount > 0 }
       }
-      let ended = patiently { monitor.level == .none }
+      let ended = patiently { monitor.level == .normal }
       let numbers = PurgeableMemory.pressureStatistics
       group.leave()
       require(heard, "heard of: \(numbers)")

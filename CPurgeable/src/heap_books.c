@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT
+// The heap's books of what waits for an offer, and of what is known to be gone.
+//
+//     last unlock, or seal --begin_waiting--> slab->waiting pages, heap->waiting_bytes --stop_waiting--> offered, locked,
+//                                                        |                                                given back
+//                                                        +-- above the limit: `overdue`, and the call that saw it offers
+//
+// Each change of a slab's `waiting` is one exchange, and the difference goes to the heap's sum, so the sum is exact in whatever
+// order threads come. What is locked does not wait: an offer that finds it locked takes it off, and the last unlock books it
+// again.
+
+#include "heap_books.h"
+
+// MARK: What waits
+
+// At most 64 pages of a slab wait. All pages of a run wait, or none.
+enum { ALL_WAIT = 255 };
+
+static uint64_t pages_waiting(const purgeable_heap_t *heap, purgeable__slab_t *slab, uint8_t waiting) {
+  return waiting == ALL_WAIT ? purgeable__offerable_pages(heap, slab) : waiting;
+}
+
+static void set_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab, uint8_t now) {
+  if (load_relaxed(&slab->waiting) == now) return;
+  uint8_t before = atomic_exchange_explicit(&slab->waiting, now, memory_order_relaxed);
+  uint64_t change = (pages_waiting(heap, slab, now) - pages_waiting(heap, slab, before)) << heap->page_shift;
+  uint64_t sum = add_relaxed(&heap->waiting_bytes, change) + change;
+  if (now > before && sum > purgeable__pending_byte_limit()) {
+    store_relaxed(&heap->overdue, true);
+  }
+}
+
+uint64_t purgeable__pages_waiting(const purgeable_heap_t *heap, purgeable__slab_t *slab) {
+  return pages_waiting(heap, slab, load_relaxed(&slab->waiting));
+}
+
+void purgeable__begin_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab) {
+  if (heap->offering != purgeable_offering_deferred || !purgeable__is_sealed(slab)) return;
+  size_t pages = purgeable__offerable_pages(heap, slab);
+  uint64_t off = purgeable__pages_mask(slab, pages) & ~load_relaxed(&slab->offered) & ~load_relaxed(&slab->lost);
+  uint8_t some = (uint8_t)__builtin_popcountll(off);
+  set_waiting(heap, slab, purgeable__is_run(slab) && off != 0 ? ALL_WAIT : some);
+}
+
+void purgeable__stop_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab) { set_waiting(heap, slab, 0); }
+
+void purgeable__stop_waiting_if_held(purgeable_heap_t *heap, purgeable__slab_t *slab) {
+  if (purgeable__lock_count(purgeable__slab_word_ordered(slab)) == 0) return;
+  purgeable__stop_waiting(heap, slab);
+  // The last unlock may have come between the two, and what that unlock booked would be lost.
+  if (purgeable__is_unheld(purgeable__slab_word_ordered(slab))) purgeable__begin_waiting(heap, slab);
+}
+
+// MARK: What is gone
+
+void purgeable__book_lost(purgeable_heap_t *heap, purgeable__slab_t *slab, uint32_t pages) {
+  uint32_t known = load_relaxed(&slab->lost_pages);
+  do {
+    if (pages <= known) return;
+  } while (!atomic_compare_exchange_weak_explicit(&slab->lost_pages, &known, pages, memory_order_relaxed, memory_order_relaxed));
+  add_relaxed(&heap->lost_bytes, (uint64_t)(pages - known) << heap->page_shift);
+}
+
+void purgeable__forget_lost(purgeable_heap_t *heap, purgeable__slab_t *slab) {
+  uint32_t known = atomic_exchange_explicit(&slab->lost_pages, 0, memory_order_relaxed);
+  if (known != 0) subtract_relaxed(&heap->lost_bytes, (uint64_t)known << heap->page_shift);
+}
+
+uint64_t purgeable_heap_charged_bytes(const purgeable_heap_t *heap) {
+  if (heap == NULL) return 0;
+  uint64_t lost = load_relaxed(&heap->lost_bytes);
+  uint64_t held = load_relaxed(&heap->held_bytes);
+  return held > lost ? held - lost : 0;
+}
+
+// MARK: Elements
+
+static uint64_t not_below_0(uint64_t sum) { return (int64_t)sum < 0 ? 0 : sum; }
+
+uint64_t purgeable__payload_bytes(const purgeable_heap_t *heap) {
+  uint64_t sum = 0;
+  for (int i = 0; i < TALLY_COUNT; i++) sum += load_relaxed(&heap->control->tallies[i].payload_bytes);
+  return not_below_0(sum);
+}
+
+uint64_t purgeable__element_count(const purgeable_heap_t *heap) {
+  uint64_t sum = 0;
+  for (int i = 0; i < TALLY_COUNT; i++) sum += load_relaxed(&heap->control->tallies[i].element_count);
+  return not_below_0(sum);
+}
+
+uint64_t purgeable__written_bytes(const purgeable_heap_t *heap) {
+  uint64_t sum = 0;
+  for (int i = 0; i < TALLY_COUNT; i++) sum += load_relaxed(&heap->control->tallies[i].written_bytes);
+  return not_below_0(sum);
+}

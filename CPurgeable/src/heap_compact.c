@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: MIT
+// Compaction: without a policy, the heap copies its emptiest slabs together, and moves what is hot out of slabs that stay locked.
+//
+//     allocate ---> compact_step ---> evacuate ---> move ---> allocate_element
+//        |                                                        ^
+//        '--------------------------------------------------------'
+//
+// Only what is in this file compacts where memory is short. What compaction itself runs through is below it, and takes room or
+// is refused, so a compaction cannot begin another one.
+
+#include "heap_compact.h"
+
+#include "heap_allocate.h"
+#include "heap_books.h"
+#include "heap_fork.h"
+#include "heap_move.h"
+#include "heap_overdue.h"
+#include "heap_slab.h"
+#include "heap_stream.h"
+
+// What the heap moves goes to stream 0, and to the callback that it was made with.
+static purgeable__move_t own_move(const purgeable_heap_t *heap) {
+  return (purgeable__move_t){.stream = 0, .moved = heap->moved, .context = heap->context};
+}
+
+// MARK: Slabs that stay locked
+
+// The slabs of stream 0 whose hot elements are due to move, oldest first.
+static size_t find_busy(purgeable_heap_t *heap, purgeable_slab_t *busy, size_t capacity) {
+  size_t count = 0;
+  pthread_mutex_lock(&heap->control->mutex);
+  for (uint32_t unit = purgeable__stream(heap, 0)->oldest; unit != 0 && count < capacity;) {
+    purgeable__slab_t *slab = purgeable__find_unit(heap, unit - 1).slab;
+    uint8_t rounds = load_relaxed(&slab->busy_round_count);
+    uint64_t all = purgeable__pages_mask(slab, purgeable__offerable_pages(heap, slab));
+    uint64_t off = all & ~load_relaxed(&slab->offered);
+    // If most of the slab is in use, a move would only make another slab that is locked all the time.
+    bool worth = __builtin_popcountll(off) * 2 <= __builtin_popcountll(all);
+    bool due = rounds != 0 && rounds % BUSY_ROUNDS == 0;
+    if (due && worth && atomic_load(&slab->state) == slab_sealed) busy[count++] = purgeable__slab_name(heap, unit - 1);
+    unit = slab->next;
+  }
+  pthread_mutex_unlock(&heap->control->mutex);
+  return count;
+}
+
+void purgeable__relieve(purgeable_heap_t *heap) {
+  assert(heap->moved != NULL);
+  // One thread at a time, as for compaction.
+  if (atomic_exchange_explicit(&heap->compacting, true, memory_order_acquire)) return;
+  // Listed before anything is moved: what is moved goes to the end of the same list.
+  purgeable_slab_t slabs[16];
+  size_t count = find_busy(heap, slabs, sizeof slabs / sizeof slabs[0]);
+  purgeable__move_t move = own_move(heap);
+  for (size_t i = 0; i < count; i++) {
+    uint32_t cursor = 0;
+    purgeable_reference_t reference;
+    while (purgeable_slab_next_element(heap, slabs[i], &cursor, &reference) == 0) {
+      if (purgeable_heap_is_on_offer(heap, reference.place)) continue;
+      int error = purgeable__move(heap, reference, &move, NULL);
+      if (error == ENOMEM || error == EAGAIN) break;
+    }
+  }
+  store_release(&heap->compacting, false);
+}
+
+// MARK: Slabs that are mostly dead
+
+// What the living of a slab take up at most, small ones with their headers and padding: by payload alone a slab full of elements
+// of a few bytes would pass for an empty one, and be copied for ever.
+static uint64_t living_room(purgeable__slab_t *slab) {
+  uint64_t count = load_relaxed(&slab->element_count);
+  uint64_t bytes = load_relaxed(&slab->payload_bytes);
+  return bytes + count * (PURGEABLE_HEADER_BYTES + PURGEABLE_GRANULE_BYTES);
+}
+
+// A count in 16 bits, never 0.
+static uint16_t in_short(uint32_t count) { return (uint16_t)(count % UINT16_MAX + 1); }
+
+// The sealed slab of stream 0 that is least alive, if it is less than half alive.
+static bool find_emptiest(purgeable_heap_t *heap, purgeable_slab_t *emptiest) {
+  uint64_t best_share = 128;  // of 256
+  bool found = false;
+  pthread_mutex_lock(&heap->control->mutex);
+  for (uint32_t unit = purgeable__stream(heap, 0)->oldest; unit != 0;) {
+    purgeable__slab_t *slab = purgeable__find_unit(heap, unit - 1).slab;
+    uint64_t word = purgeable__slab_word_relaxed(slab);
+    bool ready = atomic_load(&slab->state) == slab_sealed && purgeable__is_unheld(word);
+    uint64_t used = purgeable__used_bytes(slab);
+    uint64_t share = used == 0 ? 0 : living_room(slab) * 256 / used;
+    uint32_t count = load_relaxed(&slab->element_count);
+    bool stuck = count != 0 && in_short(count) == load_relaxed(&slab->stuck);
+    if (ready && share < best_share && !stuck) {
+      best_share = share;
+      *emptiest = purgeable__slab_name(heap, unit - 1);
+      found = true;
+    }
+    unit = slab->next;
+  }
+  pthread_mutex_unlock(&heap->control->mutex);
+  return found;
+}
+
+static void remember_stuck(purgeable_heap_t *heap, purgeable_slab_t slab) {
+  purgeable__spot_t spot = purgeable__find_slab(heap, slab);
+  if (spot.slab == NULL) return;
+  uint32_t count = load_relaxed(&spot.slab->element_count);
+  store_relaxed(&spot.slab->stuck, in_short(count));
+}
+
+bool purgeable__compact_step(purgeable_heap_t *heap) {
+  if (heap->moved == NULL) return false;
+  uint64_t held = load_relaxed(&heap->held_bytes);
+  uint64_t payload = purgeable__payload_bytes(heap);
+  // If most of the held memory is alive, copying would cost more than it wins.
+  if (payload > held / 4 * 3) return false;
+  // One thread at a time.
+  if (atomic_exchange_explicit(&heap->compacting, true, memory_order_acquire)) return false;
+  purgeable_slab_t slab;
+  bool more = false;
+  // What was given back since the limit was lowered is not available again.
+  uint64_t charged = purgeable_heap_charged_bytes(heap);
+  if (charged < load_relaxed(&heap->held_at_limit)) {
+    store_relaxed(&heap->held_at_limit, charged);
+  }
+  if (find_emptiest(heap, &slab)) {
+    assert(load_relaxed(&heap->compacting));
+    purgeable__move_t move = own_move(heap);
+    int error = purgeable__evacuate(heap, slab, &move, NULL);
+    // Elements stay that the owner refuses to move, or that are lost. The next step takes another slab.
+    if (error == EBUSY) remember_stuck(heap, slab);
+    more = error == 0 || error == EBUSY;
+  }
+  store_release(&heap->compacting, false);
+  return more;
+}
+
+// MARK: What compacts where memory is short
+
+// Whether what allocates in a stream makes room by compaction, and wins a slab back for each that it begins.
+static bool compacts(const purgeable_heap_t *heap, purgeable_stream_t stream) {
+  return stream == 0 && heap->moved != NULL && !heap->defers_compaction;
+}
+
+int purgeable_heap_allocate_in(purgeable_heap_t *heap, purgeable_stream_t stream, size_t length_bytes, uint64_t tag,
+                               purgeable_reference_t *reference, void **bytes) {
+  if (heap == NULL || reference == NULL || bytes == NULL || length_bytes == 0) return EINVAL;
+  if (length_bytes > PURGEABLE_ELEMENT_BYTES_MAX) return EFBIG;
+  purgeable__enter(heap);
+  if (!purgeable__is_stream(heap, stream)) return EINVAL;
+  for (;;) {
+    bool is_fresh;
+    int error = purgeable__allocate_element(heap, stream, length_bytes, tag, reference, bytes, &is_fresh);
+    if (error == ENOMEM && compacts(heap, stream) && purgeable__compact_step(heap)) continue;
+    if (error != 0) return error;
+    // When a fresh slab begins, and much of the held memory is dead, compaction wins a slab back.
+    if (is_fresh && compacts(heap, stream)) (void)purgeable__compact_step(heap);
+    purgeable__offer_if_overdue(heap);
+    return 0;
+  }
+}
+
+int purgeable_heap_allocate(purgeable_heap_t *heap, size_t length_bytes, purgeable_reference_t *reference, void **bytes) {
+  return purgeable_heap_allocate_in(heap, 0, length_bytes, 0, reference, bytes);
+}
+
+int purgeable_heap_move(purgeable_heap_t *heap, purgeable_reference_t reference, purgeable_stream_t stream,
+                        purgeable_moved_t moved, void *context, purgeable_reference_t *to) {
+  if (heap == NULL || moved == NULL) return EINVAL;
+  purgeable__enter(heap);
+  if (!purgeable__is_stream(heap, stream)) return EINVAL;
+  purgeable__move_t move = {.stream = stream, .moved = moved, .context = context};
+  int error = purgeable__move(heap, reference, &move, to);
+  while (error == ENOMEM && compacts(heap, stream) && purgeable__compact_step(heap)) {
+    error = purgeable__move(heap, reference, &move, to);
+  }
+  if (move.is_fresh && compacts(heap, stream)) (void)purgeable__compact_step(heap);
+  return error;
+}
+
+int purgeable_slab_evacuate(purgeable_heap_t *heap, purgeable_slab_t slab, purgeable_stream_t stream, purgeable_moved_t moved,
+                            void *context, uint32_t *staying) {
+  if (heap == NULL || moved == NULL) return EINVAL;
+  purgeable__enter(heap);
+  if (!purgeable__is_stream(heap, stream)) return EINVAL;
+  purgeable__move_t move = {.stream = stream, .moved = moved, .context = context};
+  int error = purgeable__evacuate(heap, slab, &move, staying);
+  while (error == ENOMEM && compacts(heap, stream) && purgeable__compact_step(heap)) {
+    error = purgeable__evacuate(heap, slab, &move, staying);
+    // The compaction has emptied it.
+    if (error == ESTALE) error = 0;
+  }
+  if (move.is_fresh && compacts(heap, stream)) (void)purgeable__compact_step(heap);
+  return error;
+}

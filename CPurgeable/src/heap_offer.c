@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: MIT
+// Offering slabs that are neighbours in memory by as few calls as possible.
+//
+//     claim each (OFFERING) --> mark pages --> madvise, range by range --> end each, and give back what is empty
+//
+// Why a lock waits for it, and what it claims from: heap_word.c.
+
+#include "heap_offer.h"
+
+#include "heap_books.h"
+#include "heap_give_back.h"
+
+// MARK: Waiting for an offer
+
+#if defined(PURGEABLE_TEST_HOOKS)
+static _Atomic uint64_t waited_heap_locks;
+#define COUNT_WAITED_HEAP_LOCK() ((void)add_relaxed(&waited_heap_locks, 1))
+uint64_t purgeable_testing_waited_heap_lock_count(void) { return load_relaxed(&waited_heap_locks); }
+#else
+#define COUNT_WAITED_HEAP_LOCK() ((void)0)
+uint64_t purgeable_testing_waited_heap_lock_count(void) { return 0; }
+#endif
+
+void purgeable__wait_for_offer(purgeable_heap_t *heap, purgeable__slab_t *slab) {
+  for (bool counted = false;; counted = true) {
+    uint64_t word = purgeable__slab_word_acquire(slab);
+    if (!purgeable__is_offering(word)) return;
+    if (!counted) COUNT_WAITED_HEAP_LOCK();
+    if (!PURGEABLE_RULE(wait_for_offer)) return;
+    // In a forked child no thread is left that could finish the madvise.
+    if (load_acquire(&heap->control->alive) != 1) return;
+    if (!purgeable__has_waiters(word) && !purgeable__note_waiter(slab, word)) continue;
+    purgeable__sleep_while_offered(slab, word);
+  }
+}
+
+// MARK: Ranges
+
+typedef struct range {
+  char *start;
+  size_t length;
+} range_t;
+
+// Notes which of the pages that are offered now the kernel will have taken note of. It passes over pages that wait in another
+// processor's batch, and so over those that another thread has just filled: they count from the second offer on. Under OFFERING.
+static void settle(purgeable__slab_t *slab, bool again, uint64_t wanted) {
+  assert(purgeable__is_offering(purgeable__slab_word_relaxed(slab)));
+  bool is_old = load_relaxed(&slab->offer_count) >= 2;
+  bool is_own = load_relaxed(&slab->filler) == purgeable__own_filler();
+  if (again || is_old || is_own) atomic_fetch_or_explicit(&slab->settled, wanted, memory_order_relaxed);
+}
+
+// Takes back the marks of pages in a range that was refused: where memory is mlocked nothing is on offer, and the figures say so.
+static void unmark(const purgeable_heap_t *heap, const purgeable__spot_t *spots, size_t count, range_t range) {
+  for (size_t i = 0; i < count; i++) {
+    if (spots[i].slab == NULL) continue;
+    for (uint32_t page = 0; page < heap->pages_per_slab; page++) {
+      char *start = purgeable__pages_of(heap, spots[i]) + ((size_t)page << heap->page_shift);
+      if (start < range.start || start >= range.start + range.length) continue;
+      uint64_t bit = purgeable__page_bit(spots[i].slab, page);
+      atomic_fetch_and_explicit(&spots[i].slab->offered, ~bit, memory_order_relaxed);
+      atomic_fetch_and_explicit(&spots[i].slab->settled, ~bit, memory_order_relaxed);
+    }
+  }
+}
+
+// What one call offers, and the range that has not been handed to the kernel yet.
+typedef struct offer_round {
+  purgeable_heap_t *heap;
+  const purgeable__spot_t *spots;
+  // How many of those slabs the range may lie in.
+  size_t count;
+  bool again;
+  size_t *offered_bytes;
+  range_t range;
+  int first_error;
+} offer_round_t;
+
+static void flush_range(offer_round_t *round) {
+  range_t *range = &round->range;
+  if (range->length == 0) return;
+  assert((((uintptr_t)range->start | range->length) & (round->heap->page_bytes - 1)) == 0);
+  int error = purgeable__madvise(range->start, range->length, PURGEABLE__MADV_FREE);
+  if (error != 0) {
+    add_relaxed(&round->heap->refused_offer_count, 1);
+    // A second offer's pages were accepted the first time.
+    if (!round->again) unmark(round->heap, round->spots, round->count, *range);
+    if (round->first_error == 0) round->first_error = error;
+  } else if (round->offered_bytes != NULL) {
+    *round->offered_bytes += range->length;
+  }
+  range->length = 0;
+}
+
+// MARK: Offering
+
+// Claims the slab for an offer of its first `*pages`. False when it is locked, dying, or being offered by another thread.
+static bool begin_offer(const purgeable_heap_t *heap, purgeable__slab_t *slab, size_t *pages) {
+  // Acquire: the fields that are read below are those of this life or a later one; a later one makes the exchange fail.
+  uint64_t word = purgeable__slab_word_acquire(slab);
+  do {
+    if (!purgeable__is_idle(word)) return false;
+    // Listed before its chunk was emptied and its page of the directory was given back: free, though nothing says DYING.
+    if (purgeable__generation(word) == 0) return false;
+    // Looked at before the exchange: whoever took room up to here has left, since the count is 0 there; whoever counts up after
+    // it takes room beyond, although OFFERING is set, and writes in pages that this offer leaves out.
+    *pages = purgeable__offerable_pages(heap, slab);
+    // Pairs with the pins (1 in heap_word.c).
+  } while (!purgeable__claim_for_offer(slab, &word));
+  return true;
+}
+
+// Offers the wanted ones of a claimed slab's first pages, joined to the range so far where that ends in front of them.
+static void offer_pages(offer_round_t *round, const purgeable__spot_t *spot, size_t pages, uint64_t wanted) {
+  uint32_t shift = round->heap->page_shift;
+  for (size_t page = 0, end; page < pages; page = end) {
+    bool wants = (wanted & purgeable__page_bit(spot->slab, page)) != 0;
+    // All pages of a run have one bit.
+    end = purgeable__is_run(spot->slab) ? pages : page + 1;
+    while (end < pages && ((wanted & purgeable__page_bit(spot->slab, end)) != 0) == wants) end++;
+    if (!wants) continue;
+    char *start = purgeable__pages_of(round->heap, *spot) + (page << shift);
+    if (round->range.length == 0 || round->range.start + round->range.length != start) {
+      flush_range(round);
+      round->range.start = start;
+    }
+    round->range.length += (end - page) << shift;
+  }
+}
+
+// What a claimed slab has to offer: marked before the madvise, under OFFERING.
+static void offer_slab(offer_round_t *round, purgeable__spot_t *spot, size_t pages) {
+  purgeable__slab_t *slab = spot->slab;
+  // Looked up again: the number may have belonged to another mapping when the slab was listed.
+  spot->unit_base = purgeable__unit_base(round->heap, spot->chunk, spot->unit);
+  purgeable__stop_waiting(round->heap, slab);
+  uint64_t before = load_relaxed(&slab->offered);
+  uint64_t wanted = purgeable__pages_mask(slab, pages) & (round->again ? ~(uint64_t)0 : ~before);
+  store_relaxed(&slab->offered, before | wanted);
+  settle(slab, round->again, wanted);
+  offer_pages(round, spot, pages, wanted);
+  // An open slab's offers do not count: its pages are offered again when it is sealed.
+  if (!purgeable__is_sealed(slab)) return;
+  uint8_t times = load_relaxed(&slab->offer_count);
+  store_relaxed(&slab->offer_count, times == 0 ? 1 : 2);
+}
+
+int purgeable__offer_run(purgeable_heap_t *heap, purgeable__spot_t *spots, size_t count, bool again, size_t *offered_bytes) {
+  assert(count <= PURGEABLE__RUN_MAX);
+  offer_round_t round = {.heap = heap, .spots = spots, .again = again, .offered_bytes = offered_bytes};
+  size_t begun = 0;
+  for (size_t i = 0; i < count; i++) {
+    size_t pages;
+    if (!begin_offer(heap, spots[i].slab, &pages)) {
+      spots[i].slab = NULL;
+      continue;
+    }
+    PURGEABLE_TEST_PAUSE();
+    begun++;
+    round.count = i + 1;
+    offer_slab(&round, &spots[i], pages);
+  }
+  flush_range(&round);
+  for (size_t i = 0; i < count; i++) {
+    if (spots[i].slab == NULL) continue;
+    uint32_t generation = purgeable__end_offer(spots[i].slab);
+    // A free that found the offer running has left the slab to us. Of this life only: a generation read now may be the next
+    // one's, while the slab is still marked as sealed; by the time of the claim it would be the open slab of a stream.
+    if (atomic_load(&spots[i].slab->element_count) == 0 && purgeable__is_sealed(spots[i].slab)) {
+      purgeable__give_back_if_empty(heap, spots[i], generation);
+    }
+  }
+  return begun == 0 && count != 0 ? EBUSY : round.first_error;
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT
+// Offering what is idle in a stream: for the upkeep, for the page being filled, and by the heap itself when too much waits.
+
+#include "heap_overdue.h"
+
+#include "heap_books.h"
+#include "heap_list.h"
+#include "heap_offer.h"
+
+// MARK: A stream
+
+// Counts the offers in a row that a slab's holders have kept away. Heap's mutex held.
+static void note_busy(purgeable_heap_t *heap, purgeable__slab_t *slab, bool busy) {
+  assert(purgeable__is_held(&heap->control->mutex));
+  uint8_t rounds = load_relaxed(&slab->busy_round_count);
+  if (!busy && rounds == 0) return;
+  // The count wraps around to a multiple of BUSY_ROUNDS, never to 0.
+  rounds = !busy ? 0 : rounds == UINT8_MAX ? UINT8_MAX + 1 - BUSY_ROUNDS : (uint8_t)(rounds + 1);
+  store_relaxed(&slab->busy_round_count, rounds);
+  if (busy && rounds % BUSY_ROUNDS == 0) store_relaxed(&heap->has_busy, true);
+}
+
+// The next slabs of a stream that are neighbours in memory and have something to offer, from unit number `*unit` - 1 on.
+// Heap's mutex held.
+static size_t collect_run(purgeable_heap_t *heap, uint32_t *unit, purgeable__spot_t *run, bool is_upkeep) {
+  assert(purgeable__is_held(&heap->control->mutex));
+  size_t count = 0;
+  uint32_t expected = 0;
+  while (*unit != 0 && count < PURGEABLE__RUN_MAX) {
+    purgeable__spot_t spot = purgeable__find_unit(heap, *unit - 1);
+    purgeable__slab_t *slab = spot.slab;
+    uint64_t word = purgeable__slab_word_relaxed(slab);
+    uint8_t state = load_relaxed(&slab->state);
+    bool sealed = purgeable__state_is_sealed(state);
+    uint64_t all = purgeable__pages_mask(slab, purgeable__offerable_pages(heap, slab));
+    bool wants = (all & ~load_relaxed(&slab->offered)) != 0;
+    bool idle = purgeable__is_idle(word);
+    // A locked slab does not wait for a call of the host.
+    if (!idle) purgeable__stop_waiting_if_held(heap, slab);
+    bool empty = sealed && load_relaxed(&slab->element_count) == 0;
+    if (idle && (wants || empty)) {
+      if (count != 0 && *unit != expected) break;
+      run[count++] = spot;
+      expected = *unit + load_relaxed(&slab->unit_count);
+    } else if (count != 0) {
+      break;
+    }
+    bool busy = wants && purgeable__lock_count(word) != 0;
+    if (sealed && is_upkeep) note_busy(heap, slab, busy);
+    // A slab locked BUSY_ROUNDS times in a row is not tried for ever: its last unlock says that there is work again.
+    bool waits = wants && !idle && !purgeable__is_dying(word);
+    if (waits && !(busy && load_relaxed(&slab->busy_round_count) >= BUSY_ROUNDS)) {
+      store_relaxed(&heap->pending, true);
+    }
+    *unit = slab->next;
+  }
+  return count;
+}
+
+int purgeable__offer_stream(purgeable_heap_t *heap, purgeable_stream_t stream, uint32_t from, bool is_upkeep,
+                            size_t *offered_bytes) {
+  int first_error = 0;
+  purgeable__spot_t run[PURGEABLE__RUN_MAX];
+  pthread_mutex_lock(&heap->control->mutex);
+  uint32_t unit = from != 0 && purgeable__is_in_stream(heap, from, stream) ? from : purgeable__stream(heap, stream)->oldest;
+  while (unit != 0) {
+    size_t count = collect_run(heap, &unit, run, is_upkeep);
+    pthread_mutex_unlock(&heap->control->mutex);
+    // Each slab is claimed by its word; one that changed hands since is simply offered in its new life, which does no harm.
+    if (count != 0) {
+      int error = purgeable__offer_run(heap, run, count, false, offered_bytes);
+      if (error != 0 && error != EBUSY && first_error == 0) first_error = error;
+    }
+    pthread_mutex_lock(&heap->control->mutex);
+    if (unit != 0 && !purgeable__is_in_stream(heap, unit, stream)) {
+      // The list has changed meanwhile: the next call takes the rest.
+      store_relaxed(&heap->pending, true);
+      break;
+    }
+  }
+  pthread_mutex_unlock(&heap->control->mutex);
+  return first_error;
+}
+
+// MARK: Offering by itself
+
+// Second offers of the slabs from unit number `unit` - 1 on, up to that of `end`, whose first one was made by an earlier call.
+static void offer_again(purgeable_heap_t *heap, purgeable_stream_t stream, uint32_t unit, uint32_t end) {
+  enum { MOST = 64 };
+  purgeable__spot_t run[MOST];
+  while (unit != 0 && unit != end) {
+    size_t count = 0;
+    uint32_t expected = unit;
+    pthread_mutex_lock(&heap->control->mutex);
+    if (!purgeable__is_in_stream(heap, unit, stream)) unit = 0;
+    while (unit != 0 && unit != end && unit == expected && count < MOST) {
+      purgeable__spot_t spot = purgeable__find_unit(heap, unit - 1);
+      bool is_due = purgeable__is_sealed(spot.slab) && load_relaxed(&spot.slab->offer_count) == 1;
+      if (!is_due && count != 0) break;
+      if (is_due) run[count++] = spot;
+      expected = is_due ? unit + load_relaxed(&spot.slab->unit_count) : spot.slab->next;
+      unit = spot.slab->next;
+    }
+    pthread_mutex_unlock(&heap->control->mutex);
+    if (count != 0) (void)purgeable__offer_run(heap, run, count, true, NULL);
+  }
+}
+
+// Offers what waits in a stream, which mostly is what was sealed last: found from the young end, offered from its old end on.
+static void offer_waiting(purgeable_heap_t *heap, purgeable_stream_t stream) {
+  pthread_mutex_lock(&heap->control->mutex);
+  uint64_t left = load_relaxed(&heap->waiting_bytes) >> heap->page_shift;
+  uint32_t unit = purgeable__stream(heap, stream)->youngest, first = 0, again = 0;
+  while (unit != 0 && left != 0) {
+    purgeable__slab_t *slab = purgeable__find_unit(heap, unit - 1).slab;
+    uint64_t pages = purgeable__pages_waiting(heap, slab);
+    if (pages != 0) first = unit;
+    left -= pages < left ? pages : left;
+    unit = slab->previous;
+  }
+  while (first != 0 && unit != 0) {
+    purgeable__slab_t *slab = purgeable__find_unit(heap, unit - 1).slab;
+    if (load_relaxed(&slab->offer_count) != 1) break;
+    again = unit;
+    unit = slab->previous;
+  }
+  pthread_mutex_unlock(&heap->control->mutex);
+  if (again != 0) offer_again(heap, stream, again, first);
+  if (first != 0) (void)purgeable__offer_stream(heap, stream, first, false, NULL);
+}
+
+void purgeable__offer_overdue(purgeable_heap_t *heap) {
+  // One thread at a time; what becomes overdue meanwhile is seen by the next call that books.
+  if (atomic_exchange_explicit(&heap->offering_overdue, true, memory_order_acquire)) return;
+  store_relaxed(&heap->overdue, false);
+  uint32_t streams = load_acquire(&heap->stream_count);
+  for (purgeable_stream_t stream = 0; stream < streams; stream++) {
+    if (load_relaxed(&heap->waiting_bytes) == 0) break;
+    offer_waiting(heap, stream);
+  }
+  store_release(&heap->offering_overdue, false);
+}
+
+// MARK: The page being filled
+
+// How many rounds of upkeep an open slab has to be idle before its last page is closed, at most.
+enum { PATIENCE_MAX = 8 };
+
+// Closes the page that is being filled: the fill goes on at the next page. The stream's mutex held. A stream that stores little
+// and often would spend a page on every store. So each time that a page less than half full is closed, the next close waits for
+// twice as many idle rounds.
+static void close_page(purgeable_heap_t *heap, purgeable__stream_t *list, purgeable__slab_t *slab, uint32_t used) {
+  uint32_t granules = (uint32_t)(heap->page_bytes / PURGEABLE_GRANULE_BYTES);
+  uint32_t end = (used + granules - 1) / granules * granules;
+  assert(end >= used && end <= heap->granules_per_slab && load_relaxed(&slab->state) == slab_open);
+  bool is_waste = used - list->closed_granules < granules / 2 && list->closed_granules != 0 && list->closed_granules <= used;
+  list->patience = !is_waste ? 1 : list->patience >= PATIENCE_MAX ? PATIENCE_MAX : (uint8_t)(list->patience * 2);
+  list->seen_granules = list->closed_granules = end;
+  // Release: as in an allocation. From here on the page belongs to what may be offered, and nobody is given room in it.
+  store_release(&slab->used_granule_count, end);
+}
+
+void purgeable__close_idle_page(purgeable_heap_t *heap, purgeable_stream_t stream, size_t *offered_bytes) {
+  purgeable__stream_t *list = purgeable__stream(heap, stream);
+  pthread_mutex_t *mutex = purgeable__stream_mutex(heap, stream);
+  bool again = false;
+  purgeable__spot_t spot = {0};
+  pthread_mutex_lock(mutex);
+  if (list->open != 0) {
+    spot = purgeable__find_unit(heap, list->open - 1);
+    uint32_t used = load_relaxed(&spot.slab->used_granule_count);
+    bool is_partial = used % (heap->page_bytes / PURGEABLE_GRANULE_BYTES) != 0 && PURGEABLE_RULE(no_append_after_offer);
+    bool is_held = purgeable__lock_count(purgeable__slab_word_relaxed(spot.slab)) != 0;
+    uint64_t offered = load_relaxed(&spot.slab->offered);
+    again = (offered & ~load_relaxed(&spot.slab->settled)) != 0;
+    if (used != list->seen_granules || list->seen_unit != list->open) {
+      list->seen_granules = used;
+      list->seen_unit = list->open;
+      list->idle_rounds = 0;
+    } else if (is_partial && !is_held && ++list->idle_rounds >= list->patience) {
+      close_page(heap, list, spot.slab, used);
+      is_partial = false;
+    }
+    // The last unlock offers a page that is held now.
+    if ((is_partial && !is_held) || again) store_relaxed(&heap->pending, true);
+  }
+  pthread_mutex_unlock(mutex);
+  // Pages that were offered before, and that the kernel may have skipped. A slab that was sealed meanwhile is offered whole.
+  if (again) (void)purgeable__offer_run(heap, &spot, 1, true, offered_bytes);
+}

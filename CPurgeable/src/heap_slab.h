@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+// What a slab's fields say: its state, what it holds, its pages as bits.
+#ifndef PURGEABLE_HEAP_SLAB_H
+#define PURGEABLE_HEAP_SLAB_H
+
+#include "heap_chunks.h"
+
+#pragma GCC visibility push(hidden)
+
+// MARK: State
+
+static inline bool purgeable__state_is_sealed(uint8_t state) { return state == slab_sealed || state == slab_large; }
+// Open, sealed or large: a life is going on.
+static inline bool purgeable__state_is_in_use(uint8_t state) { return state == slab_open || purgeable__state_is_sealed(state); }
+// Sequentially consistent: pairs with the store in `purgeable__seal`.
+static inline bool purgeable__is_sealed(const purgeable__slab_t *slab) {
+  return purgeable__state_is_sealed(atomic_load(&slab->state));
+}
+static inline bool purgeable__is_large_slab(const purgeable__slab_t *slab) { return load_relaxed(&slab->state) == slab_large; }
+static inline bool purgeable__is_run(const purgeable__slab_t *slab) { return load_relaxed(&slab->unit_count) > 1; }
+
+// MARK: Bytes and pages
+
+static inline size_t purgeable__used_bytes(purgeable__slab_t *slab) {
+  return (size_t)load_acquire(&slab->used_granule_count) * PURGEABLE_GRANULE_BYTES;
+}
+// What a slab holds of its memory: whole pages up to the last granule in use.
+static inline size_t purgeable__slab_held_bytes(const purgeable_heap_t *heap, purgeable__slab_t *slab) {
+  return purgeable__round_up(purgeable__used_bytes(slab), heap->page_bytes);
+}
+// The bit of a page in a slab's masks. Runs of several units have one bit for all of their pages.
+static inline uint64_t purgeable__page_bit(purgeable__slab_t *slab, size_t page) {
+  return purgeable__is_run(slab) || page > 63 ? ~(uint64_t)0 : (uint64_t)1 << page;
+}
+// The bits of a slab's first pages.
+uint64_t purgeable__pages_mask(purgeable__slab_t *slab, size_t pages);
+// How many pages of a slab may go on offer: all of a sealed one, those before the page being filled of an open one.
+size_t purgeable__offerable_pages(const purgeable_heap_t *heap, purgeable__slab_t *slab);
+
+// A number of the calling thread, never 0; two threads may have the same one by chance.
+static inline uint16_t purgeable__own_filler(void) {
+  uint64_t self = (uint64_t)(uintptr_t)pthread_self() * 0x9E3779B97F4A7C15u;
+  return (uint16_t)((self >> 48) | 1);
+}
+
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+// Offering idle regions to the kernel, a batch of neighbours at a time.
+//
+// A region is OFFERING only while its own batch is at the kernel, not while the queue is: what a locker waits for is bounded by
+// 2 MiB, or by the region itself if that is larger.
+//
+// Pages with a witness get MADV_FREE. Pages of zeros get MADV_DONTNEED, which leaves them zeros and leaves no CPU with a view of
+// the old page: were they offered and taken, a writer could fill such a page anew while another CPU still read the old zeros,
+// and nothing would have to flush them (a page without witness is not rescued).
+
+#include "region_internal.h"
+
+// Adjacent pages that get the same advice, and the regions they belong to.
+typedef struct run {
+  char *start;
+  size_t bytes;
+  bool is_zeros;
+  size_t first_region;
+  size_t last_region;
+} run_t;
+
+// MARK: The kernel calls
+
+static void advise(purgeable__batch_t *batch, const run_t *run) {
+  if (run->bytes == 0) return;
+  if (run->is_zeros) {
+    // Refused (mlocked): the pages stay as they are, resident, never on offer.
+    (void)purgeable__madvise(run->start, run->bytes, MADV_DONTNEED);
+    return;
+  }
+  int error = purgeable__madvise(run->start, run->bytes, PURGEABLE__MADV_FREE);
+  if (error == 0) return;
+  if (run->first_region == run->last_region) {
+    batch->errors[run->first_region] = error;
+    return;
+  }
+  // One mlocked page ends the call in the middle of the range. The rest of the range gets a call of its own.
+  char *at = run->start;
+  for (size_t i = run->first_region; i <= run->last_region; i++) {
+    char *end = batch->regions[i]->bytes + purgeable__region_bytes(batch->regions[i]);
+    if (end > run->start + run->bytes) end = run->start + run->bytes;
+    error = purgeable__madvise(at, (size_t)(end - at), PURGEABLE__MADV_FREE);
+    if (error != 0) batch->errors[i] = error;
+    at = end;
+  }
+}
+
+static void advise_all(purgeable__batch_t *batch) {
+  run_t run = {0};
+  for (size_t i = 0; i < batch->count; i++) {
+    purgeable_region_t *region = batch->regions[i];
+    size_t page_size = region->page_size_bytes;
+    for (size_t page = 0; page < region->page_count; page++) {
+      char *start = region->bytes + page * page_size;
+      bool is_zeros = load_relaxed(&region->witnesses[page]) == 0;
+      // Given back by the first offer.
+      if (is_zeros && batch->is_again[i]) continue;
+      if (run.bytes != 0 && run.start + run.bytes == start && run.is_zeros == is_zeros && run.bytes < PURGEABLE__BATCH_BYTES) {
+        run.bytes += page_size;
+        run.last_region = i;
+        continue;
+      }
+      advise(batch, &run);
+      run = (run_t){.start = start, .bytes = page_size, .is_zeros = is_zeros, .first_region = i, .last_region = i};
+    }
+  }
+  advise(batch, &run);
+}
+
+int purgeable__batch_offer(purgeable__batch_t *batch, size_t *offered_bytes) {
+  assert(batch->count <= PURGEABLE__BATCH_COUNT);
+  int first_error = 0;
+  memset(batch->errors, 0, batch->count * sizeof batch->errors[0]);
+  advise_all(batch);
+  for (size_t i = 0; i < batch->count; i++) {
+    purgeable_region_t *region = batch->regions[i];
+    assert((load_relaxed(region->word) & WORD_OFFERING) != 0);
+    int error = batch->errors[i];
+    if (error == 0) {
+      if (!batch->is_again[i]) *offered_bytes += purgeable__region_witnessed_bytes(region);
+      purgeable__word_finish(region, 0, 0);
+      continue;
+    }
+    if (first_error == 0) first_error = error;
+    add_relaxed(&region->counters->refused_offers, 1);
+    // A part may still be on offer, so ON_OFFER stays and the next lock looks at every page.
+    purgeable__word_finish(region, 0, WORD_REFUSED);
+  }
+  return first_error;
+}
+
+// MARK: Claiming
+
+bool purgeable__can_offer(uint64_t word, bool again) {
+  if (purgeable__word_count(word) != 0 || (word & (WORD_OFFERING | WORD_DISCARDED)) != 0) return false;
+  return (word & WORD_ON_OFFER) == 0 || (word & WORD_REFUSED) != 0 || again;
+}
+
+uint64_t purgeable__word_claimed(uint64_t word) {
+  assert(purgeable__can_offer(word, true));
+  return (word & ~WORD_REFUSED) | WORD_OFFERING | WORD_ON_OFFER;
+}

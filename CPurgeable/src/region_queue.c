@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: MIT
+// Which regions wait to be offered, for the first time or again, and the upkeep that does it.
+//
+//   last unlock --QUEUED--> queue --splice--> taken --sort by address--> batch (<= 2 MiB, adjacent) --> madvise --> finish
+//                             ^  ^                                         | OFFERING | ON_OFFER | AGAIN
+//                             |  `---- under another thread's madvise -----'                v
+//                             `---------- unlocked again ------------------------- again[0] -> again[1] -> ... -> again[5] <-.
+//                                                                              the next two upkeeps, then 1 s, 8 s, ...  '---'
+//
+// Links are guarded by the pool's mutex, in the queue, in the rings and in every `taken` ring, so that a region can be unlinked
+// wherever it is by who destroys it, or unlocks it. The one exception is the sort, which works outside of the mutex: destroy
+// waits until no sort runs. A region has one link: with AGAIN it is in one of the rings or taken from it, else with QUEUED in the
+// queue. An unlock sets QUEUED before it has moved the link, so both may be set for a moment.
+//
+// Why again: MADV_FREE passes over pages that wait in another processor's batch on their way to the kernel's lists, 31 at the
+// most, answers 0 all the same, and nothing that is cheap tells which. Waiting pages leave their batch when that processor takes
+// 31 more, or when a process there offers memory or ends. So each later offer finds fewer; the last ring repeats.
+
+#include "region_internal.h"
+
+#include <time.h>
+
+// MARK: Rings (under the mutex)
+
+// How long a ring waits from the moment it got its first region.
+static const uint64_t again_delays_ms[PURGEABLE__AGAIN_LEVELS] = {0, 0, 1000, 8000, 64000, 256000};
+
+static uint64_t now_ms(void) {
+  struct timespec now;
+  (void)clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static purgeable_region_t *region_of(purgeable__link_t *link) {
+  return (purgeable_region_t *)(void *)((char *)link - offsetof(purgeable_region_t, link));
+}
+
+static void ring_init(purgeable__link_t *head) { head->next = head->previous = head; }
+
+// In a new page, and in a forked child, the heads are all zeros.
+static bool ring_is_empty(const purgeable__link_t *head) { return head->next == NULL || head->next == head; }
+
+static void ring_append(purgeable__link_t *head, purgeable__link_t *link) {
+  if (head->next == NULL) ring_init(head);
+  assert(head->previous->next == head && head->next->previous == head);
+  link->previous = head->previous;
+  link->next = head;
+  head->previous->next = link;
+  head->previous = link;
+}
+
+static void ring_remove(purgeable__link_t *link) {
+  assert(link->previous->next == link && link->next->previous == link);
+  link->previous->next = link->next;
+  link->next->previous = link->previous;
+  link->next = link->previous = NULL;
+}
+
+// Moves all links to the empty ring `taken`.
+static void ring_take(purgeable__link_t *head, purgeable__link_t *taken) {
+  ring_init(taken);
+  if (ring_is_empty(head)) return;
+  *taken = *head;
+  taken->next->previous = taken->previous->next = taken;
+  ring_init(head);
+}
+
+static void count_pending(purgeable__shared_t *shared, const purgeable_region_t *region, bool is_more) {
+  assert(purgeable__is_held(&shared->mutex));
+  assert(is_more || load_relaxed(&shared->pending_count) != 0);
+  uint64_t bytes = purgeable__region_bytes(region);
+  add_relaxed(&shared->pending_count, is_more ? 1 : (uint64_t)-1);
+  add_relaxed(&shared->pending_bytes, is_more ? bytes : -bytes);
+}
+
+static void again_append(purgeable__shared_t *shared, size_t level, purgeable_region_t *region) {
+  assert(purgeable__is_held(&shared->mutex));
+  assert(level < PURGEABLE__AGAIN_LEVELS);
+  if (ring_is_empty(&shared->again[level])) {
+    shared->again_due_ms[level] = again_delays_ms[level] == 0 ? 0 : now_ms() + again_delays_ms[level];
+  }
+  ring_append(&shared->again[level], &region->link);
+}
+
+// Takes the region out of the ring that AGAIN speaks of.
+static void again_remove(purgeable_region_t *region) {
+  uint64_t word = purgeable__word_load(region);
+  while ((word & WORD_AGAIN) != 0) {
+    if (!purgeable__word_change(region, &word, word & ~WORD_AGAIN)) continue;
+    ring_remove(&region->link);
+    return;
+  }
+}
+
+// MARK: In and out
+
+static int offer_queue(purgeable__shared_t *shared, size_t *offered_bytes);
+
+void purgeable__queue_push(purgeable_region_t *region) {
+  purgeable__shared_t *shared = purgeable__shared();
+  purgeable__pool_lock(shared);
+  again_remove(region);
+  ring_append(&shared->queue, &region->link);
+  count_pending(shared, region, true);
+  uint64_t pending = load_relaxed(&shared->pending_bytes);
+  purgeable__pool_unlock(shared);
+  // From here on the region may be gone. The bound is asked for without the mutex, since that may read files now and then. What
+  // is refused stays with the program, as in immediate mode.
+  size_t offered_bytes = 0;
+  if (pending > purgeable__pending_byte_limit()) (void)offer_queue(shared, &offered_bytes);
+}
+
+void purgeable__again_push(purgeable_region_t *region) {
+  if (!PURGEABLE_RULE(offer_again)) return;
+  purgeable__shared_t *shared = purgeable__shared();
+  purgeable__pool_lock(shared);
+  uint64_t word = purgeable__word_load(region);
+  while ((word & (WORD_QUEUED | WORD_AGAIN)) == 0) {
+    if (!purgeable__word_change(region, &word, word | WORD_AGAIN)) continue;
+    again_append(shared, 0, region);
+    break;
+  }
+  purgeable__pool_unlock(shared);
+}
+
+// Under the mutex, which is given back meanwhile. By futex: pthread_cond_wait would be a point where a thread can be cancelled,
+// with the mutex taken again and nobody to give it back.
+static void wait_for_sorts(purgeable__shared_t *shared) {
+  while (shared->sorting_count != 0) {
+    // Partner: the store in `end_sort`. Both are made under the mutex; the futex compares.
+    uint64_t ended = load_relaxed(&shared->sorts_ended);
+    shared->sort_waiters++;
+    purgeable__pool_unlock(shared);
+    int kept = errno;
+    purgeable__wait(&shared->sorts_ended, (uint32_t)ended);
+    errno = kept;
+    purgeable__pool_lock(shared);
+    shared->sort_waiters--;
+  }
+}
+
+static void end_sort(purgeable__shared_t *shared) {
+  assert(purgeable__is_held(&shared->mutex));
+  assert(shared->sorting_count != 0);
+  if (--shared->sorting_count != 0 || shared->sort_waiters == 0) return;
+  add_relaxed(&shared->sorts_ended, 1);
+  purgeable__wake_all(&shared->sorts_ended);
+}
+
+void purgeable__queue_remove(purgeable_region_t *region) {
+  uint64_t word = purgeable__word_load(region);
+  // Nobody sets QUEUED or the first AGAIN while the region is being destroyed, so without them there is nothing to unlink.
+  if ((word & (WORD_QUEUED | WORD_AGAIN)) == 0) return;
+  purgeable__shared_t *shared = purgeable__shared();
+  purgeable__pool_lock(shared);
+  if ((word & WORD_QUEUED) != 0) wait_for_sorts(shared);
+  again_remove(region);
+  word = purgeable__word_load(region);
+  while ((word & WORD_QUEUED) != 0) {
+    if (!purgeable__word_change(region, &word, word & ~WORD_QUEUED)) continue;
+    ring_remove(&region->link);
+    count_pending(shared, region, false);
+    break;
+  }
+  purgeable__pool_unlock(shared);
+}
+
+// MARK: Sorting
+
+static purgeable__link_t *merge(purgeable__link_t *left, purgeable__link_t *right) {
+  purgeable__link_t head = {0};
+  purgeable__link_t *last = &head;
+  while (left != NULL && right != NULL) {
+    purgeable__link_t **lower = region_of(left)->bytes < region_of(right)->bytes ? &left : &right;
+    last = last->next = *lower;
+    *lower = (*lower)->next;
+  }
+  last->next = left != NULL ? left : right;
+  return head.next;
+}
+
+// Merge sort by address, without memory of its own: bin k holds a sorted list of 2^k links, or nothing.
+static void sort(purgeable__link_t *head) {
+  enum { BINS = 48 };
+  purgeable__link_t *bins[BINS] = {0};
+  head->previous->next = NULL;
+  for (purgeable__link_t *link = head->next; link != NULL;) {
+    purgeable__link_t *next = link->next;
+    link->next = NULL;
+    size_t bin = 0;
+    for (; bins[bin] != NULL && bin < BINS - 1; bin++) {
+      link = merge(bins[bin], link);
+      bins[bin] = NULL;
+    }
+    bins[bin] = bins[bin] == NULL ? link : merge(bins[bin], link);
+    link = next;
+  }
+  purgeable__link_t *sorted = NULL;
+  for (size_t bin = 0; bin < BINS; bin++) sorted = merge(bins[bin], sorted);
+  ring_init(head);
+  for (purgeable__link_t *link = sorted; link != NULL;) {
+    purgeable__link_t *next = link->next;
+    ring_append(head, link);
+    link = next;
+  }
+}
+
+// MARK: First offers
+
+typedef enum claim { claim_none, claim_first, claim_again } claim_t;
+
+// Takes one region out of what was `taken` from the queue. What is locked again comes back with its last unlock; what another
+// thread has under its madvise comes back to the queue, because that may end with the region idle and not on offer.
+static claim_t claim_queued(purgeable__shared_t *shared, purgeable_region_t *region, size_t level) {
+  (void)level;
+  ring_remove(&region->link);
+  uint64_t word = purgeable__word_load(region);
+  for (;;) {
+    if ((word & WORD_QUEUED) != 0 && (word & WORD_OFFERING) != 0) {
+      ring_append(&shared->queue, &region->link);
+      return claim_none;
+    }
+    bool is_idle = purgeable__can_offer(word, false);
+    uint64_t wanted = (is_idle ? purgeable__word_claimed(word) : word) & ~WORD_QUEUED;
+    // Offered by its owner meanwhile, or now.
+    bool is_offered = (wanted & (WORD_ON_OFFER | WORD_REFUSED)) == WORD_ON_OFFER && PURGEABLE_RULE(offer_again);
+    if (is_offered) wanted |= WORD_AGAIN;
+    if (!purgeable__word_change(region, &word, wanted)) continue;
+    count_pending(shared, region, false);
+    if (is_offered) again_append(shared, 0, region);
+    return is_idle ? claim_first : claim_none;
+  }
+}
+
+// Takes one region out of what was `taken` from a ring, and puts it into the next one. What is locked, discarded or was refused
+// leaves.
+static claim_t claim_from_ring(purgeable__shared_t *shared, purgeable_region_t *region, size_t level) {
+  ring_remove(&region->link);
+  uint64_t word = purgeable__word_load(region);
+  for (;;) {
+    bool is_busy = (word & WORD_OFFERING) != 0;
+    bool is_idle = (word & WORD_REFUSED) == 0 && purgeable__can_offer(word, true);
+    uint64_t wanted = is_idle ? purgeable__word_claimed(word) : is_busy ? word : word & ~WORD_AGAIN;
+    if (!purgeable__word_change(region, &word, wanted)) continue;
+    size_t next = is_idle && level + 1 < PURGEABLE__AGAIN_LEVELS ? level + 1 : level;
+    if ((wanted & WORD_AGAIN) != 0) again_append(shared, next, region);
+    if (!is_idle) return claim_none;
+    return (word & WORD_ON_OFFER) != 0 ? claim_again : claim_first;
+  }
+}
+
+// MARK: Batches
+
+typedef claim_t claimer_t(purgeable__shared_t *shared, purgeable_region_t *region, size_t level);
+
+// Claims the next regions of `taken` as long as each begins where the one before ended.
+static void claim_batch(purgeable__shared_t *shared, purgeable__link_t *taken, purgeable__batch_t *batch, claimer_t *claims,
+                        size_t level) {
+  batch->count = 0;
+  batch->bytes = 0;
+  while (taken->next != taken && batch->count < PURGEABLE__BATCH_COUNT) {
+    assert(batch->count == 0 || batch->bytes <= PURGEABLE__BATCH_BYTES || batch->count == 1);
+    purgeable_region_t *region = region_of(taken->next);
+    size_t bytes = purgeable__region_bytes(region);
+    if (batch->count != 0) {
+      if (batch->bytes + bytes > PURGEABLE__BATCH_BYTES) return;
+      if (batch->regions[0]->bytes + batch->bytes != region->bytes) return;
+    }
+    claim_t claim = claims(shared, region, level);
+    if (claim == claim_none) continue;
+    batch->is_again[batch->count] = claim == claim_again;
+    batch->regions[batch->count++] = region;
+    batch->bytes += bytes;
+  }
+}
+
+// Offers all of a taken ring. Called, and left, with the mutex.
+static int offer_taken(purgeable__shared_t *shared, purgeable__link_t *taken, claimer_t *claims, size_t level, size_t *offered) {
+  int first_error = 0;
+  while (taken->next != taken) {
+    purgeable__batch_t batch;
+    claim_batch(shared, taken, &batch, claims, level);
+    purgeable__pool_unlock(shared);
+    int error = purgeable__batch_offer(&batch, offered);
+    if (first_error == 0) first_error = error;
+    purgeable__pool_lock(shared);
+  }
+  return first_error;
+}
+
+static int offer_queue(purgeable__shared_t *shared, size_t *offered_bytes) {
+  purgeable__link_t taken;
+  purgeable__pool_lock(shared);
+  ring_take(&shared->queue, &taken);
+  if (ring_is_empty(&taken)) {
+    purgeable__pool_unlock(shared);
+    return 0;
+  }
+  shared->sorting_count++;
+  purgeable__pool_unlock(shared);
+  sort(&taken);
+  purgeable__pool_lock(shared);
+  end_sort(shared);
+  int error = offer_taken(shared, &taken, claim_queued, 0, offered_bytes);
+  purgeable__pool_unlock(shared);
+  return error;
+}
+
+// From the last ring to the first, so that a region is offered once in a call.
+static int offer_queue_again(purgeable__shared_t *shared, size_t *offered_bytes) {
+  int first_error = 0;
+  purgeable__pool_lock(shared);
+  for (size_t level = PURGEABLE__AGAIN_LEVELS; level-- > 0;) {
+    if (ring_is_empty(&shared->again[level])) continue;
+    if (shared->again_due_ms[level] != 0 && shared->again_due_ms[level] > now_ms()) continue;
+    purgeable__link_t taken;
+    ring_take(&shared->again[level], &taken);
+    int error = offer_taken(shared, &taken, claim_from_ring, level, offered_bytes);
+    if (first_error == 0) first_error = error;
+  }
+  purgeable__pool_unlock(shared);
+  return first_error;
+}
+
+int purgeable_offer_pending(size_t *offered_bytes) {
+  if (offered_bytes != NULL) *offered_bytes = 0;
+  purgeable__shared_t *shared = purgeable__shared();
+  if (shared == NULL) return 0;
+  size_t offered = 0;
+  int again_error = offer_queue_again(shared, &offered);
+  int error = offer_queue(shared, &offered);
+  if (offered_bytes != NULL) *offered_bytes = offered;
+  return error != 0 ? error : again_error;
+}
+
+uint64_t purgeable_offer_pending_due_ms(void) {
+  purgeable__shared_t *shared = purgeable__shared();
+  if (shared == NULL) return UINT64_MAX;
+  uint64_t due = UINT64_MAX;
+  purgeable__pool_lock(shared);
+  if (!ring_is_empty(&shared->queue)) due = 0;
+  for (size_t level = 0; level < PURGEABLE__AGAIN_LEVELS; level++) {
+    if (!ring_is_empty(&shared->again[level]) && shared->again_due_ms[level] < due) due = shared->again_due_ms[level];
+  }
+  purgeable__pool_unlock(shared);
+  if (due == UINT64_MAX) return due;
+  uint64_t now = now_ms();
+  return due > now ? due - now : 0;
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: MIT
+// The data that all shards of a cache share.
+
+import CPurgeable
+import Synchronization
+
+/// Made before the first shard, and refers to none. `CacheShards` does what needs several shards.
+final class CacheBase: Sendable {
+  let heap: SlabHeap
+  let order = EvictionOrder.s3FIFO
+  /// Reads entries from the heap's elements.
+  let elements: ElementReader
+  /// The indexes of all shards, for readers.
+  let indexes: ShardIndexes
+  let pageSums: PageSums
+  let limits: CacheLimits
+  let totals = CacheTotals()
+  /// The key table of a cache that has one. It does not refer to the engine.
+  let observer: (any EngineObserver)?
+  let clock: CacheClock
+  let sweepPace = SweepPace()
+  /// How many shards are in use.
+  let openCount = Atomic<Int>(1)
+
+  init(heap: SlabHeap, keys: KeyHashing, founder: SlotIndex, limits: consuming CacheLimits, _ observer: (any EngineObserver)?) {
+    self.heap = heap
+    elements = ElementReader(heap: heap, keys: keys)
+    indexes = ShardIndexes(founder)
+    pageSums = PageSums(founder)
+    clock = limits.clock
+    self.limits = limits
+    self.observer = observer
+  }
+
+  /// The shards have ended, and their indexes with them.
+  deinit {
+    indexes.destroy()
+    heap.destroy()
+  }
+
+  // MARK: What the cache takes
+
+  /// The number of entries, and the sum of their costs. Each shard's part is as it was after the last change under its mutex.
+  var count: Int { indexes.entryCount }
+  var totalCost: UInt128 { indexes.totalCost }
+
+  var heldBytes: Int { heap.heldBytes }
+
+  /// The bytes that the byte limit counts, except slabs.
+  var ordinaryBytes: Int {
+    heap.ordinaryBytes + totals.indexBytes.load(ordering: .relaxed) + totals.ghostBytes.load(ordering: .relaxed)
+      + (observer?.byteCount ?? 0)
+  }
+
+  /// The bytes that the byte limit counts: bookkeeping, and slabs without the pages that are known to be lost.
+  var chargedBytes: Int { heap.chargedBytes + ordinaryBytes }
+
+  /// Bookkeeping that stays however much is evicted.
+  var lastingBytes: Int { heap.ordinaryBytes + indexes.count * SlotIndex.homeBytes }
+
+  /// The least byte limit: what an empty cache holds, a slab of small entries, and their bookkeeping.
+  var neededBytes: Int { ordinaryBytes + heap.slabBytes + Self.firstEntryBytes + (observer == nil ? 0 : Self.firstKeyBytes) }
+
+  /// The bookkeeping of a chunk and a slab, a small ghost, and an index of as many entries as fit a slab.
+  private static let firstEntryBytes = 16 << 10
+  /// In a key table: the numbers of the first entries of each stripe and their bookkeeping, without the entries.
+  private static let firstKeyBytes = 4 << 10
+
+  // MARK: Limits against it
+
+  var isOverLimits: Bool { exceededLimit != nil }
+
+  /// The limit that is exceeded now.
+  var exceededLimit: DepartureReason? {
+    let countLimit = limits.count.load(ordering: .relaxed)
+    if countLimit != .max, count > countLimit { return .count }
+    let limit = limits.cost.load(ordering: .relaxed)
+    if limit != .max, totalCost > UInt128(limit) { return .cost }
+    let bytes = limits.bytes.load(ordering: .relaxed)
+    return bytes != .max && chargedBytes > bytes ? .bytes : nil
+  }
+
+  /// Whether an entry exceeds a limit even when it is alone.
+  func exceedsWholeLimit(_ cost: UInt64, _ byteCount: Int) -> Bool {
+    if cost > limits.cost.load(ordering: .relaxed) || limits.count.load(ordering: .relaxed) == 0 { return true }
+    let limit = limits.bytes.load(ordering: .relaxed)
+    if limit == .max { return false }
+    // Beside its lasting bookkeeping, the cache has to hold a slab for a small entry, or a large entry in whole pages with its
+    // witnesses.
+    let page = Int(purgeable_page_size_bytes())
+    let needed = byteCount <= heap.slabBytes / 2 ? heap.slabBytes : byteCount + byteCount / page * 2 + page
+    return needed > limit - min(limit, lastingBytes)
+  }
+
+  /// The limit of slow growth after pressure, in bytes; `Int.max` for none.
+  var growthLimit: Int { limits.growth.limit(by: clock) }
+
+  /// The reason for evictions when memory is refused: the byte limit if there is one, else the machine.
+  var refusalReason: DepartureReason { limits.bytes.load(ordering: .relaxed) == .max ? .pressure : .bytes }
+
+  // MARK: Losses
+
+  /// Finds out which pages are lost.
+  func findLosses() {
+    let start = clock.now()
+    heap.findLosses()
+    sweepPace.note(from: start, to: clock.now())
+  }
+}
+
+/// The totals of all shards of a cache, but for those that each shard publishes by itself (`SlotIndex.publish`).
+final class CacheTotals: Sendable {
+  /// Bytes of ghosts, for the byte limit.
+  let ghostBytes = Atomic<Int>(0)
+  let indexBytes = Atomic<Int>(0)
+  /// Payload bytes that evictions copied to fresh slabs.
+  let copiedBytes = Atomic<Int>(0)
+}

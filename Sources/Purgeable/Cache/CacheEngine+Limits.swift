@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+// Changing limits, and bringing the cache below them.
+
+import CPurgeable
+import Synchronization
+
+extension CacheEngine {
+  /// Changes the budget, and brings the cache below its limits.
+  func change(_ body: (inout CacheBudget) -> Void) {
+    base.limits.change(heap, body)
+    enforceByteLimit()
+  }
+
+  /// Brings the cache below its limits by evicting from the shard that is next by age, again and again. Called after a limit was
+  /// lowered, and after a store whose own shard had nothing left to evict. That shard is spared as long as others have entries,
+  /// since evicting there could take the entry just stored.
+  func enforceLimits(sparing spared: Int? = nil) {
+    // A limit that needs one order of eviction closes the other shards first, or after the evictions if the cache is too large
+    // before.
+    if spared == nil { shards.reviewShards() }
+    shards.evictByAge(
+      sparing: spared,
+      age: { held in
+        switch base.exceededLimit {
+        case .bytes, nil: held.oldestSlabAge()
+        case let reason?: held.nextAge(reason)
+        }
+      },
+      until: { !base.isOverLimits },
+      evict: { held in
+        switch base.exceededLimit {
+        case .bytes: held.fitBookkeeping() || held.evictSlab(.bytes)
+        case let reason?: EntryEviction(reason: reason).run(in: &held)
+        case nil: true
+        }
+      })
+    if spared == nil { shards.reviewShards() }
+  }
+
+  /// Called after the byte limit was changed. A cache that has grown needs more memory when it is empty than a fresh one does: if
+  /// it is still above the limit with no entry left, the limit becomes what it needs.
+  func enforceByteLimit() {
+    fitBookkeeping()
+    enforceLimits()
+    fitBookkeeping()
+    // When the other shards were closed, the founder's index may have become larger than their indexes were together.
+    if base.isOverLimits { enforceLimits() }
+    let limit = base.limits.bytes.load(ordering: .relaxed)
+    let needed = base.neededBytes
+    guard limit > 0, base.count <= 0, needed > limit else { return }
+    base.limits.leastBytes.store(needed, ordering: .relaxed)
+    base.limits.apply(to: heap)
+  }
+
+  /// Shrinks the bookkeeping of all shards, also of those that have nothing to evict.
+  private func fitBookkeeping() {
+    for shard in shards.all where base.exceededLimit == .bytes { _ = shards.hold(shard) { held in held.fitBookkeeping() } }
+  }
+
+  /// Notes the level of pressure, on which the locked limit depends.
+  func setPressure(_ level: PressureLevel) {
+    let before = base.limits.pressure.exchange(level.rawValue, ordering: .relaxed)
+    if before != level.rawValue { base.limits.apply(to: heap) }
+  }
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT
+// A cache in numbers.
+
+import CPurgeable
+import Synchronization
+
+/// A cache in numbers: its memory by state, what is in it, and counters since it was made.
+public struct CacheStatistics: Sendable, Hashable {
+  /// The cache's name.
+  public var name: String
+  /// The cache's bytes by state, as regions and heaps tell them too. Payload is keys and values; ordinary memory is index,
+  /// ghosts, sums, directories and key tables.
+  public var memory: MemoryUse
+  /// How many entries there are.
+  public var count: Int
+  /// The sum of the entries' costs; `Int.max` when it is larger.
+  public var totalCost: Int
+  /// Look-ups that found a value.
+  public var hitCount = 0
+  /// Look-ups that found none. `peekValue` and `containsValue` count as neither.
+  public var missCount = 0
+  /// Misses by reason; those counted while a shard was busy are in `missCount` alone. A value that could not be made of its bytes
+  /// is a miss (`undecodable`).
+  public var missesByReason: [MissReason: Int] = [:]
+  /// Values stored under a key that had none.
+  public var insertionCount = 0
+  /// Values stored in place of another.
+  public var replacementCount = 0
+  /// Entries that left, by reason. Values that were refused as too large never were entries: see `refusalCount`.
+  public var departures: [DepartureReason: Int] = [:]
+  /// Departures that wait for their telling thread (`PurgeableCache.init`, on `onDeparture`).
+  public var waitingDepartureCount: Int
+  /// Departures that were told without a value that still existed: too many values waited, or there was no memory for a copy.
+  public var notKeptValueCount: Int
+  /// Entries copied to a fresh slab by the policy.
+  public var copyCount = 0
+  /// Stores refused: too large, no memory, or not encodable.
+  public var refusalCount = 0
+  /// Slabs given back to the system.
+  public var givenBackSlabCount: Int
+  /// Offers that the kernel refused.
+  public var refusedOfferCount: Int
+  /// The level of memory pressure that the cache acts by.
+  public var pressure: PressureLevel
+  /// The most bytes to hold now, nil for no limit: the smallest of all limits that apply.
+  public var limitInForce: Int?
+  /// Which limit `limitInForce` is; nil when there is none.
+  public var limitReason: CacheLimitReason?
+}
+
+/// The limit behind `CacheStatistics.limitInForce`.
+public enum CacheLimitReason: Sendable, Hashable {
+  /// The program's `byteLimit`.
+  case byteLimit
+  /// The program's `memoryShare` of the memory that limits the process.
+  case memoryShare
+  /// The kernel discards nothing here, so a cache that was made without any limit limits itself.
+  case noDiscards
+  /// The cache gave memory back when memory was short, and may grow only slowly since then: the limit rises from what was left,
+  /// and ends after `remaining`. It is no strict limit: it yields when nothing is left to evict.
+  case growth(remaining: Duration)
+}
+
+extension CacheLimitReason: CustomStringConvertible {
+  /// In a word or two.
+  public var description: String {
+    switch self {
+    case .byteLimit: "byte limit"
+    case .memoryShare: "share of the memory"
+    case .noDiscards: "the kernel discards nothing"
+    case .growth(let remaining): "slow growth for \(remaining.components.seconds) s"
+    }
+  }
+}
+
+extension CacheStatistics {
+  /// Hits of all look-ups, 0 to 1; 0 where nothing was looked up.
+  public var hitRate: Double {
+    let lookUps = Double(hitCount) + Double(missCount)
+    return lookUps == 0 ? 0 : Double(hitCount) / lookUps
+  }
+}
+
+extension CacheStatistics: CustomStringConvertible {
+  /// In one line: "thumbnails: 12001 entries, 43.0 of 64.0 MiB (share of the memory), 38.0 on offer, hits 61.1 %, left: 2081 byte
+  /// limit, 12663 discarded". Parts that are zero are left out. Reasons come in the order of their declaration.
+  public var description: String {
+    let charged = memory.heldBytes - memory.discardedBytes + memory.ordinaryBytes
+    var text = "\(name): \(count) \(count == 1 ? "entry" : "entries"), \(Self.mebibytes(charged))"
+    if let limitInForce { text += " of \(Self.mebibytes(limitInForce))" }
+    text += " MiB"
+    if let limitReason { text += " (\(limitReason))" }
+    if memory.offeredBytes > 0 { text += ", \(Self.mebibytes(memory.offeredBytes)) on offer" }
+    if memory.discardedBytes > 0 { text += ", \(Self.mebibytes(memory.discardedBytes)) more discarded" }
+    if hitCount + missCount > 0 { text += ", hits \(Self.tenths(hitRate * 100)) %" }
+    let left = DepartureReason.allCases.filter { departures[$0, default: 0] > 0 }
+    if !left.isEmpty { text += ", left: " + left.map { "\(departures[$0, default: 0]) \($0)" }.joined(separator: ", ") }
+    let missed = MissReason.allCases.filter { missesByReason[$0, default: 0] > 0 }
+    if !missed.isEmpty { text += ", missed: " + missed.map { "\(missesByReason[$0, default: 0]) \($0)" }.joined(separator: ", ") }
+    return text
+  }
+
+  private static func mebibytes(_ byteCount: Int) -> String { tenths(Double(byteCount) / Double(1 << 20)) }
+
+  /// With one digit after the point.
+  private static func tenths(_ number: Double) -> String {
+    let tenths = Int((number * 10).rounded())
+    return "\(tenths / 10).\(tenths % 10)"
+  }
+}
+
+extension CacheEngine {
+  func statistics(name: String) -> CacheStatistics {
+    var heapNumbers = purgeable_heap_statistics_t()
+    _ = unsafe purgeable_heap_statistics(heap.raw, &heapNumbers)
+    var memory = MemoryUse(heapNumbers.memory, residentBytes: Int(heapNumbers.memory.resident_bytes))
+    memory.ordinaryBytes = base.ordinaryBytes
+    var result = CacheStatistics(
+      name: name, memory: memory, count: max(0, base.count),
+      totalCost: Int(clamping: base.totalCost), waitingDepartureCount: base.observer?.waitingCount ?? 0,
+      notKeptValueCount: Int(base.observer?.notKeptCount ?? 0), givenBackSlabCount: Int(heapNumbers.given_back_slab_count),
+      refusedOfferCount: Int(heapNumbers.refused_offer_count),
+      pressure: PressureLevel(rawValue: base.limits.pressure.load(ordering: .relaxed)) ?? .normal)
+    if let limit = base.limits.limitInForce() { (result.limitInForce, result.limitReason) = (limit.byteCount, limit.reason) }
+    // Swift's runtime ends the program when it gets no memory for a dictionary.
+    let hasRoom = MemoryReserve.isThere(MemoryReserve.ofNews)
+    for shard in shards.all {
+      let counters = shards.hold(shard) { $0.counters }
+      result.hitCount += Int(shard.index.hitCount)
+      result.missCount += Int(shard.index.missCount)
+      result.insertionCount += Int(counters.insertions)
+      result.replacementCount += Int(counters.replacements)
+      result.copyCount += Int(counters.copies)
+      result.refusalCount += Int(counters.refusals)
+      guard hasRoom else { continue }
+      result.missesByReason[.unknown, default: 0] += Int(shard.index.unknownMissCount)
+      for reason in MissReason.allCases {
+        result.missesByReason[reason, default: 0] += Int(counters.misses[reason.rawValue])
+      }
+      for reason in DepartureReason.allCases {
+        result.departures[reason, default: 0] += Int(counters.departures[reason.rawValue])
+      }
+    }
+    // The indexes count them as hits. The counters are not read at one moment, hence the minimum.
+    let undecodable = min(result.hitCount, Int(undecodableCount.load(ordering: .relaxed)))
+    result.hitCount -= undecodable
+    result.missCount += undecodable
+    if hasRoom { result.missesByReason[.undecodable, default: 0] += undecodable }
+    return result
+  }
+}

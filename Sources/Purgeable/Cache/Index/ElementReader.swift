@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+// Reading an entry's identity, length and cost from its element, as long as its pages are intact.
+
+import CPurgeable
+
+/// What an element tells of its entry, as long as the pages of its header and its key are intact.
+struct EntryFacts {
+  let identity: UInt64
+  let prefixByteCount: Int
+  let payloadByteCount: Int
+  /// Decides the entry's shard (`CacheShards`). nil for tracked keys, whose hash is in the key table, and where it was not
+  /// needed.
+  var shardHash: UInt64?
+}
+
+/// A slot and what it held when it was found.
+struct FoundSlot {
+  let pointer: SlotPointer
+  let slot: Slot
+
+  /// Whether the entry is still there, moved or not. Under the shard's mutex, where nothing was inserted since.
+  var isInUse: Bool {
+    let now = Slot(bits: pointer.relaxed)
+    return !now.isEmpty && now.identity == slot.identity
+  }
+}
+
+/// An entry as eviction meets it: its slot, and what its element tells.
+struct FoundEntry {
+  let found: FoundSlot
+  let facts: EntryFacts
+}
+
+struct ElementReader: Sendable {
+  let heap: SlabHeap
+  let keys: KeyHashing
+
+  /// Reads the facts of an element; nil when it is lost.
+  func facts(of reference: purgeable_reference_t) -> EntryFacts? {
+    guard let length = length(reference) else { return nil }
+    // Most keys are short, and every further byte would have to be copied.
+    let usual: Int
+    switch keys.layout {
+    case .fixed(let byteCount): usual = byteCount
+    case .variable: usual = 64
+    }
+    return unsafe withUnsafeTemporaryAllocation(byteCount: min(length, usual), alignment: 8) { scratch -> EntryFacts? in
+      guard unsafe copy(reference, from: 0, into: scratch),
+        let parsed = unsafe EntryPrefix.parse(UnsafeRawBufferPointer(scratch), layout: keys.layout)
+      else { return nil }
+      switch parsed {
+      case .tracked(let number):
+        return EntryFacts(
+          identity: EngineKey(trackedNumber: number, hash: 0).identity, prefixByteCount: EntryPrefix.trackedByteCount,
+          payloadByteCount: length)
+      case .key(let prefixByteCount, _):
+        if prefixByteCount <= scratch.count {
+          let key = unsafe keys.key(prefix: UnsafeRawBufferPointer(rebasing: scratch[..<prefixByteCount]))
+          return EntryFacts(
+            identity: key.identity, prefixByteCount: prefixByteCount, payloadByteCount: length, shardHash: key.shardHash)
+        }
+        // A key longer than the scratch: rare, so it may allocate.
+        return unsafe withUnsafeTemporaryAllocation(byteCount: prefixByteCount, alignment: 8) { whole -> EntryFacts? in
+          guard unsafe copy(reference, from: 0, into: whole) else { return nil }
+          let key = unsafe keys.key(prefix: UnsafeRawBufferPointer(whole))
+          return EntryFacts(
+            identity: key.identity, prefixByteCount: prefixByteCount, payloadByteCount: length, shardHash: key.shardHash)
+        }
+      }
+    }
+  }
+
+  /// The facts of a slot's element. With keys of one size, only the element's length is read.
+  func facts(of slot: Slot) -> EntryFacts? {
+    let reference = heap.reference(slot.place)
+    guard case .fixed(let prefixByteCount) = keys.layout else { return facts(of: reference) }
+    guard let length = length(reference) else { return nil }
+    return EntryFacts(identity: slot.identity, prefixByteCount: prefixByteCount, payloadByteCount: length)
+  }
+
+  /// An entry's cost: the given one, or the value's bytes. nil when the given cost is on a lost page.
+  func cost(of slot: Slot, _ facts: EntryFacts) -> UInt64? {
+    assert(facts.prefixByteCount > 0 && facts.prefixByteCount <= facts.payloadByteCount, "PurgeableCache: a key beyond its entry")
+    guard slot.isCosted else { return UInt64(max(0, facts.payloadByteCount - facts.prefixByteCount)) }
+    var cost: UInt64 = 0
+    let isThere = unsafe withUnsafeMutableBytes(of: &cost) { bytes in
+      unsafe copy(heap.reference(slot.place), from: facts.prefixByteCount, into: bytes)
+    }
+    return isThere ? cost : nil
+  }
+
+  // MARK: Reads of the core
+
+  /// The length of an element's payload; nil where its header is gone.
+  func length(_ reference: purgeable_reference_t) -> Int? {
+    var length = 0
+    return unsafe purgeable_heap_length_bytes(heap.raw, reference, &length) == .intact ? length : nil
+  }
+
+  /// Copies a part of an element's payload, as long as `buffer`. False when the element is lost, or was changed all the time.
+  func copy(_ reference: purgeable_reference_t, from offset: Int, into buffer: UnsafeMutableRawBufferPointer) -> Bool {
+    unsafe purgeable_heap_read_part(heap.raw, reference, offset, buffer.count, buffer.baseAddress) == .intact
+  }
+
+  /// Whether an element's payload begins with `prefix`: only with the outcome `.intact` does `matches` tell.
+  func compare(
+    _ reference: purgeable_reference_t, with prefix: UnsafeRawBufferPointer
+  ) -> (outcome: purgeable_outcome_t, matches: Bool) {
+    var rest = 0
+    var matches = false
+    let outcome = unsafe purgeable_heap_read_matching(
+      heap.raw, reference, prefix.baseAddress!, prefix.count, 0, nil, 0, &rest, &matches)
+    return (outcome, matches)
+  }
+
+  func check(_ reference: purgeable_reference_t) -> purgeable_outcome_t { unsafe purgeable_heap_check(heap.raw, reference) }
+
+  /// Whether the element at a place is lost, or its slab has ended.
+  func isGone(_ place: UInt64) -> Bool {
+    if heap.isLost(place) { return true }
+    switch check(heap.reference(place)) {
+    case .intact, .busy: return false
+    // An error: the slab was given back, or the process is a forked child, in which all slabs have ended.
+    case .discarded, .error: return true
+    }
+  }
+}

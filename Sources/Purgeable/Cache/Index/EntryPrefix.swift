@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+// How an element's payload begins: the key.
+//
+//   fixed      | key (n bytes) |
+//   variable   | length, 1 byte below 128 | key |      | 1 + length, 4 bytes big-endian, top bit set | key |
+//   tracked    | 255 | number, 4 bytes |
+//
+// then 8 bytes of cost if the slot says so, then the value.
+
+enum EntryPrefix {
+  static let trackedByteCount = 5
+  /// 0xFF as a first byte means "tracked", so lengths stay below 0x7F00_0000.
+  static let keyByteLimit = 0x7EFF_FFFF
+
+  static func headByteCount(forKeyOf byteCount: Int) -> Int { byteCount < 128 ? 1 : 4 }
+
+  /// Writes a length; returns the bytes written.
+  @inline(__always)
+  static func writeHead(_ byteCount: Int, to bytes: UnsafeMutableRawBufferPointer) -> Int {
+    assert(byteCount >= 0 && byteCount <= keyByteLimit, "PurgeableCache: a key too long to encode")
+    if byteCount < 128 {
+      unsafe bytes[0] = UInt8(byteCount)
+      return 1
+    }
+    unsafe bytes.storeBytes(of: (UInt32(byteCount) | 0x8000_0000).bigEndian, as: UInt32.self)
+    return 4
+  }
+
+  static func writeTracked(_ number: UInt32, to bytes: UnsafeMutableRawBufferPointer) {
+    assert(bytes.count >= trackedByteCount, "PurgeableCache: a prefix without room")
+    unsafe bytes[0] = 0xFF
+    unsafe bytes.storeBytes(of: number, toByteOffset: 1, as: UInt32.self)
+  }
+
+  /// Fills a payload, which has room for all of it and is seen by no other thread before the commit.
+  static func write(
+    _ prefix: UnsafeRawBufferPointer, _ cost: UInt64?, _ value: UnsafeRawBufferPointer, to bytes: UnsafeMutableRawBufferPointer
+  ) {
+    assert(bytes.count >= prefix.count + (cost == nil ? 0 : 8) + value.count, "PurgeableCache: a payload without room")
+    unsafe bytes.copyMemory(from: prefix)
+    var at = prefix.count
+    if let cost {
+      unsafe bytes.storeBytes(of: cost, toByteOffset: at, as: UInt64.self)
+      at += 8
+    }
+    if value.count > 0 { unsafe UnsafeMutableRawBufferPointer(rebasing: bytes[at...]).copyMemory(from: value) }
+  }
+
+  enum Parsed {
+    /// The whole prefix is this long; the key's bytes begin at `keyAt`.
+    case key(prefixByteCount: Int, keyAt: Int)
+    case tracked(number: UInt32)
+  }
+
+  /// Reads the beginning of a payload; nil when it is not valid.
+  static func parse(_ payload: UnsafeRawBufferPointer, layout: KeyLayout) -> Parsed? {
+    switch layout {
+    case .fixed(let count): return .key(prefixByteCount: count, keyAt: 0)
+    case .variable:
+      guard payload.count > 0 else { return nil }
+      let first = unsafe payload[0]
+      if first < 128 { return .key(prefixByteCount: 1 + Int(first), keyAt: 1) }
+      if first == 0xFF {
+        guard payload.count >= trackedByteCount else { return nil }
+        return .tracked(number: unsafe payload.loadUnaligned(fromByteOffset: 1, as: UInt32.self))
+      }
+      guard payload.count >= 4 else { return nil }
+      let length = unsafe UInt32(bigEndian: payload.loadUnaligned(as: UInt32.self)) & 0x7FFF_FFFF
+      return .key(prefixByteCount: 4 + Int(length), keyAt: 4)
+    }
+  }
+}
+
+/// How an element's payload begins.
+enum KeyLayout: Equatable {
+  /// Keys of one size, as they are.
+  case fixed(Int)
+  /// A length, then the key; or a tracked key's number.
+  case variable
+}
+
+/// How a cache computes a key's identity from its bytes, with seeds of its own.
+struct KeyHashing: Sendable {
+  let layout: KeyLayout
+  let seed = UInt64.random(in: .min ... .max)
+  let secondSeed = UInt64.random(in: .min ... .max) | 1
+
+  /// The key of a payload's prefix. Hasher is SipHash keyed by the process; the cache's seed is hashed too, so that keys that
+  /// collide in one cache do not collide in another. Keys of 8 bytes are mixed by two multiplications with two secret words
+  /// instead.
+  @inline(__always)
+  func key(prefix: UnsafeRawBufferPointer) -> EngineKey {
+    if prefix.count == 8 {
+      let word = unsafe prefix.loadUnaligned(as: UInt64.self)
+      return EngineKey(hash: Self.fold(Self.fold(word ^ seed, secondSeed) ^ secondSeed, seed | 1))
+    }
+    var hasher = Hasher()
+    hasher.combine(seed)
+    unsafe hasher.combine(bytes: prefix)
+    return EngineKey(hash: UInt64(bitPattern: Int64(hasher.finalize())))
+  }
+
+  /// Both halves of the product, so that every bit of either factor reaches every bit of the result.
+  @inline(__always)
+  private static func fold(_ left: UInt64, _ right: UInt64) -> UInt64 {
+    let product = left.multipliedFullWidth(by: right)
+    return product.high ^ product.low
+  }
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT
+// Departures: what the handler is told of an entry that left, and what the engine and the key table exchange for it.
+
+import Glibc
+
+/// Why a departure is told without the value.
+public enum ValueAbsence: Sendable, Hashable {
+  /// The kernel took a page of it.
+  case discarded
+  /// There was no copy of it: more values waited to be told than a cache may copy, or there was no memory for one
+  /// (`PurgeableCache.init`).
+  case notKept
+  /// The type's `init(purgeableBytes:)` made no value of its bytes.
+  case undecodable
+}
+
+/// An entry that left, as `onDeparture` is told.
+public struct Departure<Key: Hashable & Sendable, Value: PurgeableValue>: Sendable {
+  /// The entry's key.
+  public let key: Key
+  /// The value, where it still exists; else `absence` says why not.
+  public let value: Value?
+  /// The cost that was given with the value, or the value's bytes.
+  public let cost: Int
+  /// Why it left.
+  public let reason: DepartureReason
+  /// Why there is no value; nil where there is one.
+  public let absence: ValueAbsence?
+}
+
+/// The copy of a value that waits to be told, in memory whose allocation may fail. `@unchecked Sendable`: it has one owner at a
+/// time, who hands it on under a mutex.
+@safe struct ValueCopy: @unchecked Sendable {
+  /// The number of bytes, then the bytes; nil where there is no copy.
+  var block: UnsafeMutableRawPointer?
+  var absence: ValueAbsence?
+
+  static let headByteCount = 8
+  /// The value is not wanted.
+  static let unwanted = ValueCopy(absence: nil)
+  static let discarded = ValueCopy(absence: .discarded)
+  static let notKept = ValueCopy(absence: .notKept)
+
+  init(absence: ValueAbsence?) { self.absence = absence }
+
+  /// The copy at an address; called by its owner.
+  init(block: UnsafeMutableRawPointer) { unsafe self.block = block }
+
+  /// Room for so many bytes; nil when there is no memory.
+  init?(byteCount: Int) {
+    guard let block = unsafe malloc(byteCount + Self.headByteCount) else { return nil }
+    unsafe block.storeBytes(of: byteCount, as: Int.self)
+    unsafe self.block = block
+  }
+
+  var byteCount: Int { unsafe block?.load(as: Int.self) ?? 0 }
+
+  /// The bytes of the copy; only where there is a block.
+  var bytes: UnsafeMutableRawBufferPointer {
+    unsafe UnsafeMutableRawBufferPointer(start: block.map { unsafe $0 + Self.headByteCount }, count: byteCount)
+  }
+}
+
+/// The departure of a value, without its key.
+struct EngineDeparture {
+  let reason: DepartureReason
+  let cost: UInt64
+  let copy: ValueCopy
+}
+
+/// Departed entries of a key table in order of departure, linked through themselves. `@unchecked Sendable` as `ValueCopy`.
+@safe struct DepartureList: @unchecked Sendable {
+  private(set) var first: EntryPointer?
+  private var last: EntryPointer?
+  private(set) var count = 0
+  /// Bytes of values that were copied for them.
+  var copiedByteCount = 0
+
+  var isEmpty: Bool { unsafe first == nil }
+
+  mutating func append(_ entry: EntryPointer) {
+    if let last = unsafe last { unsafe last.pointee.next = entry } else { unsafe first = entry }
+    unsafe last = entry
+    count += 1
+  }
+
+  mutating func append(_ other: DepartureList) {
+    guard let head = unsafe other.first else { return }
+    if let last = unsafe last { unsafe last.pointee.next = head } else { unsafe first = head }
+    unsafe last = other.last
+    count += other.count
+    copiedByteCount += other.copiedByteCount
+  }
+
+  mutating func popFirst() -> DepartedEntry? {
+    guard let entry = unsafe first else { return nil }
+    unsafe first = entry.pointee.next
+    if unsafe first == nil { unsafe last = nil }
+    count -= 1
+    assert(count > 0 || isEmpty, "PurgeableCache: a list's count is wrong")
+    return unsafe DepartedEntry(pointer: entry)
+  }
+}
+
+/// A departed entry, which belongs to the holder of this alone. `@unchecked Sendable` as `ValueCopy`.
+@safe struct DepartedEntry: @unchecked Sendable {
+  let pointer: EntryPointer
+}
+
+/// The key table as the engine knows it: the typed cache's part in departures.
+protocol EngineObserver: ForkProtected {
+  /// Whether a handler is told, with values.
+  var wantsValues: Bool { get }
+  /// Ordinary memory of the key table, in bytes.
+  var byteCount: Int { get }
+  /// Departures that wait for the telling thread.
+  var waitingCount: Int { get }
+  /// Values that were dropped because too many waited, or for want of memory.
+  var notKeptCount: UInt64 { get }
+  /// The hash and the cost of a living number. Under the shard's mutex.
+  func hash(ofNumber number: UInt32) -> UInt64?
+  func cost(ofNumber number: UInt32) -> UInt64?
+  /// Memory for a copy of a value; nil when there is none, or too many values wait. `mayExceed`: for the first value that a call
+  /// of the program takes out, the limit does not count.
+  func makeCopy(byteCount: Int, mayExceed: Bool) -> ValueCopy?
+  func endCopy(_ copy: ValueCopy)
+  /// Under the shard's mutex: ends a number, whose entry goes to the list.
+  func depart(_ number: UInt32, _ reason: DepartureReason, _ copy: ValueCopy, to list: inout DepartureList)
+  /// Under no mutex: tells of the departures, or has the telling thread tell of those that the library itself caused.
+  func deliver(_ list: consuming DepartureList)
+  /// Under no mutex, on a thread of the program: tells of some departures when the telling thread is behind.
+  func helpTelling()
+}

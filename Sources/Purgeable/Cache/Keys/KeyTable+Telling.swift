@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: MIT
+// On which thread a departure is told.
+//
+//   a call of the program    --> list of its own --> told on its thread, slice by slice, before the call returns
+//   the library by itself    --> `waiting`       --> told on a thread made for that, one a cache, which ends when nothing waits
+//
+// No departure is lost: it waits in the entry of its key. Its value, which has to be copied, may be dropped: see `makeCopy`.
+
+import Glibc
+import Synchronization
+
+/// The departures that wait for a cache's telling thread.
+struct WaitingDepartures: Sendable {
+  var list = DepartureList()
+  /// The process that has a thread for it, 0 for none.
+  var teller: pid_t = 0
+}
+
+/// How much may wait to be told (documented at `PurgeableCache.init`).
+enum TellingLimits {
+  /// Copied values of a cache, in bytes: all that wait together.
+  static let copiedBytes = 8 << 20
+  /// The part of it for departures that the library causes by itself, mostly while memory is short.
+  static let libraryBytes = 1 << 20
+  /// A call that takes more values out tells in slices of about this.
+  static let sliceBytes = 1 << 20
+  /// Departures that wait for the telling thread: beyond it the program's calls tell some of them.
+  static let waitingCount = 65_536
+  /// How many departures such a call tells of.
+  static let helpCount = 4
+}
+
+extension KeyTable {
+  var waitingCount: Int { waiting.withLock { $0.list.count } }
+
+  // MARK: Copies
+
+  func makeCopy(byteCount: Int, mayExceed: Bool) -> ValueCopy? {
+    let limit = ThreadRole.isLibrary ? TellingLimits.libraryBytes : TellingLimits.copiedBytes
+    let sum = copiedByteCount.add(byteCount, ordering: .relaxed).newValue
+    if sum <= limit || mayExceed && !ThreadRole.isLibrary, let copy = ValueCopy(byteCount: byteCount) { return copy }
+    copiedByteCount.subtract(byteCount, ordering: .relaxed)
+    notKept.add(1, ordering: .relaxed)
+    return nil
+  }
+
+  func endCopy(_ copy: ValueCopy) { endCopy(copy, isCounted: true) }
+
+  /// `isCounted`: false for a parent's copy in a forked child, which counts its own.
+  func endCopy(_ copy: ValueCopy, isCounted: Bool) {
+    guard unsafe copy.block != nil else { return }
+    if isCounted { copiedByteCount.subtract(copy.byteCount, ordering: .relaxed) }
+    unsafe free(copy.block)
+  }
+
+  // MARK: Telling
+
+  /// Tells of a departure. Under no mutex.
+  func tell(_ departure: EngineDeparture, key: Key) {
+    guard let handler = handler.withLock({ $0 }) else { return endCopy(departure.copy) }
+    var absence = departure.copy.absence
+    var value: Value?
+    if unsafe departure.copy.block != nil, !MemoryReserve.isThere(2 * departure.copy.byteCount + MemoryReserve.ofNews) {
+      // Decoding takes memory, and Swift's runtime ends the program when there is none.
+      endCopy(departure.copy)
+      notKept.add(1, ordering: .relaxed)
+      absence = .notKept
+    } else if unsafe departure.copy.block != nil {
+      // Decoded only here, under no mutex, since decoding is the user's code. Safe: the copy is this function's until `endCopy`.
+      value = unsafe Value(purgeableBytes: UnsafeRawBufferPointer(departure.copy.bytes).bytes)
+      endCopy(departure.copy)
+      if value == nil { absence = .undecodable }
+    }
+    ThreadRole.whileTelling {
+      let cost = Int(clamping: departure.cost)
+      handler.tell(Departure(key: key, value: value, cost: cost, reason: departure.reason, absence: absence))
+    }
+  }
+
+  /// Tells of a value that was refused, and so never was an entry.
+  func refuse(_ departure: Departure<Key, Value>) {
+    guard let handler = handler.withLock({ $0 }) else { return }
+    ThreadRole.whileTelling { handler.tell(departure) }
+  }
+
+  /// Tells of an entry, and ends its key.
+  private func tell(_ entry: DepartedEntry) {
+    let (key, departure) = open(entry)
+    if let departure { tell(departure, key: key) }
+  }
+
+  func deliver(_ list: consuming DepartureList) {
+    if ThreadRole.isLibrary { return wait(list) }
+    let before = epoch.load(ordering: .relaxed)
+    while let entry = list.popFirst() {
+      tell(entry)
+      // True in a child that the handler forked: the rest is the parent's to tell, and its entries do not exist here.
+      if epoch.load(ordering: .relaxed) != before { return }
+    }
+  }
+
+  // MARK: The telling thread
+
+  private func wait(_ list: DepartureList) {
+    let (needsThread, count) = waiting.withLock { waiting in
+      waiting.list.append(list)
+      let process = getpid()
+      defer { waiting.teller = process }
+      return (waiting.teller != process, waiting.list.count)
+    }
+    if count > TellingLimits.waitingCount { needsHelp.store(true, ordering: .relaxed) }
+    guard needsThread, !startTelling() else { return }
+    // No thread could be made: the next call of the program tells, or the thread that the next departure asks for.
+    waiting.withLock { $0.teller = 0 }
+    needsHelp.store(true, ordering: .relaxed)
+  }
+
+  /// On the telling thread.
+  func tellWaiting() {
+    let before = epoch.load(ordering: .relaxed)
+    while epoch.load(ordering: .relaxed) == before {
+      let entry = waiting.withLock { waiting -> DepartedEntry? in
+        if let entry = waiting.list.popFirst() { return entry }
+        // Under the mutex: the next departure to wait starts another thread.
+        waiting.teller = 0
+        return nil
+      }
+      guard let entry else { return }
+      tell(entry)
+    }
+  }
+
+  func helpTelling() {
+    // Not from a handler: handlers would nest, as deep as departures wait.
+    guard needsHelp.load(ordering: .relaxed), !ThreadRole.isLibrary, !ThreadRole.isTelling else { return }
+    let before = epoch.load(ordering: .relaxed)
+    for _ in 0..<TellingLimits.helpCount {
+      let entry = waiting.withLock { waiting -> DepartedEntry? in
+        if waiting.teller != 0, waiting.list.count <= TellingLimits.waitingCount {
+          needsHelp.store(false, ordering: .relaxed)
+          return nil
+        }
+        let entry = waiting.list.popFirst()
+        if entry == nil { needsHelp.store(false, ordering: .relaxed) }
+        return entry
+      }
+      guard let entry else { return }
+      tell(entry)
+      if epoch.load(ordering: .relaxed) != before { return }
+    }
+  }
+
+  // MARK: Forking
+
+  func lockForFork() {
+    for holder in stripes { holder.stripe.lock() }
+    waiting.lock()
+    handler.lock()
+  }
+
+  func unlockAfterFork() {
+    handler.unlock()
+    waiting.unlock()
+    for holder in stripes.reversed() { holder.stripe.unlock() }
+  }
+
+  func forgetInChild() {
+    // The parent tells of what waited, and the entries end with the old stripes (`change`).
+    waiting.withLock { $0 = WaitingDepartures() }
+    copiedByteCount.store(0, ordering: .relaxed)
+    needsHelp.store(false, ordering: .relaxed)
+    for holder in stripes { holder.departures.add(1, ordering: .relaxed) }
+    epoch.add(1, ordering: .relaxed)
+  }
+}

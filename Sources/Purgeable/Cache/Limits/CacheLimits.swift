@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+// Limits: strict ones, a share of the memory that limits this process, what may be locked, and how fast a cache may grow after
+// pressure.
+//
+//     byte limit        the program's own, and its share of the memory (the smaller)      strict
+//     growth limit      what was left after pressure, rising with time                    yields when nothing is left to evict
+//     locked limit      the program's, or half the memory; less while memory is short     locks above it are refused
+
+import CPurgeable
+import Synchronization
+
+/// The settings from which a cache's byte limit, locked limit and idle time follow.
+struct CacheBudget: Sendable {
+  /// A share of the group's limit or of the machine's memory, whichever is smaller; nil for no share.
+  var memoryShare: Double?
+  /// The program's byte limit, nil for none.
+  var byteLimit: Int?
+  /// Whether `byteLimit` is the one that a cache sets itself where the kernel discards nothing.
+  var isDefault = false
+  /// The most bytes that may be locked at a time; nil for half the memory.
+  var lockedByteLimit: Int?
+  /// How long an entry may go unused before it is given back; nil for ever.
+  var idleNanoseconds: UInt64?
+
+  /// A time in nanoseconds: a millisecond at least, and at most a time that no clock reaches.
+  static func nanoseconds(_ time: Duration) -> UInt64 {
+    let (seconds, attoseconds) = time.components
+    guard seconds >= 0, attoseconds >= 0 else { return 1_000_000 }
+    let (whole, overflow) = UInt64(seconds).multipliedReportingOverflow(by: 1_000_000_000)
+    return overflow ? .max / 4 : max(1_000_000, min(.max / 4, whole + UInt64(attoseconds) / 1_000_000_000))
+  }
+}
+
+/// The limits of a cache. `bytes` is computed from the budget; the other strict limits are as the program set them.
+struct CacheLimits: ~Copyable, Sendable {
+  /// `Int.max` and `UInt64.max` stand for no limit.
+  let count: Atomic<Int>
+  let cost: Atomic<UInt64>
+  let bytes: Atomic<Int>
+  /// The least byte limit: with less, nothing could be stored.
+  let leastBytes = Atomic<Int>(0)
+  let growth = SlowGrowth()
+  let budget: Guarded<CacheBudget>
+  /// The level of pressure that was last heard of, as its raw value.
+  let pressure = Atomic<Int32>(0)
+  let clock: CacheClock
+
+  init(_ options: EngineOptions) {
+    var options = options
+    var isDefault = false
+    if options.byteLimit == nil, options.countLimit == nil, options.costLimit == nil, options.memoryShare == nil,
+      let limit = Self.limitWhereNothingIsDiscarded
+    {
+      // Without it, nothing would ever make the cache smaller.
+      options.byteLimit = limit
+      isDefault = true
+    }
+    let budget = CacheBudget(
+      memoryShare: options.memoryShare, byteLimit: options.byteLimit, isDefault: isDefault,
+      lockedByteLimit: options.lockedByteLimit, idleNanoseconds: options.idleNanoseconds)
+    count = Atomic(options.countLimit ?? .max)
+    cost = Atomic(options.costLimit ?? .max)
+    bytes = Atomic(Self.byteLimit(of: budget).limit)
+    self.budget = Guarded(budget)
+    clock = options.clock
+  }
+
+  /// A quarter of the group's or the machine's memory where the kernel takes nothing back by itself; nil where it does.
+  private static let limitWhereNothingIsDiscarded: Int? = {
+    guard let support = try? KernelSupport.probe() else { return nil }
+    switch support.behavior {
+    case .works, .immediate: return nil
+    case .noEffect, .unsupported, .mlocked, .partial:
+      return Int(clamping: ProcessMemory.limit() / 4)
+    }
+  }()
+
+  /// Read once: the default of the locked limit need not follow every change.
+  private static let memoryAtStart = ProcessMemory.limit()
+
+  /// The smaller of a budget's limit and its share, and the memory of which it is a share.
+  private static func byteLimit(of budget: CacheBudget) -> (limit: Int, memory: UInt64?) {
+    let limit = budget.byteLimit ?? .max
+    guard let share = budget.memoryShare else { return (limit, nil) }
+    let memory = ProcessMemory.limit()
+    // A share above 0 is a limit, however small: only 0 admits nothing.
+    return (min(limit, max(share > 0 ? 1 : 0, Int(Double(memory) * share))), memory)
+  }
+
+  /// Computes the limits from the budget: the byte limit from number and share, the locked limit by the level of pressure.
+  func apply(to heap: SlabHeap) {
+    // Under the mutex to the end, so that the last change of the budget is also applied last.
+    budget.withLock { budget in
+      let (limit, memory) = Self.byteLimit(of: budget)
+      bytes.store(atLeast(limit), ordering: .relaxed)
+      let locked = budget.lockedByteLimit ?? Int(clamping: (memory ?? Self.memoryAtStart) / 2)
+      // Under pressure less may be locked: half at the warning level, a quarter at the critical one.
+      let level = pressure.load(ordering: .relaxed)
+      let part = level == PressureLevel.critical.rawValue ? 4 : level == PressureLevel.warning.rawValue ? 2 : 1
+      // 0 would mean no limit to the heap.
+      heap.setLockedLimit(max(1, locked / part))
+    }
+  }
+
+  /// Whether entries or costs are limited.
+  @inline(__always) var areStrict: Bool {
+    count.load(ordering: .relaxed) != .max || cost.load(ordering: .relaxed) != .max
+  }
+
+  /// Changes the budget, and applies it.
+  func change(_ heap: SlabHeap, _ body: (inout CacheBudget) -> Void) {
+    budget.withLock { body(&$0) }
+    apply(to: heap)
+  }
+
+  /// The limit in force for a given one: at least what an empty cache needs. 0 stays 0, and admits nothing.
+  func atLeast(_ limit: Int) -> Int {
+    assert(leastBytes.load(ordering: .relaxed) >= 0, "PurgeableCache: the least byte limit is below 0")
+    return limit <= 0 ? 0 : max(limit, leastBytes.load(ordering: .relaxed))
+  }
+
+  /// The smallest limit in force, and which it is; nil for none.
+  func limitInForce() -> (byteCount: Int, reason: CacheLimitReason)? {
+    let strict = bytes.load(ordering: .relaxed)
+    let soft = growth.limit(by: clock)
+    if soft < strict {
+      return (soft, .growth(remaining: .nanoseconds(Int64(growth.remaining(now: clock.now())))))
+    }
+    if strict == .max { return nil }
+    let budget = budget.withLock { $0 }
+    if let limit = budget.byteLimit, limit <= strict || budget.memoryShare == nil {
+      return (strict, budget.isDefault ? .noDiscards : .byteLimit)
+    }
+    return (strict, .memoryShare)
+  }
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT
+// Fingerprints of keys whose entries left not long ago: S3-FIFO's ghost queue, and the reasons for misses.
+//
+// A queue of as many keys as the main queue holds would need a link or a ring beside a table. Here a fingerprint carries the time
+// it was noted, counted in insertions; it is forgotten when it is older than the capacity, or when its bucket needs the room.
+//
+//   31         14 13    12 11          0
+//   | fingerprint | reason | time stamp |
+
+import CPurgeable
+
+/// Its allocation may fail: then there is no ghost, or the old one stays. Only stores make it or let it grow
+/// (`HeldShard.readyGhost`), never code that gives memory back.
+struct Ghost: ~Copyable {
+  enum Reason: UInt32 {
+    case evicted = 0
+    case removed = 1
+    case discarded = 2
+  }
+
+  /// Where its bytes are counted.
+  private let totals: CacheTotals?
+  private var entries: BookkeepingArray<UInt32>?
+  /// How many fingerprints there is room for: the length of `entries`.
+  private var slotCount = 0
+  private var capacity = 0
+  private var insertionCount: UInt64 = 0
+  private var stampUnit: UInt64 = 1
+
+  private static let bucketSize = 8
+  private static let stampMask: UInt32 = 0xFFF
+  private static let fingerprintMask: UInt32 = 0x3FFFF
+  /// A fingerprint's age in stamps at which it is forgotten.
+  private static let maximumAge: UInt32 = 0x800
+
+  init(countedIn totals: CacheTotals? = nil) { self.totals = totals }
+
+  var byteCount: Int {
+    switch entries {
+    case .some(let entries): entries.byteCount
+    case nil: 0
+    }
+  }
+
+  /// How many keys it remembers.
+  var rememberedLimit: Int { capacity }
+
+  /// Whether `reserve` would do anything.
+  func isSmall(for newCapacity: Int) -> Bool { newCapacity > capacity + capacity / 2 }
+
+  /// Prefetches the bucket that `note` will touch.
+  func prefetch(_ identity: UInt64) {
+    guard capacity > 0 else { return }
+    entries?.prefetch(bucket(of: Self.mixed(identity)))
+  }
+
+  /// Makes room for the last `newCapacity` keys, if that is much more than now. All fingerprints are forgotten then, since a
+  /// fingerprint alone does not tell its bucket in a table of another size. The ghost never shrinks here: a cache that has just
+  /// lost most of its entries will be asked for them. Without memory, nothing is changed.
+  mutating func reserve(_ newCapacity: Int) {
+    guard isSmall(for: newCapacity) else { return }
+    let before = byteCount
+    let wanted = max(newCapacity, 16)
+    // A third more room than keys: buckets fill unevenly. An even number: it can be halved.
+    let buckets = (wanted + wanted / 3) / Self.bucketSize / 2 * 2 + 2
+    guard let made = BookkeepingArray<UInt32>(zeros: buckets * Self.bucketSize) else { return }
+    entries = consume made
+    slotCount = buckets * Self.bucketSize
+    capacity = wanted
+    stampUnit = max(1, UInt64(capacity) / UInt64(Self.maximumAge))
+    insertionCount = stampUnit
+    noteBytes(since: before)
+  }
+
+  private func noteBytes(since before: Int) { totals?.ghostBytes.add(byteCount - before, ordering: .relaxed) }
+
+  /// Halves the table until it remembers fewer than twice `count` keys, or cannot be halved; the younger half of each two buckets
+  /// stays. For times when memory is needed more than reasons are. In place, without an allocation.
+  mutating func shrink(toRemember count: Int) {
+    let before = byteCount
+    defer { noteBytes(since: before) }
+    while capacity >= 2 * max(16, count), slotCount % (4 * Self.bucketSize) == 0 {
+      // In a table of half the size, two neighbouring buckets become one. Fingerprints are written in front of those that are
+      // still to be read.
+      for start in stride(from: 0, to: slotCount, by: 2 * Self.bucketSize) { mergeBuckets(at: start) }
+      slotCount /= 2
+      entries?.shrink(to: slotCount)
+      capacity /= 2
+    }
+  }
+
+  /// Moves the younger half of two neighbouring buckets, youngest first, into the bucket that both become.
+  private mutating func mergeBuckets(at start: Int) {
+    var both = InlineArray<16, UInt32>(repeating: 0)
+    for i in 0..<2 * Self.bucketSize {
+      let entry = self[start + i]
+      let itsAge = entry == 0 ? .max : age(entry)
+      var at = i
+      while at > 0, (both[at - 1] == 0 ? .max : age(both[at - 1])) > itsAge {
+        both[at] = both[at - 1]
+        at -= 1
+      }
+      both[at] = entry
+    }
+    for i in 0..<Self.bucketSize { self[start / 2 + i] = both[i] }
+  }
+
+  mutating func note(_ identity: UInt64, _ reason: Reason) {
+    guard capacity > 0 else { return }
+    insertionCount += 1
+    insert(Self.mixed(identity), reason: reason.rawValue)
+  }
+
+  /// Whether nothing was ever noted, so that the memory need not be touched.
+  private var isBlank: Bool { insertionCount <= stampUnit }
+
+  /// Why an entry of this identity left, if that is remembered.
+  func reason(of identity: UInt64) -> Reason? {
+    guard capacity > 0, !isBlank else { return nil }
+    return find(Self.mixed(identity)).flatMap { Reason(rawValue: (self[$0] >> 12) & 3) }
+  }
+
+  /// Forgets a key that was stored again.
+  mutating func forget(_ identity: UInt64) {
+    guard capacity > 0, !isBlank, let found = find(Self.mixed(identity)) else { return }
+    self[found] = 0
+  }
+
+  mutating func removeAll() {
+    let before = byteCount
+    defer { noteBytes(since: before) }
+    entries = nil
+    slotCount = 0
+    capacity = 0
+  }
+
+  // MARK: Inside
+
+  /// The tag's 26 bits, mixed: the upper ones choose the bucket, and the lower 18 are the fingerprint. Together they use all
+  /// bits.
+  private static func mixed(_ identity: UInt64) -> UInt64 {
+    let mask: UInt64 = (1 << Slot.tagBits) - 1
+    let tag = (identity >> Slot.tagShift) ^ (identity & Slot.trackedFlag != 0 ? 0x155_5555 : 0)
+    let once = (tag &* 0x34F_1BD5) & mask
+    return ((once ^ once >> 13) &* 0x1B8_73E9) & mask
+  }
+
+  private func bucket(of mixed: UInt64) -> Int {
+    assert(slotCount > 0 && slotCount % Self.bucketSize == 0, "PurgeableCache: a ghost without whole buckets")
+    let buckets = UInt64(slotCount / Self.bucketSize)
+    return Int((mixed &* buckets) >> Slot.tagBits) * Self.bucketSize
+  }
+
+  /// In bounds wherever `capacity` is above 0: there is memory then.
+  private subscript(index: Int) -> UInt32 {
+    get {
+      switch entries {
+      case .some(let entries): entries[index]
+      case nil: 0
+      }
+    }
+    set { entries?[index] = newValue }
+  }
+
+  private var stamp: UInt32 { UInt32(truncatingIfNeeded: insertionCount / stampUnit) & Self.stampMask }
+
+  private func age(_ entry: UInt32) -> UInt32 { (stamp &- (entry & Self.stampMask)) & Self.stampMask }
+
+  private func find(_ mixed: UInt64) -> Int? {
+    let start = bucket(of: mixed)
+    let fingerprint = UInt32(truncatingIfNeeded: mixed) & Self.fingerprintMask
+    for i in start..<start + Self.bucketSize {
+      let entry = self[i]
+      if entry != 0, entry >> 14 == fingerprint, age(entry) <= Self.maximumAge { return i }
+    }
+    return nil
+  }
+
+  private mutating func insert(_ mixed: UInt64, reason: UInt32) {
+    assert(reason <= 3, "PurgeableCache: a reason of more than two bits")
+    let fingerprint = UInt32(truncatingIfNeeded: mixed) & Self.fingerprintMask
+    var entry = fingerprint << 14 | reason << 12 | stamp
+    // All zeros means empty.
+    if entry == 0 { entry = 1 << 12 }
+    let start = bucket(of: mixed)
+    var victim = start
+    var victimAge: UInt32 = 0
+    for i in start..<start + Self.bucketSize {
+      if self[i] == 0 || self[i] >> 14 == fingerprint {
+        victim = i
+        break
+      }
+      let itsAge = age(self[i])
+      if itsAge >= victimAge {
+        victimAge = itsAge
+        victim = i
+      }
+    }
+    self[victim] = entry
+  }
+}

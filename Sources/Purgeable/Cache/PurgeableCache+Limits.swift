@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT
+// The limits of a cache, and changing them.
+
+import Synchronization
+
+/// Checks limits, at creation and when they are set later.
+enum LimitCheck {
+  static func limit(_ limit: Int?, _ label: String, in operation: @autoclosure () -> String) throws(PurgeableError) {
+    guard let limit, limit < 0 else { return }
+    throw PurgeableError(
+      .invalidArgument(label), in: operation(), explanation: "a limit is nil or at least 0, not \(limit)")
+  }
+
+  static func share(_ share: Double?, _ label: String, in operation: @autoclosure () -> String) throws(PurgeableError) {
+    guard let share, !(share > 0 && share <= 1) else { return }
+    throw PurgeableError(
+      .invalidArgument(label), in: operation(), explanation: "a share is above 0 and at most 1, not \(share)")
+  }
+
+  static func time(_ time: Duration?, _ label: String, in operation: @autoclosure () -> String) throws(PurgeableError) {
+    guard let time, time <= .zero else { return }
+    throw PurgeableError(.invalidArgument(label), in: operation(), explanation: "a time is above 0, not \(time)")
+  }
+}
+
+extension PurgeableCache {
+  // MARK: Entries, costs, bytes
+
+  /// The most entries, nil for no limit.
+  public var countLimit: Int? {
+    let limit = engine.base.limits.count.load(ordering: .relaxed)
+    return limit == .max ? nil : limit
+  }
+
+  /// Sets `countLimit`. A lower limit evicts before this returns. Any thread.
+  ///
+  /// - Throws: `PurgeableError` of kind `invalidArgument` for a negative limit; the limit stays as it was then.
+  public func setCountLimit(_ limit: Int?) throws(PurgeableError) {
+    try LimitCheck.limit(limit, "limit", in: "PurgeableCache '\(name)'.setCountLimit")
+    engine.base.limits.count.store(limit ?? .max, ordering: .relaxed)
+    engine.enforceLimits()
+  }
+
+  /// The most that costs may add up to, nil for no limit.
+  public var costLimit: Int? {
+    let limit = engine.base.limits.cost.load(ordering: .relaxed)
+    return limit == .max ? nil : Int(clamping: limit)
+  }
+
+  /// Sets `costLimit`. A lower limit evicts before this returns. Any thread.
+  ///
+  /// - Throws: `PurgeableError` of kind `invalidArgument` for a negative limit; the limit stays as it was then.
+  public func setCostLimit(_ limit: Int?) throws(PurgeableError) {
+    try LimitCheck.limit(limit, "limit", in: "PurgeableCache '\(name)'.setCostLimit")
+    engine.base.limits.cost.store(limit.map { UInt64($0) } ?? .max, ordering: .relaxed)
+    engine.enforceLimits()
+  }
+
+  /// The most bytes to hold, bookkeeping included, nil for no limit.
+  public var byteLimit: Int? { engine.base.limits.budget.withLock { $0.byteLimit }.map { engine.base.limits.atLeast($0) } }
+
+  /// Sets `byteLimit`. A lower limit evicts, and makes bookkeeping smaller, before this returns. Any thread.
+  ///
+  /// A limit below what this cache needs when it is empty becomes as much as that, and `byteLimit` then says how much; `init`
+  /// refuses such a limit with an error. 0 stays 0 and admits nothing. A cache that has been large needs more when it is empty
+  /// than a fresh one: some hundreds of KiB.
+  ///
+  /// - Throws: `PurgeableError` of kind `invalidArgument` for a negative limit; the limit stays as it was then.
+  public func setByteLimit(_ limit: Int?) throws(PurgeableError) {
+    try LimitCheck.limit(limit, "limit", in: "PurgeableCache '\(name)'.setByteLimit")
+    engine.change { budget in
+      budget.byteLimit = limit
+      budget.isDefault = false
+    }
+  }
+
+  /// The cache's share of the memory that limits this process (the smallest limit of its control groups, or the machine's
+  /// memory), above 0 and up to 1; nil for none. Works as a byte limit beside `byteLimit`, and follows changes of the group's
+  /// limit within a second of the next store. `statistics.limitInForce` has the smallest limit in force, in bytes.
+  public var memoryShare: Double? { engine.base.limits.budget.withLock { $0.memoryShare } }
+
+  /// Sets `memoryShare`. A smaller share evicts before this returns; one that is less than an empty cache needs counts as what it
+  /// needs. Any thread.
+  ///
+  /// - Throws: `PurgeableError` of kind `invalidArgument` for a share that is not above 0 and at most 1; the share stays as it
+  ///   was then.
+  public func setMemoryShare(_ share: Double?) throws(PurgeableError) {
+    try LimitCheck.share(share, "share", in: "PurgeableCache '\(name)'.setMemoryShare")
+    engine.change { $0.memoryShare = share }
+  }
+
+  // MARK: Locks
+
+  /// The most payload that `withBytes` may keep locked at a time, in bytes, each lock counted; nil for half the memory that
+  /// limits this process. Above the limit `withBytes` returns nil (the statistics count that as `lockLimit`), and copying reads
+  /// still find values. While memory is short, half of the limit holds; at the critical level a quarter.
+  ///
+  /// Neither the kernel nor the library can give locked memory back, and container tools do not see how much there is. This limit
+  /// keeps a process alive whose readers keep values locked for long.
+  public var lockedByteLimit: Int? { engine.base.limits.budget.withLock { $0.lockedByteLimit } }
+
+  /// Sets `lockedByteLimit`. Bytes that are locked already stay locked. With 0 nothing can be locked. Any thread.
+  ///
+  /// - Throws: `PurgeableError` of kind `invalidArgument` for a negative limit; the limit stays as it was then.
+  public func setLockedByteLimit(_ limit: Int?) throws(PurgeableError) {
+    try LimitCheck.limit(limit, "limit", in: "PurgeableCache '\(name)'.setLockedByteLimit")
+    engine.base.limits.change(engine.heap) { $0.lockedByteLimit = limit }
+  }
+
+  // MARK: Idleness
+
+  /// The eager mode: entries that were not read for this long are given back to the system, even when memory is not short; nil,
+  /// the default, for never. An entry goes after one to two times that long, and up to half a second later, since the library's
+  /// rounds are half a second apart (20 milliseconds come to about a second). For environments that judge a process by its
+  /// resident memory; not a limit on the age of values. Cost: four times in each idle time, a pass over the entries that are due.
+  public var idleTime: Duration? {
+    engine.base.limits.budget.withLock { $0.idleNanoseconds }.map { .nanoseconds(Int64(clamping: $0)) }
+  }
+
+  /// Sets `idleTime`; takes effect with the library's next round. Any thread.
+  ///
+  /// - Throws: `PurgeableError` of kind `invalidArgument` for 0 or less; the time stays as it was then.
+  public func setIdleTime(_ time: Duration?) throws(PurgeableError) {
+    try LimitCheck.time(time, "time", in: "PurgeableCache '\(name)'.setIdleTime")
+    let nanoseconds = time.map(CacheBudget.nanoseconds)
+    engine.base.limits.budget.withLock { $0.idleNanoseconds = nanoseconds }
+    WorkBell.ring()
+  }
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+// Removing entries, with their values or without.
+
+extension PurgeableCache {
+  /// Removes a key's entry, and returns whether there was one. The value is not copied. Any thread; one mutex, and a system call
+  /// only when a slab becomes empty.
+  @discardableResult
+  public func remove(forKey key: Key) -> Bool {
+    var removed = false
+    unsafe encode(key) { engineKey, prefix in
+      removed = engine.shards.hold(of: engineKey.shardHash) { held in unsafe held.remove(engineKey, prefix) }
+    } tracked: { hash in
+      removed =
+        unsafe withTracked(key, hash: hash) { engineKey, prefix, held in
+          unsafe held.remove(engineKey, prefix)
+        } ?? false
+    }
+    return removed
+  }
+
+  /// Removes a key's entry and returns its value; of several threads that remove one entry, only one gets the value. nil when
+  /// there was no entry, or the kernel had taken it. Does not count as a use.
+  ///
+  /// Cost: that of `remove(forKey:)`, and a copy of the value. The entry is removed also when its bytes make no value, or when
+  /// there is no memory for a value of 128 KiB or more; the result is nil then.
+  public func removeValue(forKey key: Key) -> Value? {
+    var buffer = [UInt8](repeating: 0, count: 1024)
+    while true {
+      let found = unsafe buffer.withUnsafeMutableBytes { bytes in unsafe remove(forKey: key, copyingTo: bytes) }
+      switch found {
+      case .hit(let byteCount): return unsafe Value(purgeableBytes: buffer.span.bytes.extracting(first: byteCount))
+      case .tooSmall(let byteCount):
+        guard byteCount < MemoryReserve.ofLargeResults || MemoryReserve.isThere(2 * (byteCount + 4096)) else {
+          remove(forKey: key)
+          return nil
+        }
+        buffer = [UInt8](repeating: 0, count: byteCount)
+      case .miss: return nil
+      }
+    }
+  }
+
+  /// Removes every entry, and forgets why earlier entries left: the next look-up of any key says `.unknown`. The slabs'
+  /// memory has gone back when it returns, except for locked slabs; some bookkeeping stays, which `byteCount` tells. Any thread.
+  public func removeAll() { engine.removeAll() }
+
+  /// Copies a value and removes its entry, unless the buffer is too small.
+  private func remove(forKey key: Key, copyingTo buffer: UnsafeMutableRawBufferPointer) -> EngineRead {
+    var result = EngineRead.miss(.unknown)
+    unsafe encode(key) { engineKey, prefix in
+      result = engine.shards.hold(of: engineKey.shardHash) { held in
+        unsafe held.read(engineKey, prefix, into: buffer, countsAsUse: false, removes: true)
+      }
+    } tracked: { hash in
+      result =
+        unsafe withTracked(key, hash: hash) { engineKey, prefix, held in
+          unsafe held.read(engineKey, prefix, into: buffer, countsAsUse: false, removes: true)
+        } ?? .miss(.unknown)
+    }
+    return result
+  }
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: MIT
+// The shards of a cache: to which one a key belongs, how their mutexes are taken, and which one evicts next by age.
+
+import CPurgeable
+import Synchronization
+
+/// Part of one engine; lives as long as the engine.
+struct CacheShards: ~Copyable, Sendable {
+  let base: CacheBase
+  /// The only shard in use while the cache is small, or has to keep one order of eviction.
+  let founder: EngineShard
+  /// A key's `shardHash` masked with this is the position of its shard. Changed only while the mutexes of all shards are held
+  /// that the old or the new mask leads to, and after the positions of the new mask have been filled.
+  let mask = Atomic<UInt64>(0)
+  let positions: ShardPositions<EngineShard>
+  /// How often the mask was changed.
+  let steps = Atomic<UInt64>(0)
+  /// All shards, once the others have been made.
+  let others = AtomicLazyReference<OtherShards>()
+  private let alone: [EngineShard]
+  private let streams: [purgeable_stream_t]
+  /// The number of entries, and of slab bytes, from which on the other shards open; `Int.max` where only the founder may be in
+  /// use.
+  let opensAtCount = Atomic<Int>(.max)
+  let opensAtBytes = Atomic<Int>(.max)
+  let sizes = ShardSizes()
+
+  /// `streams`: probation of all shards, founder first, then main of all shards.
+  init(_ base: CacheBase, founder index: SlotIndex, _ streams: [purgeable_stream_t]) {
+    assert(streams.count == 2 * (ShardSizes.otherCount + 1), "PurgeableCache: not two streams for each shard")
+    self.base = base
+    self.streams = streams
+    founder = EngineShard(0, base, index, probation: streams[0], main: streams[ShardSizes.otherCount + 1])
+    positions = ShardPositions(founder)
+    alone = [founder]
+  }
+
+  deinit {
+    // Page sums begin in the home of the founder's index, so they end before it does.
+    base.pageSums.destroy()
+    positions.destroy()
+  }
+
+  /// The other shards, made by the first call and kept from then on; nil when there is no memory. The founder's mutex is held.
+  /// Each shard frees its own index.
+  func makeOthers() -> OtherShards? {
+    if let made = others.load() { return made }
+    var shards: [EngineShard] = []
+    for i in 1...ShardSizes.otherCount {
+      guard let index = SlotIndex() else { return nil }
+      shards.append(
+        EngineShard(
+          Int(EngineKey.firstOther) + i - 1, base, index, probation: streams[i], main: streams[ShardSizes.otherCount + 1 + i]))
+    }
+    for shard in shards {
+      positions.set(shard.number, shard)
+      base.indexes.add(shard.index, shard.number)
+    }
+    return others.storeIfNil(OtherShards(founder: founder, others: shards))
+  }
+
+  // MARK: Which
+
+  /// All shards, whether they are in use or empty.
+  var all: [EngineShard] { others.load()?.all ?? alone }
+
+  /// The number of shards in use.
+  var openCount: Int { Self.count(behind: mask.load(ordering: .acquiring)) }
+
+  static func count(behind mask: UInt64) -> Int { mask == 0 ? 1 : Int(mask & (EngineKey.firstOther - 1)) + 1 }
+
+  /// The shard that a key belongs to now. It stays so only while that shard's mutex is held: `hold(of:)`.
+  func shard(of shardHash: UInt64) -> EngineShard { positions[shardHash & mask.load(ordering: .acquiring)] }
+
+  // MARK: Holding
+
+  /// Runs `body` under a shard's mutex. After its release, tells of the departures that `body` caused.
+  func hold<R>(_ shard: EngineShard, _ body: (inout HeldShard) -> R) -> R {
+    var isNewChild = false
+    // The closure's result refers to nothing that the mutex guards.
+    let (result, departed) = shard.held.withLock { held in
+      if held.index.isWiped {
+        held.beginAnew()
+        isNewChild = true
+      }
+      assert(held.number == shard.number, "PurgeableCache: another shard's mutex")
+      let result = Carried(body(&held))
+      assert(!held.books.isSettling, "PurgeableCache: settling was not ended")
+      return (result, held.departures.take())
+    }
+    deliver(departed)
+    if isNewChild { beginAnewInChild() }
+    return result.value
+  }
+
+  /// As `hold(_:_:)`, for the shard that a key belongs to.
+  func hold<R>(of shardHash: UInt64, _ body: (inout HeldShard) -> R) -> R {
+    while true {
+      let shard = shard(of: shardHash)
+      let result: R? = hold(shard) { held in
+        // Checked again under the mutex: while it is held, the mask cannot change away from this shard.
+        shardHash & mask.load(ordering: .relaxed) == UInt64(shard.number) ? body(&held) : nil
+      }
+      if let result { return result }
+    }
+  }
+
+  /// Tells of departures. Called with no mutex held.
+  func deliver(_ departed: DepartureList) {
+    guard let observer = base.observer else { return }
+    if !departed.isEmpty { observer.deliver(departed) }
+    observer.helpTelling()
+  }
+
+  // MARK: Forks (ForkGuard.swift)
+
+  /// Called before totals are read: in a forked child they are the parent's until the shards begin anew. One load in any other
+  /// process.
+  @inline(__always) func healIfChild() { if base.indexes[0].isWiped { beginAnewInChild() } }
+
+  /// In a forked child, all shards begin anew as soon as one does, since totals and bookkeeping count for all of them.
+  @inline(never)
+  private func beginAnewInChild() {
+    for shard in all where shard.index.isWiped { hold(shard) { _ in } }
+  }
+
+  func lockForFork() {
+    // While the founder's mutex is held, no other shards are made.
+    founder.held.lock()
+    for shard in all.dropFirst() { shard.held.lock() }
+  }
+
+  func unlockAfterFork() {
+    for shard in all.reversed() { shard.held.unlock() }
+  }
+
+  // MARK: All of them
+
+  /// Seals all open slabs.
+  func sealAll() {
+    for i in 0..<all.count {
+      base.heap.seal(streams[i])
+      base.heap.seal(streams[ShardSizes.otherCount + 1 + i])
+    }
+  }
+
+  /// Runs a pass over all shards, and repeats it when shards were opened or closed meanwhile: entries may have moved to a shard
+  /// that the pass had already visited.
+  func repeatingWhileMoved(_ pass: () -> Void) {
+    while true {
+      // Acquire: pairs with the step's release, so that a pass that begins after a step finds the entries it moved.
+      let before = steps.load(ordering: .acquiring)
+      pass()
+      if steps.load(ordering: .acquiring) == before { return }
+    }
+  }
+
+  /// Calls `evict` on the shard with the lowest `age`, again and again, until `isDone` or until no shard has anything left. A
+  /// shard whose `evict` returned false is not tried again. `spared`: the number of a shard that is tried only when no other has
+  /// anything left.
+  func evictByAge(
+    sparing spared: Int? = nil, age: (borrowing HeldShard) -> UInt64, until isDone: () -> Bool,
+    evict: (inout HeldShard) -> Bool
+  ) {
+    repeatingWhileMoved {
+      let shards = all
+      // A single shard needs no age.
+      let isAlone = shards.count == 1
+      var ages = InlineArray<17, UInt64>(repeating: 0)
+      for (i, shard) in shards.enumerated() where !isAlone { ages[i] = hold(shard) { age($0) } }
+      while !isDone(), let oldest = oldest(of: ages, shards, sparing: spared) {
+        ages[oldest] = hold(shards[oldest]) { held in
+          // Checked again under the mutex: other threads may have made room meanwhile.
+          if isDone() { return ages[oldest] }
+          guard evict(&held) else { return .max }
+          return isAlone ? 0 : age(held)
+        }
+      }
+    }
+  }
+
+  /// The position in `shards` of the lowest age; that of the spared shard only when no other is left.
+  private func oldest(of ages: borrowing InlineArray<17, UInt64>, _ shards: [EngineShard], sparing spared: Int?) -> Int? {
+    var (oldest, oldestAge) = (-1, UInt64.max)
+    var last: Int?
+    for i in shards.indices where ages[i] != .max {
+      if shards[i].number == spared {
+        last = i
+      } else if ages[i] < oldestAge {
+        (oldest, oldestAge) = (i, ages[i])
+      }
+    }
+    return oldest >= 0 ? oldest : last
+  }
+
+  /// For a store whose own shard has nothing left to evict: evicts a slab of the shard with the oldest slab, among those whose
+  /// mutex is free. The mutex is taken out of order, beside the mutex of `own`, so it is only tried and never waited for.
+  func evictSlabElsewhere(_ reason: DepartureReason, than own: inout HeldShard) -> Bool {
+    // A bit for each shard's number: no allocation.
+    var asked = UInt32(1) << UInt32(own.number)
+    assert(!own.books.isSettling, "PurgeableCache: an eviction elsewhere while this shard is settling")
+    let shards = all
+    while true {
+      var oldest: EngineShard?
+      var oldestAge = UInt64.max
+      for shard in shards where asked & 1 << UInt32(shard.number) == 0 {
+        let age = shard.held.withLockIfAvailable { $0.oldestSlabAge() } ?? .max
+        if age < oldestAge { (oldest, oldestAge) = (shard, age) }
+      }
+      guard let shard = oldest else { return false }
+      assert(shard.number != own.number, "PurgeableCache: a shard evicts from itself as from another")
+      asked |= 1 << UInt32(shard.number)
+      let evicted = shard.held.withLockIfAvailable { held in (held.evictSlab(reason), held.departures.take()) }
+      guard let (evicted, departed) = evicted else { continue }
+      own.departures.append(departed)
+      if evicted { return true }
+    }
+  }
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+// Look-ups under a shard's mutex.
+
+import CPurgeable
+import Glibc
+
+/// An entry locked for the caller to unlock.
+@safe enum EngineLock {
+  case locked(purgeable_reference_t, UnsafeRawBufferPointer)
+  /// No more bytes may be locked.
+  case refused
+  case absent
+}
+
+extension HeldShard {
+  /// The slot of a key. Lost entries of the same tag are dropped on the way.
+  mutating func find(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> FoundSlot? {
+    index.prefetch(identity: key.identity)
+    for found in index.current().candidates(of: key.identity) {
+      var compared = (outcome: purgeable_outcome_t.busy, matches: false)
+      // Busy under the mutex: the thread was preempted over and over, or the slab died in a forked child.
+      for _ in 0..<64 where compared.outcome == .busy {
+        unsafe compared = elements.compare(heap.reference(found.slot.place), with: prefix)
+      }
+      if compared.outcome == .intact {
+        if compared.matches { return found }
+      } else {
+        drop(found, .discarded)
+      }
+    }
+    return nil
+  }
+
+  /// As `CacheEngine.read`. `removes`: the entry is removed once it is copied, so that no other thread gets the value too.
+  mutating func read(
+    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,
+    removes: Bool = false
+  ) -> EngineRead {
+    let lossesBefore = counters.departures[DepartureReason.discarded.rawValue]
+    while let found = unsafe find(key, prefix) {
+      var byteCount = 0
+      var matches = false
+      let outcome = unsafe purgeable_heap_read_matching(
+        heap.raw, heap.reference(found.slot.place), prefix.baseAddress!, prefix.count, found.slot.isCosted ? 8 : 0,
+        buffer.baseAddress, buffer.count, &byteCount, &matches)
+      // Discarded: the key's page is intact, another page of the value is lost. Busy: another try.
+      if outcome == .discarded { drop(found, .discarded) }
+      guard outcome == .intact, matches else { continue }
+      if countsAsUse, byteCount <= buffer.count {
+        index.countHit()
+        found.pointer.countUse(of: found.slot)
+      }
+      if byteCount > buffer.count { return .tooSmall(byteCount: byteCount) }
+      if removes { drop(found, .removed) }
+      return .hit(byteCount: byteCount)
+    }
+    let isLost = counters.departures[DepartureReason.discarded.rawValue] != lossesBefore
+    if countsAsUse { index.countMiss() }
+    return .miss(missReason(key, isLost ? .discarded : nil, counts: countsAsUse))
+  }
+
+  /// The reason of a miss: the known one, else the ghost's. `counts`: for the statistics.
+  mutating func missReason(_ key: EngineKey, _ known: MissReason?, counts: Bool = true) -> MissReason {
+    let reason = known ?? MissReason(ghost.reason(of: key.ghostIdentity))
+    if counts { counters.misses[reason.rawValue] += 1 }
+    return reason
+  }
+
+  /// Locks a tracked key's entry, to be used after the mutex is released.
+  mutating func lock(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> EngineLock {
+    while let found = unsafe find(key, prefix) {
+      let reference = heap.reference(found.slot.place)
+      let (outcome, payload) = unsafe heap.lock(reference)
+      if outcome == .error {
+        return errno == EAGAIN ? .refused : .absent
+      }
+      if outcome == .discarded { drop(found, .discarded) }
+      guard outcome == .intact else { continue }
+      index.countHit()
+      found.pointer.countUse(of: found.slot)
+      let skip = prefix.count + (found.slot.isCosted ? 8 : 0)
+      return unsafe .locked(reference, UnsafeRawBufferPointer(rebasing: payload[skip...]))
+    }
+    return .absent
+  }
+
+  mutating func contains(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> Bool {
+    while let found = unsafe find(key, prefix) {
+      if elements.check(heap.reference(found.slot.place)) == .intact { return true }
+      drop(found, .discarded)
+    }
+    return false
+  }
+
+  /// Whether a tracked key has an intact value. Drops no entry and so causes no departure: it may be called under a mutex that
+  /// handlers take. A page that it finds lost goes off the books all the same.
+  mutating func containsTracked(_ key: EngineKey) -> Bool {
+    // A number belongs to one key, so every candidate is the key's slot.
+    for found in index.current().candidates(of: key.identity) {
+      let place = found.slot.place
+      var outcome = purgeable_outcome_t.busy
+      for _ in 0..<64 where outcome == .busy { outcome = elements.check(heap.reference(place)) }
+      if outcome == .intact { return true }
+      if heap.isLost(place) { books.unbookLostPage(place, heap.queue(at: place)) }
+    }
+    return false
+  }
+
+  /// Drops an entry that a read found lost, by its exact slot: a value that was stored under the key since then stays.
+  mutating func dropLost(_ slot: Slot) {
+    guard let now = index.find(identity: slot.identity, place: slot.place) else { return }
+    // The place may have been used again for an entry of the same tag: only a lost entry is dropped.
+    guard now.slot.isSameEntry(as: slot), elements.isGone(slot.place) else { return }
+    drop(now, .discarded)
+  }
+}
+
+extension MissReason {
+  init(_ remembered: Ghost.Reason?) {
+    self =
+      switch remembered {
+      case .evicted: .evicted
+      case .removed: .removed
+      case .discarded: .discarded
+      case nil: .unknown
+      }
+  }
+}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: MIT
+// Stores and removals, and making room for them.
+
+import CPurgeable
+import Synchronization
+
+/// ENOMEM, the one error that eviction can help against. Defined here so that no C library is imported for it.
+let outOfMemoryNumber: Int32 = 12
+
+/// Memory of an element that no slot leads to yet.
+@safe struct FreshElement {
+  let reference: purgeable_reference_t
+  let bytes: UnsafeMutableRawBufferPointer
+}
+
+extension HeldShard {
+  /// Stores `value` under a key whose payload begins with `prefix`. `cost`: nil stands for the value's bytes. `shards`: those
+  /// that may give room when this shard has nothing left to evict.
+  mutating func store(
+    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ cost: UInt64?,
+    among shards: borrowing CacheShards
+  ) -> StoreOutcome {
+    assert(!books.isSettling, "PurgeableCache: a store in the middle of an eviction")
+    let isCosted = cost != nil && cost != UInt64(value.count)
+    let itsCost = cost ?? UInt64(value.count)
+    let (prefixed, overflow) = value.count.addingReportingOverflow(prefix.count + (isCosted ? 8 : 0))
+    let byteCount = max(1, prefixed)
+    let old = unsafe find(key, prefix)
+    let changesBefore = slots.changes
+    if overflow || byteCount > Int(bitPattern: UInt(0xFFFF_FFFF - 64 << 20)) || base.exceedsWholeLimit(itsCost, byteCount) {
+      if let old { drop(old, .replaced) }
+      counters.refusals += 1
+      return .tooLarge
+    }
+    // A replaced entry stays in its queue, and the store counts as a use. A key whose entry was evicted or lost not long ago goes
+    // to main.
+    let queue: EvictionQueue
+    var isRemembered = false
+    if let old {
+      queue = heap.queue(at: old.slot.place)
+    } else {
+      let reason = ghost.reason(of: key.ghostIdentity)
+      isRemembered = reason != nil
+      queue = order.queue(ofNew: reason)
+    }
+    if base.limits.areStrict { makeRoom(for: itsCost, replacing: old) }
+    guard let element = allocate(byteCount, queue, among: shards) else {
+      counters.refusals += 1
+      return .outOfMemory
+    }
+    unsafe EntryPrefix.write(prefix, isCosted ? itsCost : nil, value, to: element.bytes)
+    heap.commit(element.reference)
+
+    // Making room may have evicted the old value, or moved it.
+    let replaced = slots.changes == changesBefore ? old : unsafe find(key, prefix)
+    let counter = replaced.map { order.counter(ofReplaced: $0.slot.counter) } ?? 0
+    let slot = Slot(identity: key.identity, place: element.reference.place, counter: counter, isCosted: isCosted)
+    if let replaced {
+      replace(replaced, by: slot)
+      counters.replacements += 1
+    } else {
+      guard IndexInsertion(slot: slot).run(in: &self) else {
+        heap.free(element.reference)
+        counters.refusals += 1
+        return .outOfMemory
+      }
+      counters.insertions += 1
+      // Making room may have evicted the old value, whose key then is in the ghost.
+      if isRemembered || old != nil { ghost.forget(key.ghostIdentity) }
+    }
+    assert(index.find(identity: slot.identity, place: slot.place) != nil, "PurgeableCache: a stored entry is not found")
+    books.book(slot.place, queue, cost: itsCost, byteCount: byteCount)
+    compaction.stored += byteCount
+    return replaced == nil && old == nil ? .stored : .replaced
+  }
+
+  /// Exchanges an entry's slot for one with the new place. Readers see either the old value or the new one.
+  private mutating func replace(_ old: FoundSlot, by slot: Slot) {
+    assert(old.slot.identity == slot.identity, "PurgeableCache: another key's entry is replaced")
+    let place = old.slot.place
+    let reference = heap.reference(place)
+    var copy = ValueCopy.discarded
+    let facts = elements.facts(of: reference)
+    if let booked = books.booked(old.slot, facts, elements, index) {
+      books.unbook(place, heap.queue(at: place), cost: booked.cost, byteCount: booked.byteCount)
+      if let facts { copy = old.slot.isTracked ? departures.valueCopy(of: old.slot, facts, elements) : .unwanted }
+    } else {
+      books.unbookLostPage(place, heap.queue(at: place))
+    }
+    // Release: a reader that sees the slot sees the committed element.
+    old.pointer.store(releasing: slot.bits)
+    heap.free(reference)
+    report(old.slot, .replaced, copy)
+  }
+
+  // MARK: Memory
+
+  private enum Taking {
+    case taken(FreshElement)
+    /// There is no memory for the sums of more pages, or no slot can name the place. Places in a slab that is given back have
+    /// sums already.
+    case noBooks
+    case refused(errorNumber: Int32)
+  }
+
+  /// Allocates within the heap's limit, without evicting. `age`: of an element that is a copy of one in another shard.
+  @inline(__always)
+  private mutating func take(_ byteCount: Int, _ queue: EvictionQueue, age: UInt64?) -> Taking {
+    let (error, reference, bytes) = unsafe heap.allocate(byteCount, in: stream(queue))
+    guard error == 0 else { return .refused(errorNumber: error) }
+    guard reference.place < Slot.placeLimit, base.pageSums.prepare(place: reference.place) else {
+      heap.free(reference)
+      return .noBooks
+    }
+    noteBirth(reference, queue, age: age)
+    return unsafe .taken(FreshElement(reference: reference, bytes: bytes))
+  }
+
+  /// Allocates memory for a payload, evicting where the byte limit, slow growth or the machine refuses it.
+  private mutating func allocate(
+    _ byteCount: Int, _ queue: EvictionQueue, among shards: borrowing CacheShards
+  ) -> FreshElement? {
+    var refusalsByMachine = 0
+    // Slow growth after pressure is no strict limit: it yields when nothing is left to evict, and to the copies that an eviction
+    // makes.
+    var soft = base.growthLimit
+    // A large value may need as many evictions as it is slabs long, and more where slabs hold little.
+    for _ in 0..<256 + 4 * (byteCount / heap.slabBytes) {
+      // Read anew each time: another thread may change or lift the limit meanwhile.
+      let strict = base.limits.bytes.load(ordering: .relaxed)
+      let limit = min(strict, soft)
+      // The reason for an eviction: the byte limit, slow growth, or the machine's refusal.
+      var reason = soft < strict ? DepartureReason.growth : strict == .max ? .pressure : .bytes
+      let slabLimit = limit == .max ? 0 : max(1, limit - min(limit - 1, base.ordinaryBytes))
+      heap.setLimit(slabLimit)
+      switch take(byteCount, queue, age: nil) {
+      case .taken(let element): return element
+      case .noBooks:
+        refusalsByMachine += 1
+        guard byteCount <= heap.slabBytes / 2, refusalsByMachine <= 4 else { return nil }
+        heap.seal(stream(queue))
+        readyGhost()
+        guard evictSlab(.pressure) else { return nil }
+        continue
+      case .refused(let errorNumber):
+        guard errorNumber == outOfMemoryNumber else { return nil }
+      }
+      if slabLimit == 0 || heap.chargedBytes + byteCount + byteCount / 1024 + 2 * heap.slabBytes <= slabLimit {
+        reason = .pressure
+        // The machine refused, not the limit. A slab that is given back makes room for a payload that fits into a slab; nothing
+        // helps a larger one.
+        refusalsByMachine += 1
+        if byteCount > heap.slabBytes / 2 || refusalsByMachine > 4 { return nil }
+      }
+      readyGhost()
+      if evictSlab(reason) { continue }
+      // This shard has nothing left to evict: try the others whose mutexes are free.
+      if shards.evictSlabElsewhere(reason, than: &self) { continue }
+      if soft == .max { return nil }
+      soft = .max
+    }
+    return nil
+  }
+
+  /// Allocates memory for a copy, without evicting. The limit is raised by one slab, because the slab that the copy comes from is
+  /// about to be given back; where a lowered limit is already exceeded, the slab is added to what is held. `isStep`: the limit
+  /// does not apply while shards open or close, because the originals are freed before any other store.
+  mutating func allocateCopy(
+    _ byteCount: Int, _ queue: EvictionQueue, isStep: Bool = false, age: UInt64? = nil
+  ) -> FreshElement? {
+    let limit = isStep ? .max : base.limits.bytes.load(ordering: .relaxed)
+    let slabLimit =
+      limit == .max
+      ? 0 : min(max(limit - min(limit - 1, base.ordinaryBytes), heap.chargedBytes), .max - heap.slabBytes) + heap.slabBytes
+    heap.setLimit(slabLimit)
+    guard case .taken(let element) = take(byteCount, queue, age: age) else { return nil }
+    return element
+  }
+
+  /// Counts an element, unless it is a copy from another shard. Notes the age of its slab when the element is the first in it
+  /// (`SlabHeap.age`).
+  @inline(__always)
+  private mutating func noteBirth(_ reference: purgeable_reference_t, _ queue: EvictionQueue, age: UInt64?) {
+    if age == nil { index.countBirth() }
+    let slab = heap.slab(of: reference)
+    if !slab.isSame(as: queues[queue.rawValue].youngest) { noteFirst(of: slab, queue, age: age) }
+  }
+
+  @inline(never)
+  private mutating func noteFirst(of slab: purgeable_slab_t, _ queue: EvictionQueue, age: UInt64?) {
+    guard let information = heap.information(slab) else { return }
+    let now = max(1, age ?? base.indexes.birthCount)
+    heap.noteAge(of: slab, first: now, last: information.is_large ? now : 0)
+    if information.is_large { return }
+    heap.noteAge(of: queues[queue.rawValue].youngest, first: 0, last: now)
+    queues[queue.rawValue].youngest = slab
+  }
+
+  // MARK: The index
+
+  /// Makes the index smaller when most of it is empty.
+  mutating func shrinkIndex() {
+    var sizeClass = index.sizeClass
+    while sizeClass > 0, slots.count * 10 < SlotIndex.bucketCount(of: sizeClass - 1) * SlotIndex.slotsPerBucket * 6 {
+      sizeClass -= 1
+    }
+    // By two sizes at least, so that the index does not shrink and grow by turns.
+    if sizeClass + 2 <= index.sizeClass { _ = resizeIndex(to: sizeClass) }
+  }
+
+  /// Moves the slots to a table of another size. False, with nothing changed, when there is no memory or the slots do not fit.
+  mutating func resizeIndex(to sizeClass: Int) -> Bool {
+    guard index.resize(to: sizeClass) else { return false }
+    slots.exchange()
+    books.noteIndexBytes(index.byteCount)
+    return true
+  }
+
+  // MARK: Removing
+
+  mutating func remove(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> Bool {
+    guard let found = unsafe find(key, prefix) else { return false }
+    drop(found, .removed)
+    return true
+  }
+}

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: MIT
+// A shard while its mutex is held. All changes of a shard are made by methods of this type, and code that has a `HeldShard` holds
+// the mutex.
+//
+//     HeldShard.swift            its parts, and how an entry leaves
+//     HeldShard+Find.swift       look-ups
+//     HeldShard+Store.swift      stores and removals, and making room for them
+//     HeldShard+Evict.swift      eviction by entry, for limits
+//     HeldShard+EvictSlab.swift  eviction by slab
+//     HeldShard+Sweep.swift      dropping lost entries
+//     ShardBooks.swift           sums of entries, by queue and page
+//     ShardDepartures.swift      departures to be told of
+//     SlabNotes.swift            one slab emptied             } mechanisms that work on a held shard from outside: by the
+//     GivingBack.swift           many slabs emptied together  } piece of a slab, in bulk, by idleness
+//     IdleRound.swift            entries not used for a time  }
+
+import CPurgeable
+import Synchronization
+
+/// How far eviction entry by entry has got in a queue.
+struct EvictionCursor {
+  var slab = purgeable_slab_t.none
+  var element: UInt32 = 0
+}
+
+/// One queue of a shard.
+struct ShardQueue {
+  let stream: purgeable_stream_t
+  var cursor = EvictionCursor()
+  /// The slab that the last small entry of the queue went to.
+  var youngest = purgeable_slab_t.none
+}
+
+/// How many slots of the index are in use.
+struct SlotCount {
+  private(set) var count = 0
+  /// Raised whenever a slot is emptied or exchanged: while it stands, a slot that was found before is still valid.
+  private(set) var changes: UInt64 = 0
+
+  mutating func fill() { count += 1 }
+
+  /// A slot was exchanged for one with another place, or the table was exchanged with all slots.
+  mutating func exchange() { changes &+= 1 }
+
+  mutating func empty(_ emptied: Int) {
+    assert(emptied >= 0 && emptied <= count, "PurgeableCache: more slots are emptied than there are")
+    count -= emptied
+    changes &+= 1
+  }
+}
+
+/// How far the search for sparse slabs has got.
+struct CompactionProgress {
+  /// Bytes stored since the last search.
+  var stored = 0
+  var cursor = purgeable_slab_t.none
+}
+
+/// What a store leaves to be done when its shard's mutex has been released.
+struct DueAfterStore {
+  var isCompaction: Bool
+  /// Bytes that the shard's stores have added up to, told in portions; else 0.
+  var storedByteCount = 0
+
+  static let portion = 16 << 10
+}
+
+/// Counts of a shard's events since the cache was made.
+struct EngineCounters {
+  var insertions: UInt64 = 0
+  var replacements: UInt64 = 0
+  /// By reason, with room for more reasons. Inline, so a copy of the counters needs no allocation.
+  var departures = InlineArray<16, UInt64>(repeating: 0)
+  var misses = InlineArray<16, UInt64>(repeating: 0)
+  var copies: UInt64 = 0
+  var refusals: UInt64 = 0
+}
+
+/// No part of it grows while memory is given back.
+struct HeldShard: ~Copyable {
+  let number: Int
+  let base: CacheBase
+  let heap: SlabHeap
+  let index: SlotIndex
+  /// By `EvictionQueue`.
+  var queues: InlineArray<2, ShardQueue>
+  /// Of the eager mode, by queue.
+  var idleMarks = InlineArray<2, IdleMarks>(repeating: IdleMarks())
+  var books: ShardBooks
+  var ghost: Ghost
+  var departures: ShardDepartures
+  var slots = SlotCount()
+  var counters = EngineCounters()
+  var compaction = CompactionProgress()
+  /// Entries that evictions took off the books because their pages are lost, and whose slots have not been dropped yet.
+  var passedLostCount = 0
+  /// Bytes that were stored since the last portion was told (`DueAfterStore`).
+  var unofferedByteCount = 0
+
+  init(_ number: Int, _ base: CacheBase, _ index: SlotIndex, probation: purgeable_stream_t, main: purgeable_stream_t) {
+    self.number = number
+    self.base = base
+    heap = base.heap
+    self.index = index
+    queues = [ShardQueue(stream: probation), ShardQueue(stream: main)]
+    books = ShardBooks(base.pageSums, base.totals, index)
+    ghost = Ghost(countedIn: base.totals)
+    departures = ShardDepartures(base.observer)
+    books.noteIndexBytes(index.byteCount)
+  }
+
+  var order: EvictionOrder { base.order }
+  var elements: ElementReader { base.elements }
+
+  func stream(_ queue: EvictionQueue) -> purgeable_stream_t { queues[queue.rawValue].stream }
+
+  /// In a forked child: the index is wiped, the heap begins anew by itself.
+  mutating func beginAnew() {
+    assert(index.isWiped, "PurgeableCache: a shard begins anew in a forked child only")
+    index.beginAnew()
+    books.noteIndexBytes(index.byteCount)
+    // In a forked child, any call but a read makes the heap begin anew.
+    _ = heap.oldest(of: stream(.probation))
+    books.forgetAll()
+    departures = ShardDepartures(base.observer)
+    forgetEntries()
+  }
+
+  /// Forgets all entries and the ghost. The caller empties index and books.
+  mutating func forgetEntries() {
+    ghost.removeAll()
+    index.noteRemembers(false)
+    slots.empty(slots.count)
+    for queue in EvictionQueue.both { queues[queue.rawValue] = ShardQueue(stream: stream(queue)) }
+    idleMarks = InlineArray(repeating: IdleMarks())
+    compaction = CompactionProgress()
+    passedLostCount = 0
+  }
+
+  // MARK: Leaving
+
+  /// Ends an entry: its slot, its part in the books, its element. Notes it in the ghost and reports it. `facts`: spares a read of
+  /// the element where the caller has them.
+  mutating func drop(_ found: FoundSlot, _ reason: DepartureReason, facts known: EntryFacts? = nil) {
+    let slot = found.slot
+    assert(Slot(bits: found.pointer.relaxed).isSameEntry(as: slot), "PurgeableCache: an entry that has left already")
+    let place = slot.place
+    let reference = heap.reference(place)
+    let queue = heap.queue(at: place)
+    var copy = ValueCopy.unwanted
+    let isLost = heap.isLost(place)
+    let facts = isLost ? nil : known ?? elements.facts(of: reference)
+    if !isLost, let booked = books.booked(slot, facts, elements, index) {
+      if slot.isTracked {
+        if let facts { copy = departures.valueCopy(of: slot, facts, elements) } else { copy = .discarded }
+      }
+      books.unbook(place, queue, cost: booked.cost, byteCount: booked.byteCount)
+    } else {
+      // The entry's page is lost, whether the core has noted the loss or not.
+      books.unbookLostPage(place, queue)
+      copy = .discarded
+    }
+    found.pointer.store(releasing: 0)
+    slots.empty(1)
+    if !books.isSettling { heap.free(reference) }
+    noteInGhost(slot, reason)
+    report(slot, reason, copy)
+  }
+
+  /// Counts a departure, and notes it to be told of.
+  mutating func report(_ slot: Slot, _ reason: DepartureReason, _ copy: ValueCopy) {
+    counters.departures[reason.rawValue] += 1
+    departures.report(slot, reason, copy)
+  }
+
+  private mutating func noteInGhost(_ slot: Slot, _ reason: DepartureReason) {
+    let why: Ghost.Reason
+    switch reason {
+    case .replaced, .tooLarge: return
+    case .removed: why = .removed
+    case .discarded: why = .discarded
+    case .count, .cost, .bytes, .pressure, .idle, .trimmed, .growth: why = .evicted
+    }
+    var identity = slot.identity
+    if slot.isTracked {
+      let number = EngineKey.trackedNumber(of: slot)
+      guard let hash = base.observer?.hash(ofNumber: number) else { return }
+      identity = EngineKey(hash: hash).ghostIdentity
+    }
+    remember(identity, why)
+  }
+
+  // MARK: What is remembered
+
+  /// Notes a key that left in the ghost.
+  mutating func remember(_ identity: UInt64, _ why: Ghost.Reason) {
+    ghost.note(identity, why)
+    index.noteRemembers(true)
+  }
+
+  /// Called before a store evicts: the ghost grows to the size that the order wants. Never called where memory is given back: a
+  /// reaction or a trim uses the ghost as it is.
+  mutating func readyGhost() {
+    let limit = base.limits.count.load(ordering: .relaxed)
+    // A shard at its count limit has about its share. Another limit may leave far fewer entries than a large count limit allows.
+    let lives =
+      limit == .max
+      ? max(slots.count, 64)
+      : min(max(1, limit / base.openCount.load(ordering: .relaxed)), max(slots.count + slots.count / 8, 64))
+    ghost.reserve(order.rememberedCount(ofLiving: lives))
+  }
+
+  /// Called as a cache grows: makes a small ghost in advance, for the entries that the program removes and for one slice of a
+  /// reaction, a sixteenth of all entries. 0.3 bytes an entry.
+  mutating func prepareGhost() {
+    let limit = base.limits.count.load(ordering: .relaxed)
+    let lives = limit == .max ? index.current().slotCount : limit / base.openCount.load(ordering: .relaxed)
+    ghost.reserve(limit == .max ? max(64, lives / 16) : min(64, order.rememberedCount(ofLiving: lives)))
+  }
+}
+
+/// A shard behind its mutex. Readers use its index without the mutex.
+final class EngineShard: Sendable {
+  let number: Int
+  let index: SlotIndex
+  let held: Guarded<HeldShard>
+
+  init(_ number: Int, _ base: CacheBase, _ index: SlotIndex, probation: purgeable_stream_t, main: purgeable_stream_t) {
+    self.number = number
+    self.index = index
+    held = Guarded(HeldShard(number, base, index, probation: probation, main: main), isBusy: true)
+  }
+
+  deinit { index.destroy() }
+}

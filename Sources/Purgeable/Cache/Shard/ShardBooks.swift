@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT
+// The books of a shard: the sums of its entries by queue and by page (PageSums.swift). Sums by page keep the books exact,
+// whichever page the kernel takes.
+
+import CPurgeable
+import Synchronization
+
+/// The sums of the living entries in one queue of a shard.
+struct QueueSums {
+  var count = 0
+  var cost: UInt128 = 0
+  var byteCount = 0
+}
+
+/// Used under the shard's mutex.
+struct ShardBooks: ~Copyable {
+  private let pageSums: PageSums
+  private let totals: CacheTotals
+  /// By queue.
+  private(set) var sums = InlineArray<2, QueueSums>(repeating: QueueSums())
+  private let index: SlotIndex
+  /// Between `beginSettling` and `endSettling`, changes are not published.
+  private(set) var isSettling = false
+  /// The index's bytes as they are in the totals. Not kept in the index itself, which is wiped in a forked child.
+  private var indexBytes = 0
+
+  /// `index`: where the sums are published.
+  init(_ pageSums: PageSums, _ totals: CacheTotals, _ index: SlotIndex) {
+    (self.pageSums, self.totals, self.index) = (pageSums, totals, index)
+  }
+
+  subscript(queue: EvictionQueue) -> QueueSums { sums[queue.rawValue] }
+
+  var count: Int { sums[0].count + sums[1].count }
+  var cost: UInt128 { sums[0].cost &+ sums[1].cost }
+  var byteCount: Int { sums[0].byteCount + sums[1].byteCount }
+
+  // MARK: Coming and leaving
+
+  /// Adds a new entry.
+  mutating func book(_ place: UInt64, _ queue: EvictionQueue, cost: UInt64, byteCount: Int) {
+    if let sum = unsafe pageSums.sum(at: place) {
+      // The page was lost before: this is the first entry since then.
+      if unsafe sum.pointee.isLost { unsafe sum.pointee = PageSum() }
+      unsafe sum.pointee.cost &+= UInt128(cost)
+      unsafe sum.pointee.byteCount &+= UInt32(truncatingIfNeeded: byteCount)
+      unsafe sum.pointee.count &+= 1
+    }
+    add(1, Int128(cost), byteCount, queue)
+  }
+
+  /// Takes off an entry that leaves.
+  mutating func unbook(_ place: UInt64, _ queue: EvictionQueue, cost: UInt64, byteCount: Int) {
+    if let sum = unsafe pageSums.sum(at: place) {
+      if unsafe sum.pointee.isLost { return }
+      assert(unsafe sum.pointee.count > 0 && sum.pointee.cost >= UInt128(cost), "PurgeableCache: more leaves a page than came")
+      unsafe sum.pointee.cost &-= UInt128(cost)
+      unsafe sum.pointee.byteCount &-= UInt32(truncatingIfNeeded: byteCount)
+      unsafe sum.pointee.count &-= 1
+    }
+    add(-1, -Int128(cost), -byteCount, queue)
+  }
+
+  /// Takes off all entries of a lost page at once, when the first of them is found lost.
+  mutating func unbookLostPage(_ place: UInt64, _ queue: EvictionQueue) {
+    guard let sum = unsafe pageSums.sum(at: place), unsafe !sum.pointee.isLost else { return }
+    let lost = unsafe sum.pointee
+    unsafe sum.pointee = .lost
+    add(-Int(lost.count), -Int128(lost.cost), -Int(lost.byteCount), queue)
+  }
+
+  /// Takes off all entries of a page that is not lost.
+  mutating func unbookPage(_ place: UInt64, _ queue: EvictionQueue) {
+    guard let sum = unsafe pageSums.sum(at: place), unsafe !sum.pointee.isLost else { return }
+    let all = unsafe sum.pointee
+    unsafe sum.pointee = PageSum()
+    if all.count > 0 { add(-Int(all.count), -Int128(all.cost), -Int(all.byteCount), queue) }
+  }
+
+  private mutating func add(_ count: Int, _ cost: Int128, _ byteCount: Int, _ queue: EvictionQueue) {
+    let at = queue.rawValue
+    sums[at].count += count
+    sums[at].byteCount += byteCount
+    assert(sums[at].count >= 0 && sums[at].byteCount >= 0, "PurgeableCache: more leaves a queue than came")
+    let old = sums[at].cost
+    let magnitude = cost.magnitude
+    sums[at].cost = cost >= 0 ? old + magnitude : old - min(old, magnitude)
+    if !isSettling { index.publish(count: self.count, cost: self.cost) }
+  }
+
+  // MARK: Many at once
+
+  /// Begins a change of many entries: the shard's sums are published once, by `endSettling`, and are a little high until
+  /// then. The caller frees the elements of entries that are dropped meanwhile.
+  mutating func beginSettling() {
+    assert(!isSettling, "PurgeableCache: settling has begun already")
+    isSettling = true
+  }
+
+  mutating func endSettling() {
+    assert(isSettling, "PurgeableCache: nothing is being settled")
+    isSettling = false
+    index.publish(count: count, cost: cost)
+  }
+
+  /// Takes off all that is left: in a forked child, and in a shard that a step has emptied.
+  mutating func forgetAll() {
+    for queue in EvictionQueue.both {
+      let rest = self[queue]
+      add(-rest.count, -Int128(truncatingIfNeeded: rest.cost), -rest.byteCount, queue)
+    }
+  }
+
+  /// Called after the index was made, grew, shrank, or began anew in a forked child.
+  mutating func noteIndexBytes(_ now: Int) {
+    assert(now >= SlotIndex.homeBytes, "PurgeableCache: an index has fewer bytes than its home")
+    totals.indexBytes.add(now - indexBytes, ordering: .relaxed)
+    indexBytes = now
+  }
+
+  // MARK: What is left of a page
+
+  /// The length and the cost with which an entry is in the books. nil when its header's page is lost: then all entries of that
+  /// page have to be taken off at once.
+  func booked(
+    _ slot: Slot, _ facts: EntryFacts?, _ elements: ElementReader, _ index: SlotIndex
+  ) -> (byteCount: Int, cost: UInt64)? {
+    if let facts, let cost = elements.cost(of: slot, facts) { return (facts.payloadByteCount, cost) }
+    // Key or cost lie on a later page, and that page is lost.
+    guard let length = elements.length(elements.heap.reference(slot.place)),
+      let cost = costLeftOver(at: slot.place, elements, index)
+    else { return nil }
+    return (length, cost)
+  }
+
+  /// The cost of an entry that can no longer be read though its header's page is intact: the page's sum less the costs of its
+  /// other entries. Only the last element of a page reaches beyond the page, so all others can be read. nil when the page is lost
+  /// by now.
+  private func costLeftOver(at place: UInt64, _ elements: ElementReader, _ index: SlotIndex) -> UInt64? {
+    guard let sum = unsafe pageSums.sum(at: place), unsafe !sum.pointee.isLost else { return nil }
+    let heap = elements.heap
+    var cost = unsafe sum.pointee.cost
+    if unsafe sum.pointee.count > 1 {
+      let slab = heap.slab(of: heap.reference(place))
+      guard heap.information(slab) != nil else { return nil }
+      let start = place / SlabHeap.granulesPerPage * SlabHeap.granulesPerPage
+      var cursor = UInt32(truncatingIfNeeded: start - heap.start(of: slab))
+      while let other = heap.nextElement(of: slab, &cursor), other.place < start + SlabHeap.granulesPerPage {
+        if other.place == place { continue }
+        guard let facts = elements.facts(of: other) else { return nil }
+        // An element without a slot is being stored or freed, and is not in the sum.
+        guard let its = index.find(identity: facts.identity, place: other.place) else { continue }
+        guard let itsCost = elements.cost(of: its.slot, facts) else { return nil }
+        cost -= min(cost, UInt128(itsCost))
+      }
+    }
+    return UInt64(clamping: cost)
+  }
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+// Departures from a shard, collected under its mutex and told after its release.
+
+import CPurgeable
+
+/// The tracked key that a store is under way for.
+private struct KeyInStore {
+  let number: UInt32
+  /// The departure of its old value, if that has left.
+  var departure: EngineDeparture?
+}
+
+/// Used under the shard's mutex.
+struct ShardDepartures {
+  private let observer: (any EngineObserver)?
+  /// Tracked entries that left since the mutex was taken.
+  private(set) var list = DepartureList()
+  private var keyInStore: KeyInStore?
+
+  init(_ observer: (any EngineObserver)?) { self.observer = observer }
+
+  /// Whether a call that takes many entries out should tell of some before it goes on.
+  var sliceIsFull: Bool { list.copiedByteCount >= TellingLimits.sliceBytes }
+
+  /// The departures since the mutex was taken, to be told when it is released.
+  mutating func take() -> DepartureList {
+    assert(keyInStore == nil, "PurgeableCache: a store was not ended")
+    defer { list = DepartureList() }
+    return list
+  }
+
+  /// Adds the departures of another shard, to be told with this one's.
+  mutating func append(_ others: DepartureList) { list.append(others) }
+
+  /// Begins a store under a key. The key stays in its table, whatever becomes of its old value.
+  mutating func beginStore(_ number: UInt32) {
+    assert(keyInStore == nil, "PurgeableCache: another store has not ended")
+    keyInStore = KeyInStore(number: number)
+  }
+
+  /// Ends the store. Returns the departure of the old value; nil when none has left.
+  mutating func endStore() -> EngineDeparture? {
+    defer { keyInStore = nil }
+    return keyInStore?.departure
+  }
+
+  /// Notes the departure of an entry. Its key leaves the table, unless another value is being stored under the key.
+  mutating func report(_ slot: Slot, _ reason: DepartureReason, _ copy: ValueCopy) {
+    guard slot.isTracked, let observer else { return }
+    let number = EngineKey.trackedNumber(of: slot)
+    guard keyInStore?.number == number else { return observer.depart(number, reason, copy, to: &list) }
+    // A key has one value at a time, so one departs at most in a store.
+    assert(keyInStore?.departure == nil, "PurgeableCache: a key had two values")
+    keyInStore?.departure = EngineDeparture(reason: reason, cost: observer.cost(ofNumber: number) ?? 0, copy: copy)
+  }
+
+  /// Takes back a number under which no entry was stored.
+  mutating func release<Key, Value>(_ found: FoundKey<Key>, of table: KeyTable<Key, Value>) { table.release(found, to: &list) }
+
+  /// A copy of an entry's value, where the handler is told with values.
+  func valueCopy(of slot: Slot, _ facts: EntryFacts, _ elements: ElementReader) -> ValueCopy {
+    guard let observer, observer.wantsValues else { return .unwanted }
+    let skip = facts.prefixByteCount + (slot.isCosted ? 8 : 0)
+    let byteCount = max(0, facts.payloadByteCount - skip)
+    // The first value that a call takes out is copied whatever its size: a program that stores such values has room for one.
+    guard let copy = observer.makeCopy(byteCount: byteCount, mayExceed: list.copiedByteCount == 0)
+    else { return .notKept }
+    let bytes = unsafe UnsafeMutableRawBufferPointer(rebasing: copy.bytes[..<byteCount])
+    if byteCount > 0, unsafe !elements.copy(elements.heap.reference(slot.place), from: skip, into: bytes) {
+      observer.endCopy(copy)
+      return .discarded
+    }
+    return copy
+  }
+}

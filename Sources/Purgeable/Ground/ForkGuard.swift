@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT
+// A fork waits until no thread, the library's own included, is inside anything that the child will use.
+//
+//   the forking thread:  prepare: takes every mutex --> fork --> parent: gives them back
+//                                                          \--> child:  gives them back, and nothing is half done
+//
+// The core needs none of this: its mutexes are wiped in the child, and what they guard is put right there. What Swift keeps
+// (arrays, dictionaries, references) cannot be put right when a thread was in the middle of changing it.
+
+import Glibc
+import Synchronization
+
+/// An object with mutexes that a forked child will need. A class private to the library: no foreign code runs inside it.
+protocol ForkProtected: AnyObject, Sendable {
+  /// Takes them in the order in which they nest.
+  func lockForFork()
+  func unlockAfterFork()
+  /// In the child, when all mutexes are free: forgets what is the parent's alone.
+  func forgetInChild()
+}
+
+extension ForkProtected {
+  func forgetInChild() {}
+}
+
+/// The order of mutexes: the holder of one may take those further down, never those further up. A fork takes all of them in
+/// this order.
+enum MutexOrder: Int {
+  /// Caches in the order of their making, then their key tables.
+  case caches
+  case monitors
+  case sources
+  /// The thread's notes and its signal. From here on each is taken for a moment, also while one from above is held.
+  case thread
+  case lists
+  case group
+}
+
+/// Runs around every fork(2) of this process (not around vfork and posix_spawn, which do not run pthread_atfork handlers).
+///
+/// One fork at a time; it takes the mutexes of all that was announced. `@unchecked Sendable`: `held` is touched only by the
+/// thread that has `turn`.
+final class ForkGuard: @unchecked Sendable {
+  static let shared = ForkGuard()
+
+  /// The objects to protect at one place of the order. Collected before each fork, under no mutex but `turn`. Takes no memory,
+  /// except for objects added since `reserve`.
+  private final class Announcement: Sendable {
+    let collect: @Sendable (inout [any ForkProtected]) -> Void
+    init(_ collect: @escaping @Sendable (inout [any ForkProtected]) -> Void) { self.collect = collect }
+  }
+
+  private let announcements = InlineArray<6, AtomicLazyReference<Announcement>> { _ in AtomicLazyReference() }
+  private let turn = Guarded<Void>(())
+  /// Has room for all objects, reserved when each is made: a fork takes no memory, whose lack would end the program.
+  private var held: [any ForkProtected] = []
+  /// Objects that exist once, beside those that come and go: two sources, the thread, lists, the group.
+  private static let lastingCount = 8
+  private let count = Atomic<Int>(lastingCount)
+
+  /// Called once, before there is anything to protect. Without memory for the handlers, forks go unprotected.
+  private init() {
+    held.reserveCapacity(2 * Self.lastingCount)
+    _ = pthread_atfork(
+      { ForkGuard.shared.prepare() }, { ForkGuard.shared.release() }, { ForkGuard.shared.release(inChild: true) })
+  }
+
+  /// From here on each fork protects what `collect` adds. One announcement for each place of the order: the first. Takes no
+  /// mutex.
+  func announce(_ place: MutexOrder, _ collect: @escaping @Sendable (inout [any ForkProtected]) -> Void) {
+    _ = announcements[place.rawValue].storeIfNil(Announcement(collect))
+  }
+
+  /// Reserves room for `added` more objects. Under no mutex; not during a fork.
+  func reserve(_ added: Int) {
+    let needed = count.add(added, ordering: .relaxed).newValue
+    turn.lock()
+    if held.capacity < needed { held.reserveCapacity(2 * needed) }
+    turn.unlock()
+  }
+
+  /// `gone` objects have ended.
+  func dismiss(_ gone: Int) { count.subtract(gone, ordering: .relaxed) }
+
+  private func prepare() {
+    turn.lock()
+    for place in announcements.indices { announcements[place].load()?.collect(&held) }
+    for item in held { item.lockForFork() }
+  }
+
+  private func release(inChild: Bool = false) {
+    for item in held.reversed() { item.unlockAfterFork() }
+    if inChild { for item in held { item.forgetInChild() } }
+    // Kept until the mutexes are free: this may drop the last reference to a cache, and the deinitializer of a key is the
+    // program's code.
+    var released: [any ForkProtected] = []
+    swap(&released, &held)
+    turn.unlock()
+    released.removeAll(keepingCapacity: true)
+    turn.lock()
+    // The room is there for the next one.
+    if held.isEmpty, held.capacity < released.capacity { swap(&released, &held) }
+    turn.unlock()
+  }
+}

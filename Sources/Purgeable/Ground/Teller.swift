@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+// Threads that tell the program what the library did by itself, and the role of each thread.
+
+import Glibc
+import Synchronization
+
+/// An object that tells news on a thread of its own. A thread is made when there is news, and ends when there is none: a
+/// subclass keeps count of both, under a mutex of its own.
+class Teller: @unchecked Sendable {
+  /// Tells all waiting news. On the thread.
+  func run() {}
+
+  /// Has a thread call `run`. The thread has the stack of the program's other threads (`ulimit -s`, pthread_attr_setstacksize's
+  /// default). All signals are blocked in it, so that the program's signal handlers run on the threads where they ran before.
+  /// False: no thread could be made.
+  final func startTelling() -> Bool {
+    var attributes = pthread_attr_t()
+    guard unsafe pthread_attr_init(&attributes) == 0 else { return false }
+    defer { unsafe pthread_attr_destroy(&attributes) }
+    unsafe pthread_attr_setdetachstate(&attributes, Int32(PTHREAD_CREATE_DETACHED))
+    var all = sigset_t()
+    var before = sigset_t()
+    unsafe sigfillset(&all)
+    unsafe pthread_sigmask(SIG_SETMASK, &all, &before)
+    defer { unsafe pthread_sigmask(SIG_SETMASK, &before, nil) }
+    // Given back by the thread, or below.
+    let teller = unsafe Unmanaged.passRetained(self)
+    var thread = pthread_t()
+    let error = unsafe pthread_create(
+      &thread, &attributes,
+      { context in
+        // Safe: the thread was given this reference.
+        let teller = unsafe Unmanaged<Teller>.fromOpaque(context!).takeRetainedValue()
+        nameThread("purgeable-tell")
+        teller.run()
+        return nil
+      }, teller.toOpaque())
+    if error != 0 { unsafe teller.release() }
+    return error == 0
+  }
+}
+
+/// Names the calling thread for tools. Without /proc the thread stays unnamed. Takes no memory, which the path as a String
+/// would: a thread may begin where there is none.
+func nameThread(_ name: StaticString) {
+  let path: StaticString = "/proc/thread-self/comm"
+  // Safe: the bytes of a literal end with 0.
+  let file = unsafe path.utf8Start.withMemoryRebound(to: CChar.self, capacity: path.utf8CodeUnitCount + 1) {
+    unsafe open($0, O_WRONLY | O_CLOEXEC)
+  }
+  guard file >= 0 else { return }
+  _ = unsafe write(file, name.utf8Start, name.utf8CodeUnitCount)
+  close(file)
+}
+
+/// The calling thread's role in the library. Where no thread-specific key can be made, every thread is the program's.
+enum ThreadRole {
+  private static let key: pthread_key_t? = {
+    var key = pthread_key_t()
+    return unsafe pthread_key_create(&key, nil) == 0 ? key : nil
+  }()
+  private static let libraryFlag = 1
+  private static let tellingUnit = 2
+
+  /// The flag, and how many handlers the thread is inside of, as an address that nobody follows.
+  /// Without generic code, for which the runtime of debug builds takes memory.
+  private static var word: Int {
+    guard let key else { return 0 }
+    return unsafe Int(bitPattern: pthread_getspecific(key))
+  }
+
+  private static func set(_ word: Int) {
+    if let key { unsafe pthread_setspecific(key, UnsafeRawPointer(bitPattern: word)) }
+  }
+
+  /// The thread of Maintainer: the program did not ask for what this thread does.
+  static var isLibrary: Bool { word & libraryFlag != 0 }
+
+  static func enterLibrary() { set(word | libraryFlag) }
+
+  /// Whether the thread is inside of a handler.
+  static var isTelling: Bool { word >= tellingUnit }
+
+  static func whileTelling(_ body: () -> Void) {
+    set(word + tellingUnit)
+    body()
+    set(word - tellingUnit)
+  }
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: MIT
+// The loop of the library's thread: wait, ask the sources, work.
+
+import CPurgeable
+import Glibc
+import Synchronization
+
+/// State that only the thread uses.
+private struct Watch {
+  /// Which thread this is.
+  let sleeper: UInt64
+  /// The source of caches and of monitors without one of their own.
+  var shared: PressureFeed?
+  var pace = ReactionPace()
+  var roundDue: UInt64?
+  /// When to try again what failed for lack of memory.
+  var retryDue: UInt64?
+  /// Our group. Where it lies hardly ever changes.
+  var group = KnownGroup()
+
+  init(sleeper: UInt64) { self.sleeper = sleeper }
+}
+
+extension Maintainer {
+  /// From the first note of work to a round.
+  private static let roundDelay: UInt64 = 500_000_000
+
+  /// An operation refused for lack of memory is tried again after this pause.
+  private static let retryPause: UInt64 = 1_000_000_000
+
+  /// From here to its end the thread takes nothing from the allocator, except where Swift takes memory to open or tell
+  /// something. There the thread checks first that there is memory (MemoryReserve), and otherwise tries again later.
+  func run() {
+    var watch = Watch(sleeper: signal.sleeper)
+    // Ends here when another thread was started in this one's place.
+    while let ready = wait(&watch) {
+      wakeUps.add(1, ordering: .relaxed)
+      let woken = MonotonicTime.now
+      // Partner of both: the exchange in `wake(by:)`.
+      hasNews.store(false, ordering: .sequentiallyConsistent)
+      if WorkBell.isRung.load(ordering: .acquiring) { watch.roundDue = min(watch.roundDue ?? .max, woken + Self.roundDelay) }
+      var worksRound = false
+      if let due = watch.roundDue, woken >= due {
+        worksRound = true
+        watch.roundDue = nil
+        WorkBell.isRung.store(false, ordering: .releasing)
+        if round() {
+          WorkBell.isRung.store(true, ordering: .releasing)
+          watch.roundDue = woken + Self.roundDelay
+        }
+        // Regions are offered again, at ever longer intervals.
+        let due = purgeable_offer_pending_due_ms()
+        if due != .max { watch.roundDue = min(watch.roundDue ?? .max, woken + max(Self.roundDelay, due * 1_000_000)) }
+      }
+      watch.retryDue = nil
+      refresh(&watch)
+      listen(&watch, ready, woken: woken, isAwake: worksRound)
+      if watch.pace.follows(watch.shared?.level ?? .normal, at: woken) { reactIfShort(&watch, woken: woken) }
+      if isUnneeded, watch.roundDue == nil, ends() { return }
+    }
+  }
+
+  private func wait(_ watch: inout Watch) -> DescriptorList? {
+    let now = MonotonicTime.now
+    let hearsEvents = signal.hearsDescriptors
+    let holds = holdsAnything
+    var deadline = watch.roundDue
+    if let due = watch.retryDue { deadline = min(deadline ?? .max, due) }
+    var descriptors = DescriptorList()
+    func take(_ feed: PressureFeed) {
+      feed.addDescriptors(to: &descriptors, at: now)
+      let hears = hearsEvents && !descriptors.isFull
+      if let time = feed.deadline(at: now, anybodyHolds: holds, hearsEvents: hears) { deadline = min(deadline ?? .max, time) }
+    }
+    if let shared = watch.shared { take(shared) }
+    for monitor in ListedMonitors() {
+      if let feed = monitor.notes.withLock({ $0.sleeper == watch.sleeper ? $0.feed : nil }) { take(feed) }
+    }
+    if let due = watch.pace.deadline(at: now) { deadline = min(deadline ?? .max, due) }
+    return signal.wait(watch.sleeper, until: deadline, descriptors)
+  }
+
+  /// Whether any client has memory to give back, or wants to know the level.
+  private var holdsAnything: Bool {
+    if state.withLock({ !$0.monitors.isEmpty }) { return true }
+    for engine in ListedEngines() where engine.base.heldBytes > 0 { return true }
+    return false
+  }
+
+  private var isUnneeded: Bool { CacheRoster.shared.isEmpty && state.withLock { $0.monitors.isEmpty } }
+
+  /// True if there is no client left. Under the mutex: a thread that notes work from here on finds no thread, and starts one.
+  private func ends() -> Bool {
+    let best = state.withLock { state -> SystemPressureSource?? in
+      guard CacheRoster.shared.isEmpty, state.monitors.isEmpty, !WorkBell.isRung.load(ordering: .acquiring),
+        !hasNews.load(ordering: .acquiring)
+      else { return nil }
+      state.threadOwner = 0
+      state.isWatching = false
+      state.statistics.level = .normal
+      state.statistics.sourceName = ""
+      signal.release()
+      defer { state.best = nil }
+      return .some(state.best)
+    }
+    guard let best else { return false }
+    best?.close()
+    return true
+  }
+
+  /// One round; whether another one is due.
+  private func round() -> Bool {
+    var again = false
+    purgeable_offer_pending(nil)
+    for engine in ListedEngines() { again = engine.upkeepRound() || again }
+    return again
+  }
+
+  // MARK: Sources
+
+  /// Opens the sources that are needed now, and closes those that are not.
+  private func refresh(_ watch: inout Watch) {
+    var isNeeded = !CacheRoster.shared.isEmpty
+    for monitor in ListedMonitors() where monitor.source == nil { isNeeded = true }
+    let source = isNeeded ? sharedSource(&watch) : nil
+    if source !== watch.shared?.source {
+      watch.shared = source.map { PressureFeed($0) }
+      let name = source?.name ?? ""
+      state.withLock { state in
+        state.isWatching = source != nil
+        state.statistics.sourceName = name
+        if source == nil { state.statistics.level = .normal }
+      }
+    }
+    if !isNeeded { closeBest() }
+    for monitor in ListedMonitors() { prepare(monitor, watch.sleeper) }
+  }
+
+  /// For a monitor that this thread has not met yet.
+  private func prepare(_ monitor: MonitorCore, _ sleeper: UInt64) {
+    let isNew = monitor.notes.withLock { notes -> Bool in
+      defer { if notes.sleeper != sleeper { notes = MonitorNotes(sleeper: sleeper) } }
+      return notes.sleeper != sleeper
+    }
+    guard isNew, let source = monitor.source else { return }
+    let isForked = monitor.process.withLock { process -> Bool in
+      defer { process = getpid() }
+      return process != getpid()
+    }
+    if isForked { source.reopen() }
+    let feed = PressureFeed(source)
+    monitor.notes.withLock { $0.feed = feed }
+  }
+
+  /// The source that was given, or the best; opened in this process. Calls the source outside of the mutex.
+  private func sharedSource(_ watch: inout Watch) -> (any PressureSource)? {
+    let process = getpid()
+    let (known, isForked, unused) = state.withLock { state -> ((any PressureSource)?, Bool, SystemPressureSource?) in
+      if let given = state.given {
+        defer { (state.givenProcess, state.best) = (process, nil) }
+        return (given, state.givenProcess != process, state.best)
+      }
+      defer { state.bestProcess = process }
+      return (state.best, state.bestProcess != process, nil)
+    }
+    unused?.close()
+    if let known {
+      if isForked { known.reopen() }
+      return known
+    }
+    guard MemoryReserve.isThere(MemoryReserve.ofLookups) else {
+      watch.retryDue = MonotonicTime.now + Self.retryPause
+      return nil
+    }
+    let best = SystemPressureSource()
+    state.withLock { $0.best = best }
+    return best
+  }
+
+  private func closeBest() {
+    let best = state.withLock { state -> SystemPressureSource? in
+      defer { state.best = nil }
+      return state.best
+    }
+    best?.close()
+  }
+
+  // MARK: Pressure
+
+  private func listen(_ watch: inout Watch, _ ready: DescriptorList, woken: UInt64, isAwake: Bool) {
+    let holds = holdsAnything
+    func calls(_ feed: PressureFeed) -> DescriptorList? {
+      let mine = feed.own(of: ready)
+      return !mine.isEmpty || feed.isDue(at: woken, anybodyHolds: holds, isAwake: isAwake) ? mine : nil
+    }
+    if let feed = watch.shared, let mine = calls(feed), let answer = watch.shared?.ask(ready: mine, at: woken) {
+      // A source may have found something better meanwhile.
+      let name = feed.source.name
+      state.withLock { state in
+        state.statistics.sourceName = name
+        if answer.level > answer.before { state.statistics.noteRise(to: answer.level) }
+        state.statistics.level = answer.level
+      }
+      react(to: answer, &watch, woken: woken)
+    }
+    for monitor in ListedMonitors() {
+      let notes = monitor.notes.withLock { $0 }
+      // A monitor added just now is prepared at the next wake-up, which adding it asks for.
+      guard notes.sleeper == watch.sleeper else { continue }
+      let isFirst = !notes.wasTold
+      if monitor.source == nil {
+        guard let shared = watch.shared else { continue }
+        monitor.deliver(shared.level, isFirst: isFirst)
+      } else if var feed = notes.feed {
+        if let mine = calls(feed) {
+          _ = feed.ask(ready: mine, at: woken)
+          let asked = feed
+          monitor.notes.withLock { $0.feed = asked }
+        }
+        monitor.deliver(feed.level, isFirst: isFirst, sourceName: feed.source.name)
+      }
+      monitor.notes.withLock { $0.wasTold = true }
+      if monitor.owesNews { watch.retryDue = woken + Self.retryPause }
+    }
+  }
+
+  private func react(to answer: PressureFeed.Answer, _ watch: inout Watch, woken: UInt64) {
+    switch watch.pace.step(after: answer, at: woken) {
+    case .rest: break
+    case .ease: PressureReaction.run(ListedEngines(), .normal) { _ in false }
+    case .look: reactIfShort(&watch, woken: woken)
+    case .react:
+      // First the step that costs nothing: the kernel gets the most to choose from.
+      purgeable_offer_pending(nil)
+      let begun = MonotonicTime.now
+      // A source of the program's own knows better than our figures whether memory is short.
+      let mustGive = givenSource != nil
+      let relief = PressureReaction.run(ListedEngines(), answer.raw, in: watch.group.current(), mustGive: mustGive)
+      note(relief, &watch, begun: begun, woken: woken)
+    }
+  }
+
+  private func reactIfShort(_ watch: inout Watch, woken: UInt64) {
+    guard let level = watch.shared?.level else { return }
+    let engines = ListedEngines()
+    let offered = engines.reduce(UInt64(0)) { $0 + UInt64($1.base.heldBytes) }
+    let group = watch.group.current()
+    guard MemoryRoom.missingBytes(in: group, isShort: false, offeredBytes: offered) > 0 else { return }
+    note(PressureReaction.run(engines, level, in: group, mustGive: false), &watch, begun: woken, woken: woken)
+  }
+
+  private func note(_ relief: PressureRelief, _ watch: inout Watch, begun: UInt64, woken: UInt64) {
+    let offered = begun + UInt64(relief.offeringTime / .nanoseconds(1))
+    let done = MonotonicTime.now
+    if relief.givenBackBytes > 0 { watch.pace.noteRelief(at: done) }
+    state.withLock { state in
+      state.statistics.reactionCount += 1
+      state.statistics.lastOfferNanoseconds = offered - min(offered, woken)
+      state.statistics.lastReactionNanoseconds = done - min(done, woken)
+    }
+  }
+}

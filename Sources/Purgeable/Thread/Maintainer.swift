@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: MIT
+// The library's one thread: offers idle memory, follows pressure, sweeps, and shrinks caches when memory is short. The thread
+// sleeps while there is nothing to do.
+//
+//   caches, regions --WorkBell.ring-------+                    +--> round: offer what is idle
+//   monitors --add, remove----------------+--> WakeSignal.wait -+--> PressureFeed.ask --> react, deliver
+//   sources of pressure --descriptors-----+     (Maintainer+Thread.swift)
+//
+// The layers below do not name this one: they reach it through `WorkBell` and the three functions at the end.
+
+import CPurgeablePressure
+import Glibc
+import Synchronization
+
+/// Starts its thread when the first work is noted or the first monitor is added. Ends the thread when no cache and no monitor
+/// is alive and no region waits.
+///
+/// A thread that notes work wakes the library's thread at most once per round. A round begins half a second after the first
+/// note: memory that became idle is on offer within a second, and a program that stores all the time pays for two rounds a
+/// second.
+final class Maintainer: ForkProtected {
+  static let shared = Maintainer()
+
+  struct State {
+    var monitors = ClientList<MonitorCore>()
+    /// The process that has the thread; a forked child does not, and starts its own.
+    var threadOwner: pid_t = 0
+    /// The source that a program has chosen, and where its descriptors were opened.
+    var given: (any PressureSource)?
+    var givenProcess: pid_t = 0
+    /// Open while the thread has a client to watch for and no source was given.
+    var best: SystemPressureSource?
+    var bestProcess: pid_t = 0
+    /// The statistics of the caches' source, while the thread watches.
+    var statistics = PressureStatistics()
+    var isWatching = false
+  }
+
+  let state = Guarded(State())
+  /// Whether a client came or went, or the source was changed: handled without waiting for a round.
+  let hasNews = Atomic<Bool>(false)
+  let signal = WakeSignal()
+  /// How often the thread has woken up, in this process and its ancestors by fork.
+  let wakeUps = Atomic<UInt64>(0)
+
+  private init() {
+    ForkGuard.shared.announce(.monitors) { items in
+      for monitor in ListedMonitors() { items.append(monitor) }
+    }
+    ForkGuard.shared.announce(.sources) { items in Maintainer.shared.collectSources(&items) }
+    ForkGuard.shared.announce(.thread) { $0.append(Maintainer.shared) }
+  }
+
+  // MARK: Who is worked for
+
+  /// The monitor's owner removes it before it ends. Takes memory only for forks; the maker of the monitor has checked for it.
+  func add(_ monitor: MonitorCore) {
+    state.withLock { $0.monitors.append(monitor, monitor.link) }
+    // The monitor and its source.
+    ForkGuard.shared.reserve(2)
+    noteNews()
+  }
+
+  func remove(_ monitor: MonitorCore) {
+    let hasThread = state.withLock { state -> Bool in
+      state.monitors.remove(monitor.link)
+      return state.threadOwner == getpid()
+    }
+    ForkGuard.shared.dismiss(2)
+    if hasThread { noteNews() }
+  }
+
+  // MARK: Forks (ForkGuard.swift)
+
+  /// The sources in use. Takes no memory, except for sources added since `reserve`.
+  private func collectSources(_ items: inout [any ForkProtected]) {
+    // One source may serve several; its mutex is taken once.
+    let first = items.count
+    func add(_ source: (any PressureSource)?) {
+      guard let source, let item = source as? any ForkProtected else { return }
+      for other in items[first...] where other === item { return }
+      items.append(item)
+    }
+    let (given, best) = state.withLock { ($0.given, $0.best) }
+    add(given)
+    add(best)
+    for at in 0..<first { if let monitor = items[at] as? MonitorCore { add(monitor.source) } }
+  }
+
+  func lockForFork() {
+    state.lock()
+    signal.lockForFork()
+  }
+
+  func unlockAfterFork() {
+    signal.unlockAfterFork()
+    state.unlock()
+  }
+
+  /// Work noted in the parent is the parent's; a mark left set would keep the child from ever starting a thread.
+  func forgetInChild() {
+    WorkBell.isRung.store(false, ordering: .relaxed)
+    hasNews.store(false, ordering: .relaxed)
+  }
+
+  // MARK: The source
+
+  var givenSource: (any PressureSource)? { state.withLock { $0.given } }
+
+  /// nil: the best that works here. The source that was given before is not closed.
+  package func setSource(_ source: (any PressureSource)?) {
+    let hasThread = state.withLock { state -> Bool in
+      state.given = source
+      state.givenProcess = getpid()
+      return state.threadOwner == getpid()
+    }
+    if hasThread { noteNews() }
+  }
+
+  var currentLevel: PressureLevel {
+    let known = state.withLock { $0.isWatching && $0.threadOwner == getpid() ? $0.statistics.level : nil }
+    if let level = known ?? givenSource?.level(ready: []) { return level }
+    // One look.
+    return max(MemoryRoom.level(of: MachineMemory.current()), MemoryRoom.level(of: ProcessMemory.group?.tightest()))
+  }
+
+  var statistics: PressureStatistics {
+    var statistics = state.withLock { $0.statistics }
+    statistics.wakeUpCount = Int(wakeUps.load(ordering: .relaxed))
+    return statistics
+  }
+
+  // MARK: Waking the thread
+
+  private func noteNews() { wake(by: hasNews) }
+
+  /// A forked child does not have the parent's thread; a request for news starts one.
+  func resumeAfterFork() {
+    if state.withLock({ $0.threadOwner != 0 && $0.threadOwner != getpid() }) { noteNews() }
+  }
+
+  @inline(never)
+  fileprivate func wake(by mark: borrowing Atomic<Bool>) {
+    // Partner: the thread's loads before it ends, and its store when it takes the work on.
+    guard mark.compareExchange(expected: false, desired: true, ordering: .acquiringAndReleasing).exchanged else { return }
+    let needsThread = state.withLock { state -> Bool in
+      let process = getpid()
+      guard state.threadOwner != process else { return false }
+      state.threadOwner = process
+      signal.prepare()
+      return true
+    }
+    // A thread that cannot hear, because the program closed the eventfd it sleeps on, is replaced.
+    let isHeard = signal.wake()
+    guard needsThread || !isHeard, !start() else { return }
+    // No thread could be made: the next note tries again. Until then the kernel has less to choose from.
+    state.withLock { $0.threadOwner = 0 }
+    mark.store(false, ordering: .releasing)
+  }
+
+  /// The last cache is gone: the thread finds that out in one more round.
+  fileprivate func review() {
+    if state.withLock({ $0.threadOwner != 0 }) { WorkBell.ring() }
+  }
+
+  /// Types for which the runtime makes a description at their first use.
+  private static let typesOfThread: [Any.Type] = [PressureFeed?.self, MemoryGroup?.self]
+
+  private func start() -> Bool {
+    // Made here, not by the thread: the thread may begin where there is no memory for them.
+    _ = CacheRoster.shared
+    _ = ThreadRole.isLibrary
+    _ = Self.typesOfThread
+    var attributes = pthread_attr_t()
+    guard unsafe pthread_attr_init(&attributes) == 0 else { return false }
+    defer { unsafe pthread_attr_destroy(&attributes) }
+    unsafe pthread_attr_setdetachstate(&attributes, Int32(PTHREAD_CREATE_DETACHED))
+    unsafe pthread_attr_setstacksize(&attributes, 512 << 10)
+    // The thread handles none of the program's signals.
+    var all = sigset_t()
+    var before = sigset_t()
+    unsafe sigfillset(&all)
+    unsafe pthread_sigmask(SIG_SETMASK, &all, &before)
+    defer { unsafe pthread_sigmask(SIG_SETMASK, &before, nil) }
+    var thread = pthread_t()
+    return unsafe pthread_create(
+      &thread, &attributes,
+      { _ in
+        nameThread("purgeable")
+        ThreadRole.enterLibrary()
+        Maintainer.shared.run()
+        return nil
+      }, nil) == 0
+  }
+}
+
+// MARK: What the layers below ring for (purgeable_pressure_thread.h)
+
+// swift-format-ignore: AlwaysUseLowerCamelCase
+@c @implementation
+func purgeable__thread_expect_work() { _ = Maintainer.shared }
+
+// swift-format-ignore: AlwaysUseLowerCamelCase
+@c @implementation
+func purgeable__thread_wake() { Maintainer.shared.wake(by: WorkBell.isRung) }
+
+// swift-format-ignore: AlwaysUseLowerCamelCase
+@c @implementation
+func purgeable__thread_review() { Maintainer.shared.review() }

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: MIT
+// The sleep of the library's thread: ended by a descriptor, a time or a wake-up call.
+
+import Glibc
+
+/// Wakes one sleeper. A wake that comes before the sleep is not lost.
+///
+/// Sleeps in poll(2) over an eventfd of its own and whatever else it is given. When there is no descriptor to be had, in
+/// pthread_cond_timedwait(3): then it can still be woken, but the descriptors are only looked at when it wakes.
+///
+/// A program that closes every descriptor closes the eventfd too, and poll does not notice. Then nothing that is left here can
+/// wake the sleeper: `wake` says so, and another sleeper takes its place. The first, should it ever wake, finds that it was
+/// replaced.
+///
+/// `@unchecked Sendable`: the fields are a pthread mutex, its condition, and what the mutex guards.
+@safe final class WakeSignal: @unchecked Sendable {
+  private let mutex = UnsafeMutablePointer<pthread_mutex_t>.allocate(capacity: 1)
+  private let condition = UnsafeMutablePointer<pthread_cond_t>.allocate(capacity: 1)
+  private var isSet = false
+  private var event: OwnedDescriptor?
+  /// Whether the sleeper is in poll, on the eventfd that `event` is.
+  private var isPolling = false
+  private var currentSleeper: UInt64 = 0
+
+  init() {
+    unsafe pthread_mutex_init(mutex, nil)
+    var attributes = pthread_condattr_t()
+    unsafe pthread_condattr_init(&attributes)
+    unsafe pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC)
+    unsafe pthread_cond_init(condition, &attributes)
+    unsafe pthread_condattr_destroy(&attributes)
+  }
+
+  // Lives as long as the process, as the thread may.
+
+  private func withMutex<Result>(_ body: () -> Result) -> Result {
+    unsafe pthread_mutex_lock(mutex)
+    defer { unsafe pthread_mutex_unlock(mutex) }
+    return body()
+  }
+
+  /// Around a fork (ForkGuard.swift).
+  func lockForFork() { unsafe pthread_mutex_lock(mutex) }
+  func unlockAfterFork() { unsafe pthread_mutex_unlock(mutex) }
+
+  /// Before a thread is started: opens the eventfd. One that was inherited by a fork is closed: it would wake the parent.
+  func prepare() {
+    withMutex {
+      event?.close()
+      event = OwnedDescriptor.event()
+      isSet = false
+      isPolling = false
+      currentSleeper += 1
+    }
+  }
+
+  /// The number of the current sleeper: the thread started after `prepare`, or after a wake that no thread could hear.
+  var sleeper: UInt64 { withMutex { currentSleeper } }
+
+  /// When the thread ends: nothing stays open.
+  func release() {
+    withMutex {
+      event?.close()
+      event = nil
+    }
+  }
+
+  /// The eventfd, while there is one.
+  var descriptor: Int32? { withMutex { event?.number } }
+
+  /// Whether descriptors end the sleep.
+  var hearsDescriptors: Bool { withMutex { event != nil } }
+
+  /// False where the sleeper cannot hear the wake: another thread has to be started, and finds itself woken.
+  func wake() -> Bool {
+    withMutex {
+      isSet = true
+      unsafe pthread_cond_signal(condition)
+      guard let event, !event.signal() else { return true }
+      self.event = OwnedDescriptor.event()
+      self.event?.signal()
+      guard isPolling else { return true }
+      isPolling = false
+      currentSleeper += 1
+      return false
+    }
+  }
+
+  /// Sleeps until woken, until a descriptor is ready, or until the time (nil: for ever); answers the descriptors that are ready,
+  /// with what occurred; nil when this sleeper was replaced.
+  func wait(_ sleeper: UInt64, until deadline: UInt64?, _ descriptors: DescriptorList) -> DescriptorList? {
+    let own = withMutex { () -> OwnedDescriptor? in
+      // The eventfd was closed by the program while this thread was awake, or could not be made. A wake set before is not lost.
+      if event?.isOurs != true {
+        event = OwnedDescriptor.event()
+        if isSet { event?.signal() }
+      }
+      isPolling = event != nil
+      return event
+    }
+    guard let own else {
+      sleep(until: deadline)
+      var isWoken = false
+      return Self.poll(descriptors, nil, &isWoken, milliseconds: 0)
+    }
+    var isWoken = false
+    let ready = Self.poll(descriptors, own, &isWoken, milliseconds: Self.milliseconds(until: deadline))
+    return withMutex {
+      guard currentSleeper == sleeper else { return nil }
+      isSet = false
+      isPolling = false
+      if isWoken { own.drain() }
+      return ready
+    }
+  }
+
+  private func sleep(until deadline: UInt64?) {
+    unsafe pthread_mutex_lock(mutex)
+    while !isSet {
+      guard let deadline else {
+        unsafe pthread_cond_wait(condition, mutex)
+        continue
+      }
+      var time = timespec(tv_sec: Int(deadline / 1_000_000_000), tv_nsec: Int(deadline % 1_000_000_000))
+      if unsafe pthread_cond_timedwait(condition, mutex, &time) == ETIMEDOUT { break }
+    }
+    isSet = false
+    unsafe pthread_mutex_unlock(mutex)
+  }
+
+  /// Those of the descriptors that are ready, and whether `own` is. An interruption by a signal is an early end with none.
+  private static func poll(
+    _ descriptors: DescriptorList, _ own: OwnedDescriptor?, _ isWoken: inout Bool, milliseconds: Int32
+  ) -> DescriptorList {
+    var ready = DescriptorList()
+    // One more than a list has room for.
+    var records = InlineArray<129, pollfd>(repeating: pollfd(fd: -1, events: Int16(POLLIN), revents: 0))
+    var count = 0
+    for item in descriptors {
+      records[count] = pollfd(fd: item.descriptor, events: item.events, revents: 0)
+      count += 1
+    }
+    if let own {
+      records[count].fd = own.number
+      count += 1
+    }
+    guard count > 0 else { return ready }
+    var span = records.mutableSpan
+    // The records are lent for the length of the call, and as many were filled in.
+    let found = unsafe span.withUnsafeMutableBufferPointer { unsafe Glibc.poll($0.baseAddress, nfds_t(count), milliseconds) }
+    guard found > 0 else { return ready }
+    for index in 0..<descriptors.count where records[index].revents != 0 {
+      ready.append(PressureDescriptor(descriptor: records[index].fd, events: records[index].revents))
+    }
+    isWoken = own != nil && records[count - 1].revents != 0
+    return ready
+  }
+
+  /// Rounded up: to wake a moment too early would be to wake twice.
+  private static func milliseconds(until deadline: UInt64?) -> Int32 {
+    guard let deadline else { return -1 }
+    let now = MonotonicTime.now
+    guard deadline > now else { return 0 }
+    return Int32(min((deadline - now + 999_999) / 1_000_000, 3_600_000))
+  }
+}

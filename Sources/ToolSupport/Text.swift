@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT
+// Text for people: columns, and lines on standard error.
+
+import Glibc
+
+extension String {
+  /// The text with spaces after it, up to a width.
+  package func padded(to width: Int) -> String {
+    self + String(repeating: " ", count: Swift.max(0, width - count))
+  }
+
+  /// The text with spaces before it, up to a width.
+  package func indented(to width: Int) -> String {
+    String(repeating: " ", count: Swift.max(0, width - count)) + self
+  }
+}
+
+/// How wide each column of a table is. Rows may differ in length.
+package func columnWidths(_ rows: [[String]]) -> [Int] {
+  (0..<(rows.map(\.count).max() ?? 0)).map { column in
+    rows.map { column < $0.count ? $0[column].count : 0 }.max() ?? 0
+  }
+}
+
+/// Writes a line to standard error.
+package func complain(_ line: String) {
+  var bytes = Array((line + "\n").utf8)[...]
+  while !bytes.isEmpty {
+    // `write` reads at most the bytes that the buffer has.
+    let written = unsafe bytes.withUnsafeBytes { unsafe write(STDERR_FILENO, $0.baseAddress, $0.count) }
+    if written < 0 && errno != EINTR { return }
+    bytes = bytes.dropFirst(max(written, 0))
+  }
+}

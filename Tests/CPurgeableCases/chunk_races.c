@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT
+// Chunks that end, or are emptied and forgotten, while another thread is just about to look at them.
+
+#include "heap_cases.h"
+
+#include <signal.h>
+
+// MARK: Mappings that end
+
+typedef struct churn {
+  purgeable_heap_t *heap;
+  uint64_t seed, rounds, failed;
+  _Atomic bool *done;
+} churn_t;
+
+static void *come_and_go(void *context) {
+  churn_t *churn = context;
+  for (uint64_t round = 0; round < churn->rounds; round++) {
+    element_t element;
+    size_t length = (5 + next_random(&churn->seed) % 20) * PAGE;
+    churn->failed += make(churn->heap, length, round, &element) != 0;
+    if (round % 2 == 0) churn->failed += purgeable_heap_offer_idle(churn->heap, NULL) != 0;
+    churn->failed += !is_intact(churn->heap, &element);
+    churn->failed += purgeable_heap_free(churn->heap, element.reference) != 0;
+  }
+  return NULL;
+}
+
+// Each of these calls asks the kernel about mappings.
+static void *look_on(void *context) {
+  churn_t *churn = context;
+  while (!atomic_load(churn->done)) {
+    purgeable_heap_statistics_t now;
+    churn->failed += purgeable_heap_sweep(churn->heap, NULL) != 0;
+    churn->failed += purgeable_heap_statistics(churn->heap, &now) != 0;
+    churn->failed += purgeable_upkeep(NULL) != 0;
+    churn->rounds++;
+  }
+  return NULL;
+}
+
+// Elements larger than a chunk come and go, each with its mapping.
+static void figures_beside_mappings(case_report_t *report) {
+  NEED_OFFERS();
+  static _Atomic bool done;
+  atomic_store(&done, false);
+  MAKE_HEAP(heap, .slab_bytes = PAGE, .chunk_bytes = 4 * PAGE);
+  churn_t looker = {.heap = heap, .done = &done}, churns[2];
+  pthread_t thread;
+  for (uint64_t i = 0; i < 2; i++) churns[i] = (churn_t){.heap = heap, .seed = report->seed + i, .rounds = 3000 * report->scale};
+  REQUIRE(pthread_create(&thread, NULL, look_on, &looker) == 0);
+  run_threads(2, come_and_go, churns, sizeof churns[0]);
+  atomic_store(&done, true);
+  (void)pthread_join(thread, NULL);
+  NOTE("%llu rounds of sweep, statistics and upkeep", (unsigned long long)looker.rounds);
+  EXPECT(looker.rounds > 10);
+  EXPECT_EQUAL(looker.failed + churns[0].failed + churns[1].failed, 0);
+  EXPECT_EQUAL(heap_statistics(heap).mapped_bytes, 0);
+  END_HEAP(heap);
+}
+
+// MARK: A directory that goes back while an offer is on its way
+
+enum { UNITS = 16, ELEMENTS = 2 * UNITS };
+
+static struct {
+  purgeable_heap_t *heap;
+  element_t elements[ELEMENTS];
+  int calls, errors;
+  bool is_inside;
+} emptied;
+
+// One element to a slab.
+static bool fill_slabs(size_t first, size_t end) {
+  for (size_t i = first; i < end; i++) {
+    if (make(emptied.heap, 1500, i, &emptied.elements[i]) != 0 || purgeable_stream_seal(emptied.heap, 0) != 0) return false;
+  }
+  return true;
+}
+
+// At the first slab of the offer: the second chunk is emptied, and its directory goes back. At the first slab beyond the first
+// chunk, if there is one: all of that chunk comes back to life.
+static void pause_in_offer(void *context) {
+  (void)context;
+  if (emptied.is_inside) return;
+  emptied.is_inside = true;
+  emptied.calls++;
+  if (emptied.calls == 1) {
+    for (size_t i = UNITS; i < ELEMENTS; i++) {
+      emptied.errors += purgeable_heap_free(emptied.heap, emptied.elements[i].reference) != 0;
+    }
+    emptied.errors += purgeable_heap_trim(emptied.heap, NULL) != 0;
+  }
+  if (emptied.calls == UNITS + 1) emptied.errors += !fill_slabs(UNITS, ELEMENTS);
+  emptied.is_inside = false;
+}
+
+static int offer_what_was_emptied(void) {
+  (void)alarm(30);
+  const purgeable_heap_options_t options = {.slab_bytes = PAGE, .chunk_bytes = UNITS * PAGE};
+  if (purgeable_heap_create(&options, &emptied.heap) != 0 || !fill_slabs(0, ELEMENTS)) return 1;
+  uint64_t before = purgeable_heap_ordinary_bytes(emptied.heap);
+  if (!purgeable_testing_set_pause(pause_in_offer, NULL)) return 77;
+  int error = purgeable_heap_offer_idle(emptied.heap, NULL);
+  (void)purgeable_testing_set_pause(NULL, NULL);
+  if (error != 0 || emptied.errors != 0) return 2;
+  // The chunk's directory went back, and only the slabs of the first chunk were offered.
+  if (purgeable_heap_ordinary_bytes(emptied.heap) >= before) return 3;
+  if (emptied.calls != UNITS) return 4;
+  // A place in that chunk has no generation, and no page that could have been lost.
+  purgeable_reference_t nobody = {emptied.elements[ELEMENTS - 1].reference.place, 0};
+  char buffer[16];
+  size_t rest;
+  bool matches;
+  if (purgeable_heap_generation(emptied.heap, nobody.place) != 0) return 5;
+  if (purgeable_heap_read_matching(emptied.heap, nobody, "", 0, 0, buffer, sizeof buffer, &rest, &matches) !=
+      purgeable_outcome_busy) {
+    return 6;
+  }
+  if (purgeable_heap_has_losses(emptied.heap)) return 7;
+  if (!fill_slabs(UNITS, ELEMENTS)) return 8;
+  for (size_t i = 0; i < ELEMENTS; i++) {
+    if (!is_intact(emptied.heap, &emptied.elements[i])) return 9;
+  }
+  return purgeable_heap_destroy(emptied.heap) == 0 ? 0 : 10;
+}
+
+static void offered_after_it_was_emptied(case_report_t *report) {
+  NEED_HOOKS();
+  NEED_OFFERS();
+  pid_t child = fork();
+  if (child == 0) _exit(offer_what_was_emptied());
+  EXPECT_EQUAL(wait_for_child(child), 0);
+}
+
+const test_case_t chunk_race_cases[] = {
+    {"chunk: figures are answered beside mappings that end", figures_beside_mappings},
+    {"chunk: an offer passes over slabs that were emptied and forgotten since they were listed", offered_after_it_was_emptied},
+    {NULL, NULL},
+};

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT
+// Cases of the memory limit, which is found from the files of groups of either version, real ones or made up below a directory of
+// the test's own.
+
+#include "harness.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/sysinfo.h>
+
+#include "memory_group.h"
+
+#define MIB ((uint64_t)1 << 20)
+
+static uint64_t machine_bytes(void) {
+  struct sysinfo information;
+  return sysinfo(&information) == 0 ? (uint64_t)information.totalram * information.mem_unit : 0;
+}
+
+// Writes a file below a directory, with the directories that lead to it.
+static bool put(const char *root, const char *path, const char *text) {
+  char whole[512];
+  (void)snprintf(whole, sizeof whole, "%s%s", root, path);
+  for (char *at = strchr(whole + strlen(root) + 1, '/'); at != NULL; at = strchr(at + 1, '/')) {
+    *at = 0;
+    (void)mkdir(whole, 0700);
+    *at = '/';
+  }
+  FILE *file = fopen(whole, "w");
+  if (file == NULL) return false;
+  bool is_written = fputs(text, file) >= 0;
+  return fclose(file) == 0 && is_written;
+}
+
+static void remove_tree(const char *root) {
+  char command[300];
+  (void)snprintf(command, sizeof command, "rm -rf '%s'", root);
+  if (system(command) != 0) fprintf(stderr, "%s stays behind\n", root);
+}
+
+typedef struct tree {
+  const char *what;
+  const char *groups, *mounts;
+  const char *files[4][2];
+  uint64_t expected;  // 0: the machine's memory
+} tree_t;
+
+#define LINE "36 35 98:0 "
+static const tree_t trees[] = {
+    {"version 2, the group around is smaller", "0::/pod/app\n", LINE "/ /cg rw - cgroup2 cgroup2 rw\n",
+     {{"/cg/pod/app/memory.max", "209715200\n"}, {"/cg/pod/memory.max", "104857600\n"}}, 100 * MIB},
+    {"version 2, memory.high, and no limit of its own", "0::/app\n", LINE "/ /cg rw shared:9 master:2 - cgroup2 none rw\n",
+     {{"/cg/app/memory.max", "max\n"}, {"/cg/app/memory.high", "62914560\n"}}, 60 * MIB},
+    {"version 1 beside an empty version 2", "5:cpu,memory:/a\n0::/\n",
+     LINE "/ /cg/cpu,memory rw - cgroup cgroup rw,cpu,memory\n37 35 0:1 / /cg/unified rw - cgroup2 cgroup2 rw\n",
+     {{"/cg/cpu,memory/a/memory.limit_in_bytes", "52428800\n"},
+      {"/cg/cpu,memory/memory.limit_in_bytes", "9223372036854771712\n"}}, 50 * MIB},
+    {"a container's own directory is the mount's root", "0::/pod/app\n", LINE "/pod/app /cg rw - cgroup2 cgroup2 rw\n",
+     {{"/cg/memory.max", "31457280\n"}}, 30 * MIB},
+    {"a namespace that ends below the mount's root", "0::/\n", LINE "/../.. /cg rw - cgroup2 cgroup2 rw\n",
+     {{"/cg/memory.max", "41943040\n"}}, 40 * MIB},
+    {"a blank in the mount point", "0::/a\n", LINE "/ /c\\040g rw - cgroup2 cgroup2 rw\n",
+     {{"/c g/a/memory.max", "20971520\n"}}, 20 * MIB},
+    {"a group outside of what is mounted", "0::/other\n", LINE "/pod /cg rw - cgroup2 cgroup2 rw\n",
+     {{"/cg/memory.max", "1048576\n"}}, 0},
+    {"a controller whose name only begins like memory's", "3:memory2:/a\n",
+     LINE "/ /cg rw - cgroup cgroup rw,memory2\n", {{"/cg/a/memory.limit_in_bytes", "1048576\n"}}, 0},
+    {"numbers that are none", "0::/a\n", LINE "/ /cg rw - cgroup2 cgroup2 rw\n",
+     {{"/cg/a/memory.max", "-5\n"}, {"/cg/a/memory.high", "99999999999999999999999\n"}, {"/cg/memory.max", ""}}, 0},
+    {"lines that are cut short", "0:\n::\n\n0::relative\n", "36\n" LINE "/ /cg rw - cgroup2\n - cgroup2\n", {{NULL, NULL}}, 0},
+    {"no files at all", NULL, NULL, {{NULL, NULL}}, 0},
+};
+
+static void limits_by_files(case_report_t *report) {
+  for (size_t i = 0; i < sizeof trees / sizeof trees[0]; i++) {
+    const tree_t *tree = &trees[i];
+    char root[] = "/tmp/purgeable-limits-XXXXXX";
+    REQUIRE(mkdtemp(root) != NULL);
+    bool is_made = tree->groups == NULL || (put(root, "/proc/self/cgroup", tree->groups) &&
+                                            put(root, "/proc/self/mountinfo", tree->mounts));
+    for (size_t k = 0; k < 4 && tree->files[k][0] != NULL; k++) is_made &= put(root, tree->files[k][0], tree->files[k][1]);
+    uint64_t limit = purgeable_testing_memory_byte_limit(root);
+    remove_tree(root);
+    EXPECT(is_made);
+    uint64_t expected = tree->expected == 0 ? machine_bytes() : tree->expected;
+    if (limit != expected) NOTE("%s", tree->what);
+    EXPECT_EQUAL(limit, expected);
+  }
+}
+
+// A path longer than there is room for, and a line of mountinfo longer than a page.
+static void limits_of_long_paths(case_report_t *report) {
+  char root[] = "/tmp/purgeable-limits-XXXXXX";
+  REQUIRE(mkdtemp(root) != NULL);
+  static char long_text[9000];
+  memset(long_text, 'x', sizeof long_text - 1);
+  static char groups[10000], mounts[10000];
+  (void)snprintf(groups, sizeof groups, "4:memory:/%s\n0::/a\n", long_text);
+  (void)snprintf(mounts, sizeof mounts, "35 1 0:9 / /o rw - overlay o %s\n" LINE "/ /cg rw - cgroup2 cgroup2 rw\n", long_text);
+  EXPECT(put(root, "/proc/self/cgroup", groups) && put(root, "/proc/self/mountinfo", mounts));
+  EXPECT(put(root, "/cg/a/memory.max", "10485760"));
+  EXPECT_EQUAL(purgeable_testing_memory_byte_limit(root), 10 * MIB);
+  // Any call may fail: the result is then another limit that is known, or the machine's memory.
+  for (uint64_t n = 1; n < 64; n++) {
+    purgeable_testing_fail(purgeable_testing_call_file, n, EMFILE, false);
+    uint64_t limit = purgeable_testing_memory_byte_limit(root);
+    bool has_failed = purgeable_testing_has_failed();
+    purgeable_testing_fail(0, 0, 0, false);
+    EXPECT(limit == 10 * MIB || limit == machine_bytes());
+    if (!has_failed) break;
+  }
+  remove_tree(root);
+}
+
+static int count_descriptors(void) {
+  int count = 0;
+  for (int i = 0; i < 256; i++) count += fcntl(i, F_GETFD) >= 0;
+  return count;
+}
+
+static void pending_bound(case_report_t *report) {
+  uint64_t limit = purgeable_testing_memory_byte_limit("");
+  uint64_t share = limit / 16 < MIB ? MIB : limit / 16 > 64 * MIB ? 64 * MIB : limit / 16;
+  EXPECT_EQUAL(purgeable_pending_byte_limit(), share);
+  const uint64_t settings[] = {0, 1, 12345, UINT64_MAX};
+  for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
+    purgeable_set_pending_byte_limit(settings[i]);
+    EXPECT_EQUAL(purgeable_pending_byte_limit(), settings[i]);
+  }
+  purgeable_set_pending_byte_limit(PURGEABLE_PENDING_BYTE_LIMIT_DEFAULT);
+  EXPECT_EQUAL(purgeable_pending_byte_limit(), share);
+  int descriptors = count_descriptors();
+  errno = 77;
+  uint64_t calls = purgeable_testing_call_count(purgeable_testing_call_any);
+  for (int i = 0; i < 1000; i++) (void)purgeable_pending_byte_limit();
+  // Read again once at most, unless the thousand calls took long.
+  EXPECT(purgeable_testing_call_count(purgeable_testing_call_any) - calls < 200);
+  EXPECT_EQUAL(errno, 77);
+  EXPECT_EQUAL(count_descriptors(), descriptors);
+}
+
+// In a child that moves into a real group of 32 MiB: the bound on pending bytes follows within seconds.
+static int child_in_group(const memory_group_t *group) {
+  if (purgeable_pending_byte_limit() == 2 * MIB) return 1;
+  if (!memory_group_join(group)) return 77;
+  // A limit that was read before the child moved stays in use for a while.
+  for (int i = 0; i < 80 && purgeable_pending_byte_limit() != 2 * MIB; i++) (void)usleep(100000);
+  return purgeable_pending_byte_limit() == 2 * MIB ? 0 : 2;
+}
+
+static void bound_in_a_group(case_report_t *report) {
+  memory_group_t group;
+  const char *reason;
+  if (!memory_group_make(&group, 32 * MIB, &reason)) SKIP("%s", reason);
+  pid_t child = fork();
+  if (child == 0) _exit(child_in_group(&group));
+  int status = wait_for_child(child);
+  EXPECT_EQUAL(memory_group_remove(&group), 0);
+  if (status == 77) SKIP("this process may not move into a group");
+  EXPECT_EQUAL(status, 0);
+}
+
+const test_case_t limit_cases[] = {
+    {"limits: by the files of memory groups", limits_by_files},
+    {"limits: long paths, long lines, failing calls", limits_of_long_paths},
+    {"limits: the bound on idle memory that waits", pending_bound},
+    {"limits: a process that moves into a group", bound_in_a_group},
+    {NULL, NULL},
+};

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+// Slow growth after memory was given back, and the pace of sweeps, each tested as a value with given times.
+
+import Testing
+
+@testable import Purgeable
+
+@Suite("PurgeableCache, pace")
+struct CachePaceTests {
+  private let second: UInt64 = 1_000_000_000
+  private let mebibyte = 1 << 20
+
+  private func expect(_ growth: borrowing SlowGrowth, _ clock: SetClock, _ limit: Int) {
+    let found = growth.limit(by: clock.cacheClock)
+    #expect(found == limit)
+  }
+
+  private func expect(_ growth: borrowing SlowGrowth, _ clock: SetClock, remaining: UInt64) {
+    let found = growth.remaining(now: clock.cacheClock.now())
+    #expect(found == remaining)
+  }
+
+  @Test("growth begins at what is held, rises by a sixteenth a second of what was held, and is free after a minute")
+  func growth() {
+    let clock = SetClock()
+    let growth = SlowGrowth()
+    expect(growth, clock, .max)
+    growth.begin(before: 160 * mebibyte, held: 100 * mebibyte, now: clock.cacheClock.now())
+    expect(growth, clock, 100 * mebibyte)
+    clock.advance(seconds: 1)
+    expect(growth, clock, 110 * mebibyte)
+    expect(growth, clock, remaining: 59 * second)
+    clock.advance(seconds: 58.5)
+    expect(growth, clock, 695 * mebibyte)
+    clock.advance(seconds: 0.5)
+    expect(growth, clock, .max)
+    expect(growth, clock, remaining: 0)
+  }
+
+  @Test("a second give-back keeps the higher rate, and begins the minute anew")
+  func again() {
+    let clock = SetClock()
+    let growth = SlowGrowth()
+    growth.begin(before: 160 * mebibyte, held: 100 * mebibyte, now: clock.cacheClock.now())
+    clock.advance(seconds: 30)
+    growth.begin(before: 16 * mebibyte, held: 10 * mebibyte, now: clock.cacheClock.now())
+    clock.advance(seconds: 59)
+    expect(growth, clock, 600 * mebibyte)
+    // After the minute the rate is the new one.
+    clock.advance(seconds: 1)
+    expect(growth, clock, .max)
+    growth.begin(before: 16 * mebibyte, held: 10 * mebibyte, now: clock.cacheClock.now())
+    clock.advance(seconds: 1)
+    expect(growth, clock, 11 * mebibyte)
+  }
+
+  @Test("however little is left, a cache may hold four mebibytes; a clock that went back is a clock that stands")
+  func floor() {
+    let clock = SetClock()
+    let growth = SlowGrowth()
+    growth.begin(before: mebibyte, held: 0, now: clock.cacheClock.now() + second)
+    expect(growth, clock, SlowGrowth.floor)
+  }
+
+  @Test("sweeps take a twentieth of the time at most, and are a hundredth of a second apart")
+  func sweeps() {
+    let pace = SweepPace()
+    var dues: [Bool] = []
+    dues.append(pace.isDue(now: second))
+    pace.note(from: second, to: second + 1000)
+    dues.append(pace.isDue(now: second + 1000 + second / 100 - 1))
+    dues.append(pace.isDue(now: second + 1000 + second / 100))
+    pace.note(from: 2 * second, to: 3 * second)
+    dues.append(pace.isDue(now: 23 * second - 1))
+    dues.append(pace.isDue(now: 23 * second))
+    #expect(dues == [true, false, true, false, true])
+  }
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT
+// A simulation of S3-FIFO over single entries, and requests for it: the reference for the cache and its order of eviction.
+
+import Glibc
+import ToolSupport
+
+/// A FIFO queue of keys.
+struct KeyQueue {
+  private var keys: [Int] = []
+  private var head = 0
+  var count: Int { keys.count - head }
+  mutating func append(_ key: Int) { keys.append(key) }
+  mutating func popFirst() -> Int? {
+    guard head < keys.count else { return nil }
+    defer {
+      head += 1
+      if head > 4096, head * 2 > keys.count {
+        keys.removeFirst(head)
+        head = 0
+      }
+    }
+    return keys[head]
+  }
+}
+
+/// S3-FIFO as its authors' reference implementation has it: probation a tenth, a ghost as long as main, promotion from two uses
+/// on.
+struct ExactS3FIFO {
+  private enum Place { case probation, main }
+  private struct Entry {
+    var place: Place
+    var uses: Int
+  }
+  private let capacity: Int
+  private let probationCapacity: Int
+  private var entries: [Int: Entry] = [:]
+  private var probation = KeyQueue()
+  private var main = KeyQueue()
+  private var ghost = KeyQueue()
+  private var ghosts: Set<Int> = []
+
+  init(capacity: Int) {
+    self.capacity = capacity
+    probationCapacity = max(1, capacity / 10)
+  }
+
+  /// Requests a key. Returns whether it was a hit.
+  mutating func request(_ key: Int) -> Bool {
+    if var entry = entries[key] {
+      entry.uses = min(3, entry.uses + 1)
+      entries[key] = entry
+      return true
+    }
+    let wasGhost = ghosts.remove(key) != nil
+    while entries.count >= capacity { evict() }
+    entries[key] = Entry(place: wasGhost ? .main : .probation, uses: 0)
+    if wasGhost { main.append(key) } else { probation.append(key) }
+    return false
+  }
+
+  private mutating func evict() {
+    if main.count > capacity - probationCapacity || probation.count == 0 { evictMain() } else { evictProbation() }
+  }
+
+  private mutating func evictProbation() {
+    while let key = probation.popFirst() {
+      if entries[key]!.uses >= 2 {
+        entries[key] = Entry(place: .main, uses: 0)
+        main.append(key)
+        continue
+      }
+      entries[key] = nil
+      ghost.append(key)
+      ghosts.insert(key)
+      while ghost.count > capacity - probationCapacity, let old = ghost.popFirst() { ghosts.remove(old) }
+      return
+    }
+  }
+
+  private mutating func evictMain() {
+    while let key = main.popFirst() {
+      if entries[key]!.uses > 0 {
+        entries[key]!.uses -= 1
+        main.append(key)
+        continue
+      }
+      entries[key] = nil
+      return
+    }
+  }
+}
+
+/// Skewed requests, with scans between them; the same seed gives the same requests.
+func skewedRequests(count: Int, objects: Int, seed: UInt64) -> [Int] {
+  // Zipf with an exponent of 1, by inverting its distribution's integral.
+  var random = SplitMix64(seed: seed)
+  var ranks = Array(0..<objects)
+  ranks.shuffle(using: &random)
+  var requests: [Int] = []
+  requests.reserveCapacity(count)
+  var scanned = objects
+  while requests.count < count {
+    if random.index(below: 2000) == 0 {
+      let length = objects / 10
+      requests.append(contentsOf: scanned..<scanned + length)
+      scanned += length
+    }
+    let unit = Double(random.next() >> 11) / Double(1 << 53)
+    let rank = Int(pow(Double(objects), unit)) - 1
+    requests.append(ranks[min(objects - 1, max(0, rank))])
+  }
+  return Array(requests.prefix(count))
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+// Each kind of call that starts the library's thread, alone in a process of its own.
+
+import Glibc
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+@Suite("the library's thread: what starts it", .serialized)
+struct ThreadStartTests {
+  @Test("a monitor, in a process without any cache, and with the monitor the thread ends")
+  func monitorAlone() async {
+    await #expect(processExitsWith: .success) {
+      require(!hasLibraryThread(), "none at first")
+      let source = FakeSource()
+      let monitor = PressureMonitor(source: source)
+      require(patiently { hasLibraryThread() }, "starts")
+      source.set(.warning)
+      require(patiently { monitor.level == .warning }, "and hears")
+      _ = consume monitor
+      require(patiently { !hasLibraryThread() }, "ends")
+    }
+  }
+
+  @Test("a region that becomes idle, which is then offered; the one after that is offered as well")
+  func regionAlone() async throws {
+    try needRealDiscards()
+    await #expect(processExitsWith: .success) {
+      var first = try PurgeableRegion(byteCount: 1 << 20)
+      _ = first.withMutableBytes { bytes in bytes.write([1]) }
+      require(patiently { first.offeredBytes > 0 && PurgeableRegion.statistics.pendingCount == 0 }, "offered")
+      require(Maintainer.shared.wakeUps.load(ordering: .relaxed) > 0, "by the thread")
+      require(patiently { !WorkBell.isRung.load(ordering: .relaxed) }, "that hears the next one")
+      var second = try PurgeableRegion(byteCount: 1 << 20)
+      _ = second.withMutableBytes { bytes in bytes.write([2]) }
+      require(patiently { second.offeredBytes > 0 && PurgeableRegion.statistics.pendingCount == 0 }, "and so on")
+    }
+  }
+
+  @Test("a cache only with what is stored; the last one that goes has the thread end")
+  func cacheAlone() async {
+    await #expect(processExitsWith: .success) {
+      do {
+        let cache = try PurgeableCache<Int, [UInt8]>()
+        require(!hasLibraryThread() && cache.isEmpty, "nothing to do yet")
+      }
+      require(!hasLibraryThread() && !WorkBell.isRung.load(ordering: .relaxed), "its end starts none")
+      var first: PurgeableCache<Int, [UInt8]>? = try PurgeableCache()
+      let second = try PurgeableCache<Int, [UInt8]>()
+      first?[1] = [1]
+      require(patiently { hasLibraryThread() }, "starts")
+      first = nil
+      require(!CacheRoster.shared.isEmpty && second.isEmpty, "one is left")
+      _ = consume second
+      require(patiently { !hasLibraryThread() }, "ends")
+    }
+  }
+}
