@@ -24,6 +24,7 @@ enum Bench {
     Measurement(name: "hits", figures: Hits.figures), Measurement(name: "stores", figures: Stores.figures),
     Measurement(name: "full", figures: Full.figures),
     Measurement(name: "threads", figures: Threads.figures),
+    Measurement(name: "pauses", figures: Pauses.figures),
     Measurement(name: "regions", figures: Regions.figures), Measurement(name: "density", figures: Density.figures),
     Measurement(name: "memory", figures: Memory.figures), Measurement(name: "upkeep", figures: Upkeep.figures),
     Measurement(name: "small", figures: Small.figures), Measurement(name: "pressure", figures: Pressure.figures),

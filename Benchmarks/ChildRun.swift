@@ -23,6 +23,8 @@ enum ChildRun {
     "hits": Hits.measure, "hit-counts": Hits.count, "stores": Stores.measure, "store-counts": Stores.count,
     "full-stores": Full.measureStores, "full-hits": Full.measureHits, "full-allocations": Full.countAllocations,
     "threads": Threads.measure, "read-beside-writer": Threads.measureBesideWriter,
+    "pauses-filling": Pauses.measureFilling, "pauses-hot": Pauses.measureHot, "pauses-removing": Pauses.measureRemoving,
+    "pauses-costless": Pauses.measureCostless, "pauses-lost": Pauses.measureLost,
     "regions": Regions.measure, "density-mix": Density.measureMix, "density-files": Density.measureFiles,
     "density-shift": Density.measureShift, "heap-memory": Memory.measureHeap, "entry-memory": Memory.measureEntries,
     "eviction": Upkeep.measureEviction, "sweep": Upkeep.measureSweep,

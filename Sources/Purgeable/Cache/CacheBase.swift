@@ -21,6 +21,8 @@ final class CacheBase: Sendable {
   let sweepPace = SweepPace()
   /// How many shards are in use.
   let openCount = Atomic<Int>(1)
+  /// How many calls are removing everything right now, and may have slabs to give back (Shard/Removal.swift).
+  let removalCount = Atomic<Int>(0)
 
   init(heap: SlabHeap, keys: KeyHashing, founder: SlotIndex, limits: consuming CacheLimits, _ observer: (any EngineObserver)?) {
     self.heap = heap

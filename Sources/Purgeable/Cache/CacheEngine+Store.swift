@@ -70,12 +70,23 @@ extension CacheEngine {
 
   // MARK: Removing
 
-  /// Removes everything, shard by shard. Where departures are told with values, this is done in slices, between which the shard's
-  /// mutex is free.
+  /// Removes everything. Other threads wait for a short while only (Shard/Removal.swift).
   func removeAll(_ reason: DepartureReason = .removed) {
+    if base.observer != nil { return removeAllTracked(reason) }
+    heap.givingBackTogether {
+      base.removalCount.add(1, ordering: .relaxed)
+      shards.repeatingWhileMoved {
+        for shard in shards.all { shards.hold(shard) { held in held.detachAll(reason) } }
+      }
+      base.giveBackRemoved()
+      base.removalCount.subtract(1, ordering: .relaxed)
+    }
+  }
+
+  private func removeAllTracked(_ reason: DepartureReason) {
     shards.repeatingWhileMoved {
       for shard in shards.all {
-        var removal = Removal()
+        var removal = TrackedRemoval()
         while !shards.hold(shard, { held in removal.removeSlice(reason, from: &held) }) {}
       }
     }

@@ -31,10 +31,28 @@ extension PurgeableCache {
   public func value(forKey key: Key) -> Value? {
     if Value.self == [UInt8].self {
       // Safe: the same type. Saves a copy, and generic code.
-      guard let bytes = lookUpBytes(key) else { return nil }
+      guard let bytes = unsafe lookUpBytes({ buffer in unsafe read(key, into: buffer, countsAsUse: true) }) else { return nil }
       return unsafe unsafeBitCast(bytes, to: Value.self)
     }
     return decodedValue(forKey: key)
+  }
+
+  /// The value of a key that is encoded already. Counts as a use.
+  func value(of key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> Value? {
+    if Value.self == [UInt8].self {
+      guard let bytes = unsafe lookUpBytes({ buffer in unsafe engine.read(key, prefix: prefix, into: buffer) })
+      else { return nil }
+      return unsafe unsafeBitCast(bytes, to: Value.self)
+    }
+    return unsafe decodedValue(of: key, prefix)
+  }
+
+  /// A function of its own, as `decodedValue(forKey:)`.
+  @inline(never)
+  private func decodedValue(of key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> Value? {
+    let found = unsafe lookUp({ buffer in unsafe engine.read(key, prefix: prefix, into: buffer) }, countsAsUse: true)
+    guard case .hit(let value) = found else { return nil }
+    return value
   }
 
   /// A function of its own, so that other values do not pay for its generic types.
@@ -174,20 +192,25 @@ extension PurgeableCache {
   /// The value, made where its bytes were copied to. Values of up to a kilobyte are copied to a buffer on the stack. For a larger
   /// one the read says how many bytes it needs, and may need more when it is read again.
   private func lookUp(_ key: Key, countsAsUse: Bool) -> Lookup<Value> {
+    unsafe lookUp({ buffer in unsafe read(key, into: buffer, countsAsUse: countsAsUse) }, countsAsUse: countsAsUse)
+  }
+
+  @inline(__always)
+  private func lookUp(_ read: (UnsafeMutableRawBufferPointer) -> EngineRead, countsAsUse: Bool) -> Lookup<Value> {
     var needed = 0
     while true {
       var found: EngineRead = .miss(.outOfMemory)
       var value: Value?
       if needed == 0 {
         unsafe withUnsafeTemporaryAllocation(byteCount: 1024, alignment: 16) { buffer in
-          found = unsafe read(key, into: buffer, countsAsUse: countsAsUse)
+          found = unsafe read(buffer)
           guard case .hit(let byteCount) = found else { return }
           // Safe: initialised by the read, and valid for the length of the call.
           unsafe value = Value(purgeableBytes: UnsafeRawBufferPointer(rebasing: buffer[..<byteCount]).bytes)
         }
       } else {
         unsafe value = Value(purgeableByteCount: needed) { buffer in
-          found = unsafe read(key, into: buffer, countsAsUse: countsAsUse)
+          found = unsafe read(buffer)
           guard case .hit(let byteCount) = found else { return nil }
           return byteCount
         }
@@ -206,7 +229,8 @@ extension PurgeableCache {
   }
 
   /// As `lookUp`, for values that are arrays of bytes: without anything generic.
-  private func lookUpBytes(_ key: Key) -> [UInt8]? {
+  @inline(__always)
+  private func lookUpBytes(_ read: (UnsafeMutableRawBufferPointer) -> EngineRead) -> [UInt8]? {
     // Most values fit into a buffer on the stack. For a larger one the read says how many bytes it needs, and may need more when
     // it is read again.
     var needed = 0
@@ -215,13 +239,13 @@ extension PurgeableCache {
       var bytes: [UInt8] = []
       if needed == 0 {
         unsafe withUnsafeTemporaryAllocation(byteCount: 1024, alignment: 16) { buffer in
-          found = unsafe read(key, into: buffer, countsAsUse: true)
+          found = unsafe read(buffer)
           if case .hit(let byteCount) = found { bytes = unsafe [UInt8](buffer[..<byteCount]) }
         }
       } else {
         // Safe: as much is initialised as the read says.
         bytes = unsafe [UInt8](unsafeUninitializedCapacity: needed) { buffer, count in
-          found = unsafe read(key, into: UnsafeMutableRawBufferPointer(buffer), countsAsUse: true)
+          found = unsafe read(UnsafeMutableRawBufferPointer(buffer))
           if case .hit(let byteCount) = found { count = byteCount }
         }
       }

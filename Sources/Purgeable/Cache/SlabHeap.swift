@@ -25,6 +25,8 @@ typealias SlabInformation = purgeable_slab_information_t
   let slabPlaceShift: UInt64
   /// Streams from this number on are main queues, those below are probation queues: lower numbers are offered first.
   let firstMainStream: purgeable_stream_t
+  /// Slabs of no shard, which are about to go back (Shard/Removal.swift). The last stream.
+  let removedStream: purgeable_stream_t
 
   /// Header and padding of an element.
   static let elementOverhead = 16
@@ -50,7 +52,7 @@ typealias SlabInformation = purgeable_slab_information_t
     guard unsafe purgeable_heap_create(&options, &made) == 0, let raw = unsafe made else { return nil }
     // Streams are only numbers, so all of them are made now.
     var streams: [purgeable_stream_t] = []
-    for _ in 0..<2 * (ShardSizes.otherCount + 1) {
+    for _ in 0..<2 * (ShardSizes.otherCount + 1) + 1 {
       var stream: purgeable_stream_t = 0
       guard unsafe purgeable_stream_create(raw, &stream) == 0 else {
         unsafe purgeable_heap_destroy(raw)
@@ -58,9 +60,10 @@ typealias SlabInformation = purgeable_slab_information_t
       }
       streams.append(stream)
     }
+    let removed = streams.removeLast()
     let heap = unsafe SlabHeap(
       raw: raw, slabBytes: slabBytes, slabPlaceShift: UInt64((slabBytes / granuleBytes).trailingZeroBitCount),
-      firstMainStream: streams[ShardSizes.otherCount + 1])
+      firstMainStream: streams[ShardSizes.otherCount + 1], removedStream: removed)
     return (heap, streams)
   }
 
@@ -151,8 +154,11 @@ typealias SlabInformation = purgeable_slab_information_t
   /// Seals the open slab of a stream.
   func seal(_ stream: purgeable_stream_t) { _ = unsafe purgeable_stream_seal(raw, stream) }
 
-  /// Moves a slab to the young end of a stream, which may be its own.
-  func move(_ slab: purgeable_slab_t, to stream: purgeable_stream_t) { _ = unsafe purgeable_slab_restream(raw, slab, stream) }
+  /// Moves a slab to the young end of a stream, which may be its own. False when it is open or gone.
+  @discardableResult
+  func move(_ slab: purgeable_slab_t, to stream: purgeable_stream_t) -> Bool {
+    unsafe purgeable_slab_restream(raw, slab, stream) == 0
+  }
 
   /// Frees all elements of a slab.
   func freeElements(of slab: purgeable_slab_t) { _ = unsafe purgeable_slab_free_elements(raw, slab, nil) }

@@ -16,8 +16,10 @@ struct CacheAccessTests {
   func many(tracksKeys: Bool) throws {
     let cache = try PurgeableCache<String, [UInt8]>(tracksKeys: tracksKeys)
     #expect(cache.values(forKeys: ["a", "b"]) == [nil, nil] && cache.values(forKeys: []).isEmpty)
-    // Some keys are not ASCII, some values are large, some keys are missing or twice there.
-    func name(_ i: Int) -> String { i % 9 == 0 ? "schl\u{FC}ssel \(i)" : "key \(i)" }
+    // Some keys are not ASCII or long, some values are large, some keys are missing or twice there.
+    func name(_ i: Int) -> String {
+      i % 9 == 0 ? "schl\u{FC}ssel \(i)" : String(repeating: "k", count: i % 11 == 0 ? 50 + i % 40 : 1) + "ey \(i)"
+    }
     for i in 0..<20_000 where i % 5 != 0 { cache[name(i)] = pattern(i % 1000 == 7 ? 70_000 : i % 300) }
     let hits = cache.statistics.hitCount
     for count in [1, 15, 16, 17, 1000] {

@@ -14,6 +14,8 @@ extension HeldShard {
   /// Gives one slab back: a sparse one (`EvictionOrder.isSparse`), else the oldest of the queue whose turn it is. False when
   /// nothing could be given back.
   mutating func evictSlab(_ reason: DepartureReason) -> Bool {
+    // Memory of entries that another thread is removing goes before entries that live.
+    if base.removalCount.load(ordering: .relaxed) > 0, base.giveBackRemoved(heap.slabBytes) > 0 { return true }
     if reason.cause != .relief { index.noteEviction() }
     // A large entry that was used is passed on to main, which frees nothing. The attempts are bounded, because readers may use
     // large entries all the time.

@@ -11,8 +11,9 @@
 //     ShardBooks.swift           sums of entries, by queue and page
 //     ShardDepartures.swift      departures to be told of
 //     SlabNotes.swift            one slab emptied             } mechanisms that work on a held shard from outside: by the
-//     GivingBack.swift           many slabs emptied together  } piece of a slab, in bulk, by idleness
+//     GivingBack.swift           many slabs emptied together  } piece of a slab, in bulk, by idleness, whole
 //     IdleRound.swift            entries not used for a time  }
+//     Removal.swift              everything                   }
 
 import CPurgeable
 import Synchronization
@@ -123,13 +124,17 @@ struct HeldShard: ~Copyable {
     _ = heap.oldest(of: stream(.probation))
     books.forgetAll()
     departures = ShardDepartures(base.observer)
+    // The threads that were removing are the parent's.
+    base.removalCount.store(0, ordering: .relaxed)
     forgetEntries()
   }
 
-  /// Forgets all entries and the ghost. The caller empties index and books.
-  mutating func forgetEntries() {
-    ghost.removeAll()
-    index.noteRemembers(false)
+  /// Forgets all entries, and the ghost unless it is kept. The caller empties index and books.
+  mutating func forgetEntries(keepingGhost: Bool = false) {
+    if !keepingGhost {
+      ghost.removeAll()
+      index.noteRemembers(false)
+    }
     slots.empty(slots.count)
     for queue in EvictionQueue.both { queues[queue.rawValue] = ShardQueue(stream: stream(queue)) }
     idleMarks = InlineArray(repeating: IdleMarks())
