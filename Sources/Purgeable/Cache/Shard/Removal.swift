@@ -3,8 +3,8 @@
 //
 // Where keys are tracked, entry by entry, in slices, between which the shard's mutex is free. Where none are, all at once:
 //
-//   under the shard's mutex   the index begins anew, empty; page sums and totals become 0; the slabs leave the shard's streams for
-//                             the heap's stream of removed slabs
+//   under the shard's mutex   the index begins anew, empty; page sums and totals become 0; the slabs leave the shard's streams
+//                             for the heap's stream of removed slabs
 //   after its release         elements of removed slabs are freed, and the slabs given back
 //
 // A removed slab belongs to no shard. No slot leads there, no sum counts its entries, and evictions do not find it. Only its
@@ -50,8 +50,8 @@ extension HeldShard {
 }
 
 extension CacheBase {
-  /// Gives back removed slabs, of all removals under way, until `byteCount` bytes or all of them are gone. Returns how many bytes.
-  /// Any thread, with or without a shard's mutex.
+  /// Gives back removed slabs, of all removals under way, until `byteCount` bytes or all of them are gone. Returns how many
+  /// bytes. Any thread, with or without a shard's mutex.
   @discardableResult
   func giveBackRemoved(_ byteCount: Int = .max) -> Int {
     var gone = 0
