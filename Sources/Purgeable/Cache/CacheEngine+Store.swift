@@ -37,6 +37,7 @@ extension CacheEngine {
   func store(
     _ key: EngineKey, prefix: UnsafeRawBufferPointer, value: UnsafeRawBufferPointer, cost: UInt64?
   ) -> StoreOutcome {
+    if value.count >= LargeStore.leastByteCount(in: heap) { return unsafe LargeStore(key, prefix, value, cost).run(in: self) }
     let (outcome, due) = shards.hold(of: key.shardHash) { held in
       (unsafe held.store(key, prefix, value, cost, among: shards), held.takeDue(prefix.count + value.count))
     }

@@ -25,7 +25,9 @@ typealias SlabInformation = purgeable_slab_information_t
   let slabPlaceShift: UInt64
   /// Streams from this number on are main queues, those below are probation queues: lower numbers are offered first.
   let firstMainStream: purgeable_stream_t
-  /// Slabs of no shard, which are about to go back (Shard/Removal.swift). The last stream.
+  /// Slabs of no shard: of large elements that are being written (Shard/LargeStore.swift), and those that are about to go back
+  /// (Shard/Removal.swift). The last two streams.
+  let writingStream: purgeable_stream_t
   let removedStream: purgeable_stream_t
 
   /// Header and padding of an element.
@@ -52,7 +54,7 @@ typealias SlabInformation = purgeable_slab_information_t
     guard unsafe purgeable_heap_create(&options, &made) == 0, let raw = unsafe made else { return nil }
     // Streams are only numbers, so all of them are made now.
     var streams: [purgeable_stream_t] = []
-    for _ in 0..<2 * (ShardSizes.otherCount + 1) + 1 {
+    for _ in 0..<2 * (ShardSizes.otherCount + 1) + 2 {
       var stream: purgeable_stream_t = 0
       guard unsafe purgeable_stream_create(raw, &stream) == 0 else {
         unsafe purgeable_heap_destroy(raw)
@@ -61,9 +63,10 @@ typealias SlabInformation = purgeable_slab_information_t
       streams.append(stream)
     }
     let removed = streams.removeLast()
+    let writing = streams.removeLast()
     let heap = unsafe SlabHeap(
       raw: raw, slabBytes: slabBytes, slabPlaceShift: UInt64((slabBytes / granuleBytes).trailingZeroBitCount),
-      firstMainStream: streams[ShardSizes.otherCount + 1], removedStream: removed)
+      firstMainStream: streams[ShardSizes.otherCount + 1], writingStream: writing, removedStream: removed)
     return (heap, streams)
   }
 

@@ -13,48 +13,77 @@ let outOfMemoryNumber: Int32 = 12
   let bytes: UnsafeMutableRawBufferPointer
 }
 
+/// The length and the cost of an entry that is to be stored.
+struct EntrySize {
+  let isCosted: Bool
+  let cost: UInt64
+  /// Of the payload: prefix, cost and value.
+  let byteCount: Int
+  /// More than an element can have.
+  let isTooLong: Bool
+
+  /// `cost`: nil stands for the value's bytes.
+  init(prefixByteCount: Int, valueByteCount: Int, cost: UInt64?) {
+    isCosted = cost != nil && cost != UInt64(valueByteCount)
+    self.cost = cost ?? UInt64(valueByteCount)
+    let (prefixed, overflow) = valueByteCount.addingReportingOverflow(prefixByteCount + (isCosted ? 8 : 0))
+    byteCount = max(1, prefixed)
+    isTooLong = overflow || byteCount > Int(bitPattern: UInt(0xFFFF_FFFF - 64 << 20))
+  }
+}
+
 extension HeldShard {
-  /// Stores `value` under a key whose payload begins with `prefix`. `cost`: nil stands for the value's bytes. `shards`: those
-  /// that may give room when this shard has nothing left to evict.
+  /// Stores `value` under a key whose payload begins with `prefix`. `shards`: those that may give room when this shard has
+  /// nothing left to evict.
   mutating func store(
     _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ cost: UInt64?,
     among shards: borrowing CacheShards
   ) -> StoreOutcome {
     assert(!books.isSettling, "PurgeableCache: a store in the middle of an eviction")
-    let isCosted = cost != nil && cost != UInt64(value.count)
-    let itsCost = cost ?? UInt64(value.count)
-    let (prefixed, overflow) = value.count.addingReportingOverflow(prefix.count + (isCosted ? 8 : 0))
-    let byteCount = max(1, prefixed)
+    let size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, cost: cost)
     let old = unsafe find(key, prefix)
     let changesBefore = slots.changes
-    if overflow || byteCount > Int(bitPattern: UInt(0xFFFF_FFFF - 64 << 20)) || base.exceedsWholeLimit(itsCost, byteCount) {
-      if let old { drop(old, .replaced) }
-      counters.refusals += 1
-      return .tooLarge
-    }
-    // A replaced entry stays in its queue, and the store counts as a use. A key whose entry was evicted or lost not long ago goes
-    // to main.
-    let queue: EvictionQueue
-    var isRemembered = false
-    if let old {
-      queue = heap.queue(at: old.slot.place)
-    } else {
-      let reason = ghost.reason(of: key.ghostIdentity)
-      isRemembered = reason != nil
-      queue = order.queue(ofNew: reason)
-    }
-    if base.limits.areStrict { makeRoom(for: itsCost, replacing: old) }
-    guard let element = allocate(byteCount, queue, among: shards) else {
+    if isRefused(size, old) { return .tooLarge }
+    let (queue, isRemembered) = queue(of: key, replacing: old)
+    if base.limits.areStrict { makeRoom(for: size.cost, replacing: old) }
+    guard let element = allocate(size.byteCount, queue, among: shards) else {
       counters.refusals += 1
       return .outOfMemory
     }
-    unsafe EntryPrefix.write(prefix, isCosted ? itsCost : nil, value, to: element.bytes)
-    heap.commit(element.reference)
-
+    unsafe EntryPrefix.write(prefix, size.isCosted ? size.cost : nil, value, to: element.bytes)
     // Making room may have evicted the old value, or moved it.
     let replaced = slots.changes == changesBefore ? old : unsafe find(key, prefix)
+    return enter(
+      element, key, size, queue, replacing: replaced, hadOld: old != nil, isRemembered: isRemembered)
+  }
+
+  /// Whether an entry exceeds a limit even when it is alone; then the key's old value goes.
+  @inline(__always)
+  mutating func isRefused(_ size: EntrySize, _ old: FoundSlot?) -> Bool {
+    guard size.isTooLong || base.exceedsWholeLimit(size.cost, size.byteCount) else { return false }
+    if let old { drop(old, .replaced) }
+    counters.refusals += 1
+    return true
+  }
+
+  /// The queue that a key's new value goes to. A replaced entry stays in its queue, and the store counts as a use. A key whose
+  /// entry was evicted or lost not long ago goes to main.
+  @inline(__always)
+  func queue(of key: EngineKey, replacing old: FoundSlot?) -> (queue: EvictionQueue, isRemembered: Bool) {
+    if let old { return (heap.queue(at: old.slot.place), false) }
+    let reason = ghost.reason(of: key.ghostIdentity)
+    return (order.queue(ofNew: reason), reason != nil)
+  }
+
+  /// Commits an element that has been written, and has the index lead to it. `hadOld`: the key had a value when the store began.
+  @inline(__always)
+  mutating func enter(
+    _ element: FreshElement, _ key: EngineKey, _ size: EntrySize, _ queue: EvictionQueue, replacing replaced: FoundSlot?,
+    hadOld: Bool, isRemembered: Bool
+  ) -> StoreOutcome {
+    heap.commit(element.reference)
     let counter = replaced.map { order.counter(ofReplaced: $0.slot.counter) } ?? 0
-    let slot = Slot(identity: key.identity, place: element.reference.place, counter: counter, isCosted: isCosted)
+    let slot = Slot(identity: key.identity, place: element.reference.place, counter: counter, isCosted: size.isCosted)
     if let replaced {
       replace(replaced, by: slot)
       counters.replacements += 1
@@ -66,12 +95,12 @@ extension HeldShard {
       }
       counters.insertions += 1
       // Making room may have evicted the old value, whose key then is in the ghost.
-      if isRemembered || old != nil { ghost.forget(key.ghostIdentity) }
+      if isRemembered || hadOld { ghost.forget(key.ghostIdentity) }
     }
     assert(index.find(identity: slot.identity, place: slot.place) != nil, "PurgeableCache: a stored entry is not found")
-    books.book(slot.place, queue, cost: itsCost, byteCount: byteCount)
-    compaction.stored += byteCount
-    return replaced == nil && old == nil ? .stored : .replaced
+    books.book(slot.place, queue, cost: size.cost, byteCount: size.byteCount)
+    compaction.stored += size.byteCount
+    return replaced == nil && !hadOld ? .stored : .replaced
   }
 
   /// Exchanges an entry's slot for one with the new place. Readers see either the old value or the new one.
@@ -103,23 +132,22 @@ extension HeldShard {
     case refused(errorNumber: Int32)
   }
 
-  /// Allocates within the heap's limit, without evicting. `age`: of an element that is a copy of one in another shard.
+  /// Allocates within the heap's limit, without evicting. `queue`: nil for the stream of elements that are written under no
+  /// mutex. `age`: of an element that is a copy of one in another shard.
   @inline(__always)
-  private mutating func take(_ byteCount: Int, _ queue: EvictionQueue, age: UInt64?) -> Taking {
-    let (error, reference, bytes) = unsafe heap.allocate(byteCount, in: stream(queue))
+  private mutating func take(_ byteCount: Int, _ queue: EvictionQueue?, age: UInt64?) -> Taking {
+    let (error, reference, bytes) = unsafe heap.allocate(byteCount, in: queue.map { stream($0) } ?? heap.writingStream)
     guard error == 0 else { return .refused(errorNumber: error) }
     guard reference.place < Slot.placeLimit, base.pageSums.prepare(place: reference.place) else {
       heap.free(reference)
       return .noBooks
     }
-    noteBirth(reference, queue, age: age)
+    if let queue { noteBirth(reference, queue, age: age) }
     return unsafe .taken(FreshElement(reference: reference, bytes: bytes))
   }
 
-  /// Allocates memory for a payload, evicting where the byte limit, slow growth or the machine refuses it.
-  private mutating func allocate(
-    _ byteCount: Int, _ queue: EvictionQueue, among shards: borrowing CacheShards
-  ) -> FreshElement? {
+  /// Allocates memory for a payload, evicting where the byte limit, slow growth or the machine refuses it. `queue`: as in `take`.
+  mutating func allocate(_ byteCount: Int, _ queue: EvictionQueue?, among shards: borrowing CacheShards) -> FreshElement? {
     var refusalsByMachine = 0
     // Slow growth after pressure is no strict limit: it yields when nothing is left to evict, and to the copies that an eviction
     // makes.
@@ -137,7 +165,7 @@ extension HeldShard {
       case .taken(let element): return element
       case .noBooks:
         refusalsByMachine += 1
-        guard byteCount <= heap.slabBytes / 2, refusalsByMachine <= 4 else { return nil }
+        guard let queue, byteCount <= heap.slabBytes / 2, refusalsByMachine <= 4 else { return nil }
         heap.seal(stream(queue))
         readyGhost()
         guard evictSlab(.pressure) else { return nil }
@@ -180,7 +208,7 @@ extension HeldShard {
   /// Counts an element, unless it is a copy from another shard. Notes the age of its slab when the element is the first in it
   /// (`SlabHeap.age`).
   @inline(__always)
-  private mutating func noteBirth(_ reference: purgeable_reference_t, _ queue: EvictionQueue, age: UInt64?) {
+  mutating func noteBirth(_ reference: purgeable_reference_t, _ queue: EvictionQueue, age: UInt64?) {
     if age == nil { index.countBirth() }
     let slab = heap.slab(of: reference)
     if !slab.isSame(as: queues[queue.rawValue].youngest) { noteFirst(of: slab, queue, age: age) }

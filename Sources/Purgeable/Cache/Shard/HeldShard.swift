@@ -14,6 +14,7 @@
 //     GivingBack.swift           many slabs emptied together  } piece of a slab, in bulk, by idleness, whole
 //     IdleRound.swift            entries not used for a time  }
 //     Removal.swift              everything                   }
+//     LargeStore.swift           a store whose copy is made under no mutex
 
 import CPurgeable
 import Synchronization

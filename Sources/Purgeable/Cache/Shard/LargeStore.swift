@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: MIT
+// Storing a large value: its bytes are copied under no mutex, so that stores of other threads do not wait for the copy.
+//
+//   under the shard's mutex   limits are asked, room is made, memory is allocated in the heap's stream of elements being written
+//   under none                the bytes are copied; only this thread knows of the element, whose lock keeps it off offer
+//   under the shard's mutex   the slab moves to the shard's stream, the element is committed, the index leads to it
+//
+// Between the two, the slab belongs to no shard: evictions, steps and removals do not find it, and no sum counts it. Its memory
+// counts against the byte limit from its allocation on. The key may belong to another shard by the second time; a large element
+// has a slab of its own, which any shard's stream can take in.
+
+import CPurgeable
+
+/// `@safe`: prefix and value are valid for the length of `run`, which is called within the store.
+@safe struct LargeStore {
+  private let key: EngineKey
+  private let prefix: UnsafeRawBufferPointer
+  private let value: UnsafeRawBufferPointer
+  private let size: EntrySize
+
+  /// From this length of a value on. Each such element has a slab of its own, and to copy it takes far longer than to take a
+  /// mutex once more.
+  static func leastByteCount(in heap: SlabHeap) -> Int { max(128 << 10, heap.slabBytes) }
+
+  init(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ cost: UInt64?) {
+    self.key = key
+    unsafe self.prefix = prefix
+    unsafe self.value = value
+    size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, cost: cost)
+  }
+
+  func run(in engine: CacheEngine) -> StoreOutcome {
+    var failure = StoreOutcome.outOfMemory
+    guard let element = begin(in: engine, &failure) else {
+      engine.finishStore(key, DueAfterStore(isCompaction: false))
+      return failure
+    }
+    unsafe EntryPrefix.write(prefix, size.isCosted ? size.cost : nil, value, to: element.bytes)
+    return end(element, in: engine)
+  }
+
+  /// Makes room and allocates; nil, with the outcome in `failure`, where that fails.
+  func begin(in engine: CacheEngine, _ failure: inout StoreOutcome) -> FreshElement? {
+    engine.shards.hold(of: key.shardHash) { held in begin(&held, engine.shards, &failure) }
+  }
+
+  /// Has the index lead to the element, which has been written.
+  func end(_ element: FreshElement, in engine: CacheEngine) -> StoreOutcome {
+    let (outcome, due) = engine.shards.hold(of: key.shardHash) { held in
+      (end(element, &held), unsafe held.takeDue(prefix.count + value.count))
+    }
+    engine.finishStore(key, due)
+    return outcome
+  }
+
+  private func begin(
+    _ held: inout HeldShard, _ shards: borrowing CacheShards, _ failure: inout StoreOutcome
+  ) -> FreshElement? {
+    let old = unsafe held.find(key, prefix)
+    if held.isRefused(size, old) {
+      failure = .tooLarge
+      return nil
+    }
+    if held.base.limits.areStrict { held.makeRoom(for: size.cost, replacing: old) }
+    let element = held.allocate(size.byteCount, nil, among: shards)
+    if element == nil { held.counters.refusals += 1 }
+    return element
+  }
+
+  private func end(_ element: FreshElement, _ held: inout HeldShard) -> StoreOutcome {
+    let old = unsafe held.find(key, prefix)
+    let changesBefore = held.slots.changes
+    let (queue, isRemembered) = held.queue(of: key, replacing: old)
+    // Others may have used up the room meanwhile.
+    if held.base.limits.areStrict { held.makeRoom(for: size.cost, replacing: old) }
+    held.heap.move(held.heap.slab(of: element.reference), to: held.stream(queue))
+    held.noteBirth(element.reference, queue, age: nil)
+    let replaced = held.slots.changes == changesBefore ? old : unsafe held.find(key, prefix)
+    return held.enter(
+      element, key, size, queue, replacing: replaced, hadOld: old != nil, isRemembered: isRemembered)
+  }
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+// Stores of large values, which copy the value under no mutex: what other calls do between its two halves.
+
+import Synchronization
+import Testing
+
+@testable import Purgeable
+
+private let byteCount = 300_000
+
+/// What happens between the allocation of a large value's memory and its entry into the index.
+private enum Between: CaseIterable {
+  case nothing, smallStore, largeStore, removal, removeAll, shardsOpen, shardsClose, trim, lowerLimit, losses
+
+  func happen(in cache: PurgeableCache<Int, [UInt8]>) throws {
+    switch self {
+    case .nothing: break
+    case .smallStore: cache[0] = pattern(10)
+    case .largeStore: cache[0] = pattern(byteCount + 1)
+    case .removal: cache.remove(forKey: 0)
+    case .removeAll: cache.removeAll()
+    case .shardsOpen:
+      cache.openEarly()
+      for key in 1000..<1300 { cache[key] = pattern(10) }
+      #expect(cache.isOpen)
+    case .shardsClose:
+      try cache.setCostLimit(1 << 30)
+      #expect(!cache.isOpen)
+    case .trim: cache.trim(level: .critical)
+    case .lowerLimit: try cache.setByteLimit(600_000)
+    case .losses:
+      cache.offerIdle()
+      cache.discardEveryThirdPage()
+      cache.sweep()
+    }
+  }
+}
+
+@Suite("PurgeableCache, large stores")
+struct CacheLargeStoreTests {
+  @Test("whatever happens between its halves, the store ends with its value and right books", arguments: Between.allCases)
+  fileprivate func between(_ between: Between) throws {
+    for hadOld in [false, true] {
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      if between == .shardsClose { cache.openEarly() }
+      for key in 1..<(between == .shardsClose ? 400 : 100) { cache[key] = pattern(200) }
+      #expect(cache.isOpen == (between == .shardsClose))
+      if hadOld { cache[0] = pattern(500) }
+      let value = pattern(byteCount, seed: 9)
+      unsafe value.withUnsafeBytes { bytes in
+        var outcome: StoreOutcome?
+        unsafe cache.encode(0) { key, prefix in
+          let store = unsafe LargeStore(key, prefix, bytes, nil)
+          var failure = StoreOutcome.outOfMemory
+          guard let element = store.begin(in: cache.engine, &failure) else {
+            Issue.record("\(failure)")
+            return
+          }
+          unsafe EntryPrefix.write(prefix, nil, bytes, to: element.bytes)
+          #expect(throws: Never.self) { try between.happen(in: cache) }
+          cache.checkBooks()
+          outcome = store.end(element, in: cache.engine)
+        } tracked: { _ in
+          Issue.record("a tracked key")
+        }
+        #expect(outcome == .stored || outcome == .replaced)
+      }
+      #expect(cache.peekValue(forKey: 0) == value)
+      #expect(cache.engine.heap.oldest(of: cache.engine.heap.writingStream) == nil)
+      if between == .lowerLimit { #expect(cache.byteCount <= 600_000) }
+      cache.checkBooksSwept()
+      cache.removeAll()
+      #expect(cache.statistics.memory.heldBytes == 0)
+    }
+  }
+
+  @Test("a large value above a limit is refused, and the old one goes; without room the old one stays as a rule")
+  func refused() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(costLimit: byteCount)
+    cache[0] = pattern(100)
+    #expect(cache.setValue(pattern(byteCount + 1), forKey: 0) == .tooLarge && cache.isEmpty)
+    #expect(cache.setValue(pattern(byteCount), forKey: 0) == .stored && cache.totalCost == byteCount)
+    #expect(cache.setValue(pattern(byteCount), forKey: 1) == .stored && cache.count == 1)
+    #expect(cache.setValue(pattern(byteCount), forKey: 1, cost: 5) == .replaced && cache.totalCost == 5)
+    #expect(cache.value(forKey: 1) == pattern(byteCount) && cache.statistics.refusalCount == 1)
+    cache.checkBooksSwept()
+  }
+
+  @Test("several threads store large values at a byte limit: no wrong byte, the limit holds, the books are right")
+  func storm() throws {
+    let limit = 16 << 20
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: limit)
+    let counts = WrongCount()
+    onThreads(4) { thread in
+      for round in 0..<120 {
+        let key = (round * 7 + thread * 3) % 60
+        let size = key % 4 == 0 ? 50 : 130_000 + key * 7919 % 400_000
+        if thread < 3 { cache.setValue(pattern(size, seed: UInt8(key)), forKey: key) }
+        if thread == 3, round % 40 == 39 { cache.removeAll() }
+        if let value = cache.value(forKey: key), value != pattern(size, seed: UInt8(key)) {
+          counts.wrong.add(1, ordering: .relaxed)
+        }
+        if cache.byteCount > limit + 3 * 600_000 { counts.wrong.add(1, ordering: .relaxed) }
+      }
+    }
+    #expect(counts.wrong.load(ordering: .relaxed) == 0)
+    #expect(cache.byteCount <= limit)
+    cache.checkBooksSwept()
+    cache.removeAll()
+    #expect(cache.statistics.memory.heldBytes == 0)
+  }
+}
+
+private final class WrongCount: Sendable {
+  let wrong = Atomic<Int>(0)
+}
