@@ -102,6 +102,19 @@ uint64_t purgeable_testing_waited_lock_count(void);
 /// The same for locks of elements.
 uint64_t purgeable_testing_waited_heap_lock_count(void);
 
+/// What a search looks at, one after the other.
+typedef enum purgeable_testing_looks {
+  /// Slabs that a compaction looks at to choose one, while it holds the heap's mutex.
+  purgeable_testing_looks_compaction,
+} purgeable_testing_looks_t;
+#define PURGEABLE_TESTING_LOOK_KINDS 1
+
+/// In a build with hooks: how many looks there were since the process began; else 0.
+uint64_t purgeable_testing_look_count(purgeable_testing_looks_t kind);
+
+/// In a build with hooks: the most looks of one piece of work since this was last asked; else 0.
+uint64_t purgeable_testing_take_most_looks(purgeable_testing_looks_t kind);
+
 struct purgeable_heap;
 /// In a build with hooks: lets the slab around a place be in the last of its lives, as if its generations were used up. False in
 /// a build without, and where there is no slab.

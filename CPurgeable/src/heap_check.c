@@ -195,6 +195,8 @@ bool purgeable_testing_heap_is_valid(purgeable_heap_t *heap, const char **wrong)
     listed += check_stream(heap, stream, sums.slabs, &sums);
   }
   expect(&sums, listed == sums.slabs, "a slab is in no stream's list");
+  bool is_in_list = heap->compact_hand == 0 || purgeable__is_in_stream(heap, heap->compact_hand, 0);
+  expect(&sums, is_in_list, "compaction's hand is in no list");
   check_sums(heap, &sums);
   pthread_mutex_unlock(&heap->control->mutex);
   if (wrong != NULL) *wrong = sums.wrong;

@@ -5,6 +5,13 @@
 //        |                                                        ^
 //        '--------------------------------------------------------'
 //
+// Which slab: a hand goes round the slabs of stream 0, as that of a clock does, and stays where it was for the next search. An
+// allocation that needs a fresh slab looks at `LOOKS` slabs, however many there are, and compacts the emptiest of them if less
+// than half of it is alive. Where there is no room, and in trims and upkeep, the hand goes all the way round before it gives up.
+// A heap of at most `LOOKS` slabs always compacts its emptiest one.
+//
+//     oldest <-> ... <-> | LOOKS slabs: the emptiest | <-> hand <-> ... <-> youngest, and on at the oldest
+//
 // Only what is in this file compacts where memory is short. What compaction itself runs through is below it, and takes room or
 // is refused, so a compaction cannot begin another one.
 
@@ -17,6 +24,9 @@
 #include "heap_overdue.h"
 #include "heap_slab.h"
 #include "heap_stream.h"
+
+// How many slabs are looked at under the mutex: some microseconds.
+enum { LOOKS = 64 };
 
 // What the heap moves goes to stream 0, and to the callback that it was made with.
 static purgeable__move_t own_move(const purgeable_heap_t *heap) {
@@ -77,27 +87,54 @@ static uint64_t living_room(purgeable__slab_t *slab) {
 // A count in 16 bits, never 0.
 static uint16_t in_short(uint32_t count) { return (uint16_t)(count % UINT16_MAX + 1); }
 
-// The sealed slab of stream 0 that is least alive, if it is less than half alive.
-static bool find_emptiest(purgeable_heap_t *heap, purgeable_slab_t *emptiest) {
-  uint64_t best_share = 128;  // of 256
-  bool found = false;
-  pthread_mutex_lock(&heap->control->mutex);
-  for (uint32_t unit = purgeable__stream(heap, 0)->oldest; unit != 0;) {
+// How much of the used part of the slab is alive, of 256; 256 where the slab cannot be compacted now.
+static uint64_t living_share(purgeable__slab_t *slab) {
+  uint64_t word = purgeable__slab_word_relaxed(slab);
+  if (atomic_load(&slab->state) != slab_sealed || !purgeable__is_unheld(word)) return 256;
+  uint32_t count = load_relaxed(&slab->element_count);
+  if (count != 0 && in_short(count) == load_relaxed(&slab->stuck)) return 256;
+  uint64_t used = purgeable__used_bytes(slab);
+  return used == 0 ? 0 : living_room(slab) * 256 / used;
+}
+
+// A way round the slabs of stream 0, by the hand.
+typedef struct round {
+  uint32_t start;  // as a unit number + 1; 0: not under way
+  uint64_t left;   // looks
+  bool is_over;
+} round_t;
+
+// The slab that is least alive of the next `LOOKS`, if it is less than half alive. Heap's mutex held.
+static bool find_in_window(purgeable_heap_t *heap, round_t *round, purgeable_slab_t *emptiest) {
+  assert(purgeable__is_held(&heap->control->mutex));
+  uint32_t oldest = purgeable__stream(heap, 0)->oldest, best = 0;
+  uint64_t best_share = 128, looks = 0;
+  for (; looks < LOOKS && round->left != 0 && oldest != 0; looks++, round->left--) {
+    uint32_t unit = heap->compact_hand == 0 ? oldest : heap->compact_hand;
+    if (unit == round->start) break;
+    if (round->start == 0) round->start = unit;
     purgeable__slab_t *slab = purgeable__find_unit(heap, unit - 1).slab;
-    uint64_t word = purgeable__slab_word_relaxed(slab);
-    bool ready = atomic_load(&slab->state) == slab_sealed && purgeable__is_unheld(word);
-    uint64_t used = purgeable__used_bytes(slab);
-    uint64_t share = used == 0 ? 0 : living_room(slab) * 256 / used;
-    uint32_t count = load_relaxed(&slab->element_count);
-    bool stuck = count != 0 && in_short(count) == load_relaxed(&slab->stuck);
-    if (ready && share < best_share && !stuck) {
-      best_share = share;
-      *emptiest = purgeable__slab_name(heap, unit - 1);
-      found = true;
-    }
-    unit = slab->next;
+    uint64_t share = living_share(slab);
+    if (share < best_share) best_share = share, best = unit;
+    heap->compact_hand = slab->next;
   }
-  pthread_mutex_unlock(&heap->control->mutex);
+  round->is_over = looks < LOOKS;
+  if (best != 0) *emptiest = purgeable__slab_name(heap, best - 1);
+  PURGEABLE_LOOKS(compaction, looks);
+  return best != 0;
+}
+
+// Goes round with the hand, from where the hand stood. `goes_round`: until a slab is found or all have been looked at; else one
+// window, and the next call goes on from there. Others can take the mutex between two windows.
+static bool find_sparse(purgeable_heap_t *heap, bool goes_round, purgeable_slab_t *sparse) {
+  // Where the slab at which the round began has left the list meanwhile, the count of slabs ends the round.
+  round_t round = {.left = load_relaxed(&heap->slab_count) + LOOKS};
+  bool found;
+  do {
+    pthread_mutex_lock(&heap->control->mutex);
+    found = find_in_window(heap, &round, sparse);
+    pthread_mutex_unlock(&heap->control->mutex);
+  } while (!found && goes_round && !round.is_over);
   return found;
 }
 
@@ -108,7 +145,7 @@ static void remember_stuck(purgeable_heap_t *heap, purgeable_slab_t slab) {
   store_relaxed(&spot.slab->stuck, in_short(count));
 }
 
-bool purgeable__compact_step(purgeable_heap_t *heap) {
+bool purgeable__compact_step(purgeable_heap_t *heap, bool goes_round) {
   if (heap->moved == NULL) return false;
   uint64_t held = load_relaxed(&heap->held_bytes);
   uint64_t payload = purgeable__payload_bytes(heap);
@@ -123,7 +160,7 @@ bool purgeable__compact_step(purgeable_heap_t *heap) {
   if (charged < load_relaxed(&heap->held_at_limit)) {
     store_relaxed(&heap->held_at_limit, charged);
   }
-  if (find_emptiest(heap, &slab)) {
+  if (find_sparse(heap, goes_round, &slab)) {
     assert(load_relaxed(&heap->compacting));
     purgeable__move_t move = own_move(heap);
     int error = purgeable__evacuate(heap, slab, &move, NULL);
@@ -151,10 +188,10 @@ int purgeable_heap_allocate_in(purgeable_heap_t *heap, purgeable_stream_t stream
   for (;;) {
     bool is_fresh;
     int error = purgeable__allocate_element(heap, stream, length_bytes, tag, reference, bytes, &is_fresh);
-    if (error == ENOMEM && compacts(heap, stream) && purgeable__compact_step(heap)) continue;
+    if (error == ENOMEM && compacts(heap, stream) && purgeable__compact_step(heap, true)) continue;
     if (error != 0) return error;
     // When a fresh slab begins, and much of the held memory is dead, compaction wins a slab back.
-    if (is_fresh && compacts(heap, stream)) (void)purgeable__compact_step(heap);
+    if (is_fresh && compacts(heap, stream)) (void)purgeable__compact_step(heap, false);
     purgeable__offer_if_overdue(heap);
     return 0;
   }
@@ -171,10 +208,10 @@ int purgeable_heap_move(purgeable_heap_t *heap, purgeable_reference_t reference,
   if (!purgeable__is_stream(heap, stream)) return EINVAL;
   purgeable__move_t move = {.stream = stream, .moved = moved, .context = context};
   int error = purgeable__move(heap, reference, &move, to);
-  while (error == ENOMEM && compacts(heap, stream) && purgeable__compact_step(heap)) {
+  while (error == ENOMEM && compacts(heap, stream) && purgeable__compact_step(heap, true)) {
     error = purgeable__move(heap, reference, &move, to);
   }
-  if (move.is_fresh && compacts(heap, stream)) (void)purgeable__compact_step(heap);
+  if (move.is_fresh && compacts(heap, stream)) (void)purgeable__compact_step(heap, false);
   return error;
 }
 
@@ -185,11 +222,11 @@ int purgeable_slab_evacuate(purgeable_heap_t *heap, purgeable_slab_t slab, purge
   if (!purgeable__is_stream(heap, stream)) return EINVAL;
   purgeable__move_t move = {.stream = stream, .moved = moved, .context = context};
   int error = purgeable__evacuate(heap, slab, &move, staying);
-  while (error == ENOMEM && compacts(heap, stream) && purgeable__compact_step(heap)) {
+  while (error == ENOMEM && compacts(heap, stream) && purgeable__compact_step(heap, true)) {
     error = purgeable__evacuate(heap, slab, &move, staying);
     // The compaction has emptied it.
     if (error == ESTALE) error = 0;
   }
-  if (move.is_fresh && compacts(heap, stream)) (void)purgeable__compact_step(heap);
+  if (move.is_fresh && compacts(heap, stream)) (void)purgeable__compact_step(heap, false);
   return error;
 }

@@ -41,6 +41,7 @@ static void begin_anew(purgeable_heap_t *heap) {
     *purgeable__stream(heap, i) = (purgeable__stream_t){0};
   }
   heap->first_chunk_with_room = 0;
+  heap->compact_hand = 0;
   atomic_store(&heap->held_bytes, 0);
   atomic_store(&heap->slab_count, 0);
   atomic_store(&heap->lossy_count, 0);

@@ -25,6 +25,8 @@ void purgeable__list_remove(purgeable_heap_t *heap, purgeable__spot_t spot) {
   purgeable__slab_t *slab = spot.slab;
   purgeable__stream_t *list = purgeable__stream(heap, load_relaxed(&slab->stream));
   assert(list->oldest != 0 && list->youngest != 0);
+  // Compaction's hand goes on behind the slab, so that the hand never points out of its list.
+  if (heap->compact_hand == purgeable__unit_number(heap, spot) + 1) heap->compact_hand = slab->next;
   if (slab->previous != 0) {
     purgeable__find_unit(heap, slab->previous - 1).slab->next = slab->next;
   } else {

@@ -91,7 +91,7 @@ int purgeable_heap_offer_idle(purgeable_heap_t *heap, size_t *offered_bytes) {
   }
   if (heap->moved != NULL && purgeable_heap_take_busy(heap)) purgeable__relieve(heap);
   if (heap->defers_compaction) {
-    while (purgeable__compact_step(heap)) continue;
+    while (purgeable__compact_step(heap, true)) continue;
   }
   if (purgeable__release_empty(heap, false)) store_relaxed(&heap->pending, true);
   // Where something was offered for the first time, a second offer is due next time.
@@ -141,7 +141,7 @@ int purgeable_heap_trim(purgeable_heap_t *heap, size_t *given_back_bytes) {
       (void)purgeable__give_back_if_empty(heap, spot, purgeable__generation(word));
     }
   }
-  while (purgeable__compact_step(heap)) continue;
+  while (purgeable__compact_step(heap, true)) continue;
   (void)purgeable__release_empty(heap, true);
   uint64_t after = load_relaxed(&heap->held_bytes);
   if (given_back_bytes != NULL) *given_back_bytes = before > after ? before - after : 0;
