@@ -106,8 +106,10 @@ uint64_t purgeable_testing_waited_heap_lock_count(void);
 typedef enum purgeable_testing_looks {
   /// Slabs that a compaction looks at to choose one, while it holds the heap's mutex.
   purgeable_testing_looks_compaction,
+  /// Chunks that are searched for a run of free units.
+  purgeable_testing_looks_rooms,
 } purgeable_testing_looks_t;
-#define PURGEABLE_TESTING_LOOK_KINDS 1
+#define PURGEABLE_TESTING_LOOK_KINDS 2
 
 /// In a build with hooks: how many looks there were since the process began; else 0.
 uint64_t purgeable_testing_look_count(purgeable_testing_looks_t kind);

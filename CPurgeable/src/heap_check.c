@@ -5,6 +5,7 @@
 
 #include "heap_books.h"
 #include "heap_list.h"
+#include "heap_rooms.h"
 
 // What the slabs add up to.
 typedef struct sums {
@@ -118,9 +119,7 @@ static void check_units(const purgeable_heap_t *heap, purgeable__chunk_t *chunk,
     }
   }
   expect(sums, used == chunk->used_count, "a chunk's count of used units is not that of its bits");
-  expect(sums, longest < chunk->no_run_of, "a chunk has a run of units that it is said not to have");
-  bool has_room = used < heap->units_per_chunk;
-  expect(sums, !has_room || chunk->number >= heap->first_chunk_with_room, "a chunk with room is below the first one with room");
+  expect(sums, longest <= purgeable__room(heap, chunk->number), "a chunk has a run of units that it is said not to have");
 }
 
 // A large element that lies alone in its mapping: one slab for all units.
@@ -195,6 +194,7 @@ bool purgeable_testing_heap_is_valid(purgeable_heap_t *heap, const char **wrong)
     listed += check_stream(heap, stream, sums.slabs, &sums);
   }
   expect(&sums, listed == sums.slabs, "a slab is in no stream's list");
+  expect(&sums, purgeable__rooms_are_valid(heap), "the tree of rooms is not what its leaves say");
   bool is_in_list = heap->compact_hand == 0 || purgeable__is_in_stream(heap, heap->compact_hand, 0);
   expect(&sums, is_in_list, "compaction's hand is in no list");
   check_sums(heap, &sums);

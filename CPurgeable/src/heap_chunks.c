@@ -20,6 +20,8 @@
 
 #include "heap_chunks.h"
 
+#include "heap_rooms.h"
+
 enum {
   // Slabs that share a page with their chunk and are never forgotten.
   SLABS_KEPT = 10,
@@ -51,7 +53,6 @@ void purgeable__reset_bits(const purgeable_heap_t *heap, purgeable__chunk_t *chu
   memset(chunk->used, 0, bits_bytes(heap));
   memset((void *)chunk->lossy, 0, bits_bytes(heap));
   chunk->used_count = 0;
-  chunk->no_run_of = UINT32_MAX;
 }
 
 // Where the chunk's page begins: before it all slabs but the first ten.
@@ -80,7 +81,6 @@ static purgeable__chunk_t *make_chunk(purgeable_heap_t *heap, uint32_t number) {
   chunk->base = directory;
   store_relaxed(&chunk->elements, directory);
   chunk->number = number;
-  chunk->no_run_of = UINT32_MAX;
   uint64_t bytes = CHUNK_HEAD_BYTES + 2 * bits_bytes(heap);
   add_relaxed(&heap->ordinary_bytes, bytes);
   return chunk;
@@ -129,19 +129,22 @@ static int grow_table(purgeable_heap_t *heap) {
   assert(purgeable__is_held(&heap->control->mutex));
   purgeable__table_t *old = heap->table;
   uint32_t capacity = old->capacity * 2;
-  purgeable__table_t *table = purgeable__allocate(1, sizeof *table + capacity * (sizeof(void *) + 1));
+  size_t bytes = sizeof *old + capacity * (sizeof old->entries[0] + 2 * sizeof old->rooms[0] + sizeof old->kinds[0]);
+  purgeable__table_t *table = purgeable__allocate(1, bytes);
   if (table == NULL) return ENOMEM;
   table->older = old;
   table->capacity = capacity;
   table->entries = (purgeable__chunk_t *_Atomic *)(void *)(table + 1);
-  table->kinds = (uint8_t *)(table->entries + capacity);
+  table->rooms = (uint32_t *)(void *)(table->entries + capacity);
+  table->kinds = (uint8_t *)(table->rooms + 2 * capacity);
   for (uint32_t i = 0; i < old->capacity; i++) {
     purgeable__chunk_t *chunk = load_relaxed(&old->entries[i]);
     store_relaxed(&table->entries[i], chunk);
     table->kinds[i] = old->kinds[i];
   }
+  purgeable__copy_rooms(table, old);
   heap->table = table;
-  add_relaxed(&heap->ordinary_bytes, sizeof *table + capacity * 9);
+  add_relaxed(&heap->ordinary_bytes, bytes);
   // Release: whoever finds the table sees what is in it.
   store_release(&heap->chunks, table->entries);
   return 0;
@@ -204,8 +207,7 @@ int purgeable__map_chunk(purgeable_heap_t *heap) {
   if (error == 0) error = map_content(heap, number, heap->chunk_bytes);
   if (error != 0) return error;
   heap->table->kinds[number] = chunk_of_slabs;
-  // The new chunk may have got the number of a large element that has ended, below chunks that are full.
-  if (number < heap->first_chunk_with_room) heap->first_chunk_with_room = number;
+  purgeable__set_room(heap, number, heap->units_per_chunk);
   return 0;
 }
 

@@ -66,9 +66,6 @@ uint64_t purgeable__place_of(const purgeable_heap_t *heap, purgeable__spot_t spo
 static inline bool purgeable__is_used(const purgeable__chunk_t *chunk, uint32_t unit) {
   return (chunk->used[unit / 64] >> (unit % 64)) & 1;
 }
-static inline bool purgeable__all_used(const purgeable__chunk_t *chunk, uint32_t unit) {
-  return unit % 64 == 0 && chunk->used[unit / 64] == ~(uint64_t)0;
-}
 static inline void purgeable__mark_used(purgeable__chunk_t *chunk, uint32_t unit, bool used) {
   assert(purgeable__is_used(chunk, unit) != used);
   chunk->used[unit / 64] ^= (uint64_t)1 << (unit % 64);

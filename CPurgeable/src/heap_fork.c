@@ -9,6 +9,8 @@
 
 #include "heap_fork.h"
 
+#include "heap_rooms.h"
+
 static void begin_anew(purgeable_heap_t *heap) {
   assert(!purgeable__is_put_right(heap));
   uint32_t chunks = load_acquire(&heap->chunk_count);
@@ -40,7 +42,7 @@ static void begin_anew(purgeable_heap_t *heap) {
   for (uint32_t i = 0; i < atomic_load(&heap->stream_count); i++) {
     *purgeable__stream(heap, i) = (purgeable__stream_t){0};
   }
-  heap->first_chunk_with_room = 0;
+  purgeable__reset_rooms(heap);
   heap->compact_hand = 0;
   atomic_store(&heap->held_bytes, 0);
   atomic_store(&heap->slab_count, 0);

@@ -68,7 +68,8 @@ int purgeable_heap_create(const purgeable_heap_options_t *options, purgeable_hea
     free(heap);
     return error;
   }
-  heap->first_table = (purgeable__table_t){.capacity = TABLE_FIRST, .kinds = heap->first_kinds, .entries = heap->first_entries};
+  heap->first_table = (purgeable__table_t){
+      .capacity = TABLE_FIRST, .kinds = heap->first_kinds, .rooms = heap->first_rooms, .entries = heap->first_entries};
   heap->table = &heap->first_table;
   atomic_store(&heap->chunks, heap->first_entries);
   heap->offering = options->offering;

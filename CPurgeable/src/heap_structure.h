@@ -122,8 +122,6 @@ typedef struct purgeable__chunk {
   size_t mapped_bytes;
   // How many lives any unit has had whose slab was forgotten with its page of the directory: the next one begins after them.
   uint32_t lives;
-  // No run of this many units is free. Heap's mutex.
-  uint32_t no_run_of;
   uint8_t empty_rounds;
 } purgeable__chunk_t;
 
@@ -133,6 +131,8 @@ typedef struct purgeable__table {
   struct purgeable__table *older;
   uint32_t capacity;
   uint8_t *kinds;
+  // A tree of 2 * capacity nodes (heap_rooms.c).
+  uint32_t *rooms;
   purgeable__chunk_t *_Atomic *entries;
 } purgeable__table_t;
 enum { TABLE_FIRST = 8, GRANULE_SHIFT = 4 };
@@ -199,12 +199,12 @@ struct purgeable_heap {
   purgeable__table_t *table;
   // Stands for numbers that were never a chunk of their own: a directory of zeros.
   purgeable__chunk_t *nowhere;
-  uint32_t first_chunk_with_room;
   // Constant: how many numbers fit the places that the owner can keep.
   uint32_t chunk_count_max;
   purgeable__table_t first_table;
   purgeable__chunk_t *_Atomic first_entries[TABLE_FIRST];
   uint8_t first_kinds[TABLE_FIRST];
+  uint32_t first_rooms[2 * TABLE_FIRST];
   _Atomic uint32_t stream_count;
   purgeable__stream_t first_streams[STREAM_FIRST];
   // Further streams, made when they are needed; written before the count that covers them.

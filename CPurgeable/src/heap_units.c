@@ -4,46 +4,82 @@
 #include "heap_units.h"
 
 #include "heap_layout.h"
+#include "heap_rooms.h"
 
-static bool find_run(const purgeable_heap_t *heap, const purgeable__chunk_t *chunk, uint32_t count, uint32_t *found) {
-  assert(count != 0 && count <= heap->units_per_chunk);
-  uint32_t run = 0;
-  for (uint32_t unit = 0; unit < heap->units_per_chunk; unit++) {
-    if (run == 0 && purgeable__all_used(chunk, unit)) {
-      unit += 63;
-      continue;
+// MARK: Runs of free units
+
+// The first unit at or after `unit` that is in use, or is not; the number of units where there is none.
+static uint32_t next_unit(const purgeable_heap_t *heap, const purgeable__chunk_t *chunk, uint32_t unit, bool used) {
+  while (unit < heap->units_per_chunk) {
+    uint64_t word = (used ? chunk->used[unit / 64] : ~chunk->used[unit / 64]) >> (unit % 64);
+    if (word != 0) {
+      unit += (uint32_t)__builtin_ctzll(word);
+      break;
     }
-    run = purgeable__is_used(chunk, unit) ? 0 : run + 1;
-    if (run == count) {
-      *found = unit + 1 - count;
+    unit = (unit / 64 + 1) * 64;
+  }
+  return unit < heap->units_per_chunk ? unit : heap->units_per_chunk;
+}
+
+// The first run of `count` free units; `*length` is how long it is. False: there is none, and the longest one has `*length`.
+static bool find_run(const purgeable_heap_t *heap, const purgeable__chunk_t *chunk, uint32_t count, uint32_t *found,
+                     uint32_t *length) {
+  assert(count != 0);
+  *length = 0;
+  uint32_t start = next_unit(heap, chunk, 0, false);
+  while (start < heap->units_per_chunk) {
+    uint32_t end = next_unit(heap, chunk, start, true);
+    if (end - start > *length) *length = end - start;
+    if (*length >= count) {
+      *found = start;
       return true;
     }
+    start = next_unit(heap, chunk, end, false);
   }
   return false;
 }
 
-static bool find_units(purgeable_heap_t *heap, uint32_t count, uint32_t *chunk_number, uint32_t *unit) {
-  uint32_t chunk_count = load_relaxed(&heap->chunk_count);
-  for (uint32_t number = count == 1 ? heap->first_chunk_with_room : 0; number < chunk_count; number++) {
-    if (purgeable__chunk_kind(heap, number) != chunk_of_slabs) continue;
-    purgeable__chunk_t *chunk = purgeable__chunk_at(heap, number);
-    if (heap->units_per_chunk - chunk->used_count < count || chunk->no_run_of <= count) continue;
-    if (!find_run(heap, chunk, count, unit)) {
-      chunk->no_run_of = count;
-      continue;
-    }
-    if (count == 1) heap->first_chunk_with_room = number;
-    *chunk_number = number;
-    return true;
-  }
-  return false;
+// The chunk's room after `count` units at `unit` were taken out of a run of `length`: only the longest run's end needs a look at
+// all others. Single units leave the bound too high instead, until a search for more fails.
+static void lower_room(purgeable_heap_t *heap, purgeable__chunk_t *chunk, uint32_t count, uint32_t length) {
+  uint32_t room = purgeable__room(heap, chunk->number), free_units = heap->units_per_chunk - chunk->used_count, none;
+  assert(length <= room);
+  if (count > 1 && length == room) (void)find_run(heap, chunk, UINT32_MAX, &none, &room);
+  purgeable__set_room(heap, chunk->number, room < free_units ? room : free_units);
 }
+
+// The chunk's room after `count` units at `unit` were returned: the run that they are part of now may be the longest.
+static void raise_room(purgeable_heap_t *heap, purgeable__chunk_t *chunk, uint32_t unit, uint32_t count) {
+  uint32_t start = unit, end = next_unit(heap, chunk, unit + count, true);
+  while (start != 0 && !purgeable__is_used(chunk, start - 1)) {
+    bool is_free_word = start % 64 == 0 && chunk->used[start / 64 - 1] == 0;
+    start -= is_free_word ? 64 : 1;
+  }
+  uint32_t room = purgeable__room(heap, chunk->number);
+  purgeable__set_room(heap, chunk->number, end - start > room ? end - start : room);
+}
+
+// The lowest place for a run, and how long the free run is that it begins. A chunk whose room was too high is set right.
+static bool find_units(purgeable_heap_t *heap, uint32_t count, purgeable__chunk_t **chunk, uint32_t *unit, uint32_t *length) {
+  uint32_t number, looks = 0;
+  bool found = false;
+  while (!found && purgeable__find_room(heap, count, &number)) {
+    *chunk = purgeable__chunk_at(heap, number);
+    assert(*chunk != NULL && purgeable__chunk_kind(heap, number) == chunk_of_slabs);
+    found = find_run(heap, *chunk, count, unit, length);
+    if (!found) purgeable__set_room(heap, number, *length);
+    looks++;
+  }
+  PURGEABLE_LOOKS(rooms, looks);
+  return found;
+}
+
+// MARK: Lives
 
 // One unit into or out of use; a first use is counted as ordinary memory.
 static void set_used(purgeable_heap_t *heap, purgeable__chunk_t *chunk, uint32_t unit, bool used) {
   assert(unit < heap->units_per_chunk);
   purgeable__mark_used(chunk, unit, used);
-  if (!used) chunk->no_run_of = UINT32_MAX;
   uint32_t high = load_relaxed(&chunk->high_water);
   if (used && unit >= high) {
     store_relaxed(&chunk->high_water, unit + 1);
@@ -104,7 +140,8 @@ static void begin_life(purgeable_heap_t *heap, purgeable__spot_t one, bool is_fi
 
 int purgeable__units_take(purgeable_heap_t *heap, uint32_t count, size_t bytes, purgeable__slab_state_t state,
                           purgeable__spot_t *spot) {
-  uint32_t number = 0, unit = 0;
+  uint32_t number = 0, unit = 0, length = 0;
+  purgeable__chunk_t *chunk = NULL;
   assert(count != 0 && bytes <= (size_t)count << heap->slab_shift);
   assert(purgeable__is_held(&heap->control->mutex));
   if (count > heap->units_per_chunk) {
@@ -115,17 +152,18 @@ int purgeable__units_take(purgeable_heap_t *heap, uint32_t count, size_t bytes, 
     begin_life(heap, *spot, true, count, state);
     return 0;
   }
-  if (!find_units(heap, count, &number, &unit)) {
+  if (!find_units(heap, count, &chunk, &unit, &length)) {
     int error = purgeable__map_chunk(heap);
     if (error != 0) return error;
-    if (!find_units(heap, count, &number, &unit)) return ENOMEM;
+    if (!find_units(heap, count, &chunk, &unit, &length)) return ENOMEM;
   }
-  uint32_t first = number * heap->units_per_chunk + unit;
+  uint32_t first = chunk->number * heap->units_per_chunk + unit;
   for (uint32_t i = 0; i < count; i++) {
     purgeable__spot_t one = purgeable__find_unit(heap, first + i);
     begin_life(heap, one, i == 0, count, state);
     if (i == 0) *spot = one;
   }
+  lower_room(heap, chunk, count, length);
   return 0;
 }
 
@@ -139,5 +177,6 @@ void purgeable__units_return(purgeable_heap_t *heap, purgeable__spot_t spot, uin
     store_relaxed(&one.slab->state, slab_free);
   }
   if (spot.chunk->used_count == 0) store_relaxed(&heap->pending, true);
-  if (spot.chunk->number < heap->first_chunk_with_room) heap->first_chunk_with_room = spot.chunk->number;
+  bool has_slabs = purgeable__chunk_kind(heap, spot.chunk->number) == chunk_of_slabs;
+  if (has_slabs) raise_room(heap, spot.chunk, spot.unit, count);
 }

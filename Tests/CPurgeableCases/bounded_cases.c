@@ -59,7 +59,66 @@ static void compaction_looks_at_few(case_report_t *report) {
   end_owner(&owner);
 }
 
+// MARK: Runs of units
+
+enum { CHUNK_UNITS = 64, CHUNKS = 100 };
+
+static element_t large_element(purgeable_heap_t *heap, size_t units, case_report_t *report) {
+  element_t element = {.number = 0};
+  EXPECT_EQUAL(make(heap, units * PAGE - PAGE / 2, 1, &element), 0);
+  return element;
+}
+
+// Holes of two units everywhere: what needs three finds that out with a look or two, not one for each chunk, and takes the lowest
+// hole that fits.
+static void room_is_found_at_once(case_report_t *report) {
+  NEED_HOOKS();
+  enum { PAIRS = CHUNK_UNITS / 2 * CHUNKS };
+  MAKE_HEAP(heap, .slab_bytes = PAGE, .chunk_bytes = CHUNK_UNITS * PAGE, .offering = purgeable_offering_never);
+  element_t *pairs = calloc(PAIRS, sizeof *pairs);
+  REQUIRE(pairs != NULL);
+  for (size_t i = 0; i < PAIRS; i++) pairs[i] = large_element(heap, 2, report);
+  uint64_t mapped = heap_statistics(heap).mapped_bytes;
+  for (size_t i = 0; i < PAIRS; i += 2) EXPECT_EQUAL(purgeable_heap_free(heap, pairs[i].reference), 0);
+  // A hole of six units, in the last chunk but one.
+  size_t wide = PAIRS - CHUNK_UNITS / 2 - 3;
+  wide |= 1;
+  uint64_t place = pairs[wide - 1].reference.place;
+  EXPECT_EQUAL(purgeable_heap_free(heap, pairs[wide].reference), 0);
+  EXPECT_VALID(heap);
+  (void)purgeable_testing_take_most_looks(purgeable_testing_looks_rooms);
+  element_t three = large_element(heap, 3, report), next = large_element(heap, 3, report);
+  EXPECT_EQUAL(three.reference.place, place);
+  EXPECT(next.reference.place > place);
+  EXPECT_EQUAL(heap_statistics(heap).mapped_bytes, mapped);
+  EXPECT_EQUAL(purgeable_testing_take_most_looks(purgeable_testing_looks_rooms), 1);
+  // No room for another three: a new chunk, without a look at one of the others.
+  element_t more = large_element(heap, 3, report);
+  EXPECT(heap_statistics(heap).mapped_bytes > mapped);
+  EXPECT(purgeable_testing_take_most_looks(purgeable_testing_looks_rooms) <= 1);
+  // Two units go into the lowest hole.
+  uint64_t lowest = pairs[0].reference.place;
+  pairs[0] = large_element(heap, 2, report);
+  EXPECT_EQUAL(pairs[0].reference.place, lowest);
+  EXPECT_EQUAL(purgeable_testing_take_most_looks(purgeable_testing_looks_rooms), 1);
+  // Single units take holes until the chunk is full. Searches for two then fail at most once for each chunk that they left short.
+  element_t ones[2 * CHUNK_UNITS];
+  for (size_t i = 0; i < 2 * CHUNK_UNITS; i++) ones[i] = large_element(heap, 1, report);
+  EXPECT(purgeable_testing_take_most_looks(purgeable_testing_looks_rooms) <= 1);
+  element_t two = large_element(heap, 2, report);
+  EXPECT(purgeable_testing_take_most_looks(purgeable_testing_looks_rooms) <= 2);
+  EXPECT_VALID(heap);
+  for (size_t i = 0; i < 2 * CHUNK_UNITS; i++) EXPECT_EQUAL(purgeable_heap_free(heap, ones[i].reference), 0);
+  EXPECT_EQUAL(purgeable_heap_free(heap, two.reference), 0);
+  EXPECT_EQUAL(purgeable_heap_free(heap, three.reference), 0);
+  EXPECT_EQUAL(purgeable_heap_free(heap, next.reference), 0);
+  EXPECT_EQUAL(purgeable_heap_free(heap, more.reference), 0);
+  free(pairs);
+  END_HEAP(heap);
+}
+
 const test_case_t bounded_cases[] = {
     {"bounded: an allocation that compacts looks at a few slabs", compaction_looks_at_few},
+    {"bounded: room for a run of units is found without looking at every chunk", room_is_found_at_once},
     {NULL, NULL},
 };
