@@ -76,6 +76,10 @@ typedef enum purgeable_testing_rule {
   purgeable_testing_rule_fill_only_discarded = 1 << 18,
   /// What is on offer is offered again, since the kernel may have passed over pages of it.
   purgeable_testing_rule_offer_again = 1 << 19,
+  /// A region that is destroyed while its link is sorted is not offered: its pages may be another's.
+  purgeable_testing_rule_parting_stay_out = 1 << 20,
+  /// An offer of one region ends early where a locker waits for it.
+  purgeable_testing_rule_lockers_end_offers = 1 << 21,
 } purgeable_testing_rule_t;
 
 /// Whether this build can switch rules off.
@@ -88,7 +92,8 @@ bool purgeable_testing_switch_off(unsigned rules);
 bool purgeable_testing_rule_holds(purgeable_testing_rule_t rule);
 
 /// In a build with hooks: every read without lock spins this many rounds between copy and check (0: none), and so do the births
-/// of large elements and the beginnings of offers in a heap, so that races show.
+/// of large elements, the beginnings of offers in a heap, drains of the regions' queue before they sort it, and offers of one
+/// region after each call, so that races show.
 void purgeable_testing_slow_reads(uint32_t rounds);
 
 /// In a build with hooks: every read without lock, in every thread, calls `pause` between copy and check, once per try (NULL: no
@@ -108,8 +113,10 @@ typedef enum purgeable_testing_looks {
   purgeable_testing_looks_compaction,
   /// Chunks that are searched for a run of free units.
   purgeable_testing_looks_rooms,
+  /// Queued regions that a drain looks at while it holds the pool's mutex.
+  purgeable_testing_looks_queue,
 } purgeable_testing_looks_t;
-#define PURGEABLE_TESTING_LOOK_KINDS 2
+#define PURGEABLE_TESTING_LOOK_KINDS 3
 
 /// In a build with hooks: how many looks there were since the process began; else 0.
 uint64_t purgeable_testing_look_count(purgeable_testing_looks_t kind);

@@ -45,7 +45,8 @@
 //    and one from before finds WRITER or another version; and FILLING, so nobody counts. MADV_DONTNEED leaves no CPU with a view
 //    of an old page (docs/kernel.md, stale reads), and only after it DISCARDED goes and the filler writes.
 // G. A madvise that fails halfway may have taken pages. What is put back then is [ F REFUSED ]: the next lock looks at all.
-// H. Nobody waits for ever. OFFERING spans one madvise batch (2 MiB, or the region), and who clears it wakes all sleepers. A
+// H. Nobody waits for ever. OFFERING spans one madvise batch (2 MiB, or the region; of a region, to the next call of at most
+//    2 MiB once a locker counts), and who clears it wakes all sleepers. An offer that ends early leaves [ F REFUSED ], as in G. A
 //    locker that counts sleeps on OFFERING only, so it always goes on and counts down; who waits for lockers on their way back
 //    (D) does not count. Who waits for a fill does not count either, and waits as long as the program takes to fill: a filler
 //    that never ends its fill is an error of the program, which any thread can end by abandon.

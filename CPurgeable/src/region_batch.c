@@ -2,7 +2,8 @@
 // Offering idle regions to the kernel, a batch of neighbours at a time.
 //
 // A region is OFFERING only while its own batch is at the kernel, not while the queue is: what a locker waits for is bounded by
-// 2 MiB, or by the region itself if that is larger.
+// 2 MiB. A larger region, or one whose pages of zeros cut it into many calls, is left in the middle as soon as a locker counts:
+// the locker would take everything off offer anyway, and the last unlock offers the region again.
 //
 // Pages with a witness get MADV_FREE. Pages of zeros get MADV_DONTNEED, which leaves them zeros and leaves no CPU with a view of
 // the old page: were they offered and taken, a writer could fill such a page anew while another CPU still read the old zeros,
@@ -45,7 +46,15 @@ static void advise(purgeable__batch_t *batch, const run_t *run) {
   }
 }
 
-static void advise_all(purgeable__batch_t *batch) {
+// Whether an offer of one region has a locker waiting. Relaxed: the locker's sleep ends with OFFERING, whenever that is seen.
+static bool is_awaited(const purgeable__batch_t *batch) {
+  if (batch->count != 1) return false;
+  PURGEABLE_TEST_PAUSE();
+  return purgeable__word_count(load_relaxed(batch->regions[0]->word)) != 0 && PURGEABLE_RULE(lockers_end_offers);
+}
+
+// False: a locker waits, and what has been advised is only a part.
+static bool advise_all(purgeable__batch_t *batch) {
   run_t run = {0};
   for (size_t i = 0; i < batch->count; i++) {
     purgeable_region_t *region = batch->regions[i];
@@ -60,22 +69,30 @@ static void advise_all(purgeable__batch_t *batch) {
         run.last_region = i;
         continue;
       }
-      advise(batch, &run);
+      if (run.bytes != 0) {
+        advise(batch, &run);
+        if (is_awaited(batch)) return false;
+      }
       run = (run_t){.start = start, .bytes = page_size, .is_zeros = is_zeros, .first_region = i, .last_region = i};
     }
   }
   advise(batch, &run);
+  return true;
 }
 
 int purgeable__batch_offer(purgeable__batch_t *batch, size_t *offered_bytes) {
   assert(batch->count <= PURGEABLE__BATCH_COUNT);
   int first_error = 0;
   memset(batch->errors, 0, batch->count * sizeof batch->errors[0]);
-  advise_all(batch);
+  bool is_whole = advise_all(batch);
   for (size_t i = 0; i < batch->count; i++) {
     purgeable_region_t *region = batch->regions[i];
     assert((load_relaxed(region->word) & WORD_OFFERING) != 0);
     int error = batch->errors[i];
+    if (error == 0 && !is_whole) {
+      purgeable__word_finish(region, 0, WORD_REFUSED);
+      continue;
+    }
     if (error == 0) {
       if (!batch->is_again[i]) *offered_bytes += purgeable__region_witnessed_bytes(region);
       purgeable__word_finish(region, 0, 0);

@@ -34,7 +34,8 @@
 // is set.
 #define WORD_QUEUED (UINT64_C(1) << 25)
 #define WORD_ALIVE (UINT64_C(1) << 26)
-// Only with ON_OFFER: a madvise failed, so that any part of it, or nothing, is on offer. Not reported as offered; tried again.
+// Only with ON_OFFER: a madvise failed, or the offer ended early for a locker, so that any part of it, or nothing, is on offer.
+// Not reported as offered; tried again.
 #define WORD_REFUSED (UINT64_C(1) << 27)
 // The content is being made: from the exchange that began it (create, refill) to the one that ends it (the last unlock, publish,
 // abandon). WRITER is set all the while, and every count is one of the filler's: a lock of anybody else does not count.
@@ -108,13 +109,14 @@ typedef struct purgeable__counters {
 typedef struct purgeable__shared {
   // 1 in the process that owns this page, 0 in a forked child until it is healed.
   _Atomic uint64_t alive;
-  // Guards the links of all rings, `sorting_count`, `sort_waiters`, and (region_pool.c) the chunks and their bitmaps.
+  // Guards the links of all rings, `sorting_count`, `queue_round`, and (region_pool.c) the chunks and their bitmaps.
   pthread_mutex_t mutex;
-  // How many threads rearrange links of queued regions outside of the mutex, and how many wait until none does.
+  // Held while waiting for the mutex. A drain of the queue, which takes the mutex again and again, stands in the same line.
+  pthread_mutex_t gate;
+  // How many threads rearrange links of queued regions outside of the mutex.
   unsigned sorting_count;
-  unsigned sort_waiters;
-  // Rises when `sorting_count` falls to 0 and somebody waits: the futex they sleep on.
-  _Atomic uint64_t sorts_ended;
+  // How often the queue was taken: regions that were queued in an earlier round are in no queue, but with who took it.
+  unsigned queue_round;
   // Heads of the rings: of regions waiting to be offered, and of those to be offered again. All zeros means empty.
   purgeable__link_t queue;
   purgeable__link_t again[PURGEABLE__AGAIN_LEVELS];
@@ -127,6 +129,17 @@ typedef struct purgeable__shared {
 } purgeable__shared_t;
 
 typedef struct purgeable__pool_chunk purgeable__pool_chunk_t;
+
+// How far a destroy is whose region's link another thread was sorting. Under the pool's mutex.
+typedef enum purgeable__parting {
+  purgeable__parting_none,
+  // Destroy has begun: the link stands, and means nothing.
+  purgeable__parting_begun,
+  // The drain has met the link and taken it out: destroy frees the structure.
+  purgeable__parting_unlinked,
+  // Destroy has ended: the drain frees the structure.
+  purgeable__parting_ended,
+} purgeable__parting_t;
 
 struct purgeable_region {
   // In wiped-on-fork memory: in the chunk's first pages, or in the page in front of a region that has its own mapping.
@@ -144,7 +157,9 @@ struct purgeable_region {
   // Pages that have a witness: what an offer of the region offers. Relaxed: written by the last unlock, under its lock.
   _Atomic size_t witnessed_count;
   purgeable_offering_t offering;
-  // Guarded by the pool's mutex; meaningful only while QUEUED is set.
+  // Guarded by the pool's mutex, as is the link: the round in which the region was queued, and a `purgeable__parting_t`.
+  unsigned queue_round : 30, parting : 2;
+  // Meaningful only while QUEUED or AGAIN is set, and to a drain while `parting` is.
   purgeable__link_t link;
   // Per page: 0 for a page of zeros, else 1 + the index of an 8-byte word of it that is not zero. Written by the last unlock of
   // a writer, read by readers without lock meanwhile; those find the version changed. Relaxed: the word orders them.
@@ -177,6 +192,8 @@ purgeable__shared_t *purgeable__shared_make(void);
 // The shared page if there is one. In a forked child it is healed first: everything there was counts as discarded.
 purgeable__shared_t *purgeable__shared(void);
 void purgeable__pool_lock(purgeable__shared_t *shared);
+// The same for a thread that has just given the mutex back: who waits for it comes first.
+void purgeable__pool_lock_in_turn(purgeable__shared_t *shared);
 void purgeable__pool_unlock(purgeable__shared_t *shared);
 
 // Gives `region`, whose page count and page size are set, its pages, all zeros, and its word. 0 or ENOMEM.
@@ -243,6 +260,7 @@ bool purgeable__can_offer(uint64_t word, bool again);
 // The word while it is offered.
 uint64_t purgeable__word_claimed(uint64_t word);
 // Offers a batch that was claimed, and ends its OFFERING. Answers the first errno; adds what is new on offer to `*offered_bytes`.
+// One region alone is left in the middle where a locker waits for it.
 int purgeable__batch_offer(purgeable__batch_t *batch, size_t *offered_bytes);
 // MARK: region_queue.c
 
@@ -250,8 +268,11 @@ int purgeable__batch_offer(purgeable__batch_t *batch, size_t *offered_bytes);
 void purgeable__queue_push(purgeable_region_t *region);
 // Has the region offered again by later upkeeps, unless it is in a ring already.
 void purgeable__again_push(purgeable_region_t *region);
-// Takes the region out of its ring, whichever; for destroy.
-void purgeable__queue_remove(purgeable_region_t *region);
+// Takes the region out of its ring, whichever; for destroy. False: another thread is sorting the link, so the structure has to be
+// left to `purgeable__queue_part` at the end of the destroy.
+bool purgeable__queue_remove(purgeable_region_t *region);
+// Frees the structure, or leaves that to who meets the link.
+void purgeable__queue_part(purgeable_region_t *region);
 
 // MARK: region_offer.c
 

@@ -61,17 +61,21 @@ int purgeable_region_create_discarded(size_t length_bytes, const purgeable_regio
 
 int purgeable_region_destroy(purgeable_region_t *region) {
   if (region == NULL) return EINVAL;
-  purgeable__queue_remove(region);
+  bool is_free = purgeable__queue_remove(region);
   // Out of the queue nobody new claims it. Who claimed it before is inside a madvise, bounded by one batch; after the exchange
-  // that ends OFFERING that thread touches neither region nor content.
+  // that ends OFFERING that thread touches neither region nor content. Counted as a locker is, so that a long offer ends early.
   uint64_t word = purgeable__word_load(region);
-  while ((word & WORD_OFFERING) != 0) word = purgeable__word_wait(region, word);
+  while ((word & WORD_OFFERING) != 0) {
+    bool counts = purgeable__word_count(word) != 0;
+    if (counts || purgeable__word_change(region, &word, word + 1)) word = purgeable__word_wait(region, counts ? word : word + 1);
+  }
   purgeable__word_account(region, word, WORD_ALIVE);
   purgeable__region_total_change(purgeable__region_bytes(region), false);
   uint64_t last = (uint64_t)(purgeable__word_version(word) + 1) << 32 | WORD_ALIVE | WORD_DISCARDED;
   store_release(region->word, last);
   int error = purgeable__pages_give(region);
-  free(region);
+  if (is_free) free(region);
+  if (!is_free) purgeable__queue_part(region);
   return error;
 }
 

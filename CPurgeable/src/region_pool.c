@@ -97,7 +97,15 @@ purgeable__shared_t *purgeable__shared_make(void) {
 }
 
 void purgeable__pool_lock(purgeable__shared_t *shared) {
-  int error = pthread_mutex_lock(&shared->mutex);
+  if (pthread_mutex_trylock(&shared->mutex) != 0) purgeable__pool_lock_in_turn(shared);
+}
+
+void purgeable__pool_lock_in_turn(purgeable__shared_t *shared) {
+  int error = pthread_mutex_lock(&shared->gate);
+  assert(error == 0);
+  error = pthread_mutex_lock(&shared->mutex);
+  assert(error == 0);
+  error = pthread_mutex_unlock(&shared->gate);
   assert(error == 0);
   (void)error;
 }

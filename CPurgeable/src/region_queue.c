@@ -8,9 +8,19 @@
 //                                                                              the next two upkeeps, then 1 s, 8 s, ...  '---'
 //
 // Links are guarded by the pool's mutex, in the queue, in the rings and in every `taken` ring, so that a region can be unlinked
-// wherever it is by who destroys it, or unlocks it. The one exception is the sort, which works outside of the mutex: destroy
-// waits until no sort runs. A region has one link: with AGAIN it is in one of the rings or taken from it, else with QUEUED in the
-// queue. An unlock sets QUEUED before it has moved the link, so both may be set for a moment.
+// wherever it is by who destroys it, or unlocks it. The one exception is the sort, which works outside of the mutex. A region has
+// one link: with AGAIN it is in one of the rings or taken from it, else with QUEUED in the queue. An unlock sets QUEUED before it
+// has moved the link, so both may be set for a moment.
+//
+// Nobody waits for a whole queue. The mutex is held for `LOOKS_AT_A_TIME` regions, and a drain stands in line for it again. A
+// destroy whose region is being sorted goes on without the link. It clears QUEUED, and marks the region as parting, both under the
+// mutex, so the drain neither looks at the word nor at the pages, which may belong to another region by then. Sorting needs the
+// structure alone: address and link. Of destroy and drain the second one frees it:
+//
+//   parting    none ---destroy begins---> begun ---destroy ends---> ended ---drain meets the link---> (freed)
+//                                           '------drain meets the link---> unlinked ---destroy ends---> (freed)
+//
+// A forked child has the queue empty, and loses the structures of which the parent's other threads were parting.
 //
 // Why again: MADV_FREE passes over pages that wait in another processor's batch on their way to the kernel's lists, 31 at the
 // most, answers 0 all the same, and nothing that is cheap tells which. Waiting pages leave their batch when that processor takes
@@ -19,6 +29,12 @@
 #include "region_internal.h"
 
 #include <time.h>
+
+enum {
+  // How many regions a drain looks at before it gives the mutex back: well below a millisecond.
+  LOOKS_AT_A_TIME = PURGEABLE__BATCH_COUNT,
+  ROUND_MASK = (1 << 30) - 1,
+};
 
 // MARK: Rings (under the mutex)
 
@@ -54,6 +70,12 @@ static void ring_remove(purgeable__link_t *link) {
   link->previous->next = link->next;
   link->next->previous = link->previous;
   link->next = link->previous = NULL;
+}
+
+static void queue_append(purgeable__shared_t *shared, purgeable_region_t *region) {
+  assert(purgeable__is_held(&shared->mutex));
+  region->queue_round = shared->queue_round & ROUND_MASK;
+  ring_append(&shared->queue, &region->link);
 }
 
 // Moves all links to the empty ring `taken`.
@@ -100,7 +122,7 @@ void purgeable__queue_push(purgeable_region_t *region) {
   purgeable__shared_t *shared = purgeable__shared();
   purgeable__pool_lock(shared);
   again_remove(region);
-  ring_append(&shared->queue, &region->link);
+  queue_append(shared, region);
   count_pending(shared, region, true);
   uint64_t pending = load_relaxed(&shared->pending_bytes);
   purgeable__pool_unlock(shared);
@@ -123,46 +145,52 @@ void purgeable__again_push(purgeable_region_t *region) {
   purgeable__pool_unlock(shared);
 }
 
-// Under the mutex, which is given back meanwhile. By futex: pthread_cond_wait would be a point where a thread can be cancelled,
-// with the mutex taken again and nobody to give it back.
-static void wait_for_sorts(purgeable__shared_t *shared) {
-  while (shared->sorting_count != 0) {
-    // Partner: the store in `end_sort`. Both are made under the mutex; the futex compares.
-    uint64_t ended = load_relaxed(&shared->sorts_ended);
-    shared->sort_waiters++;
-    purgeable__pool_unlock(shared);
-    int kept = errno;
-    purgeable__wait(&shared->sorts_ended, (uint32_t)ended);
-    errno = kept;
-    purgeable__pool_lock(shared);
-    shared->sort_waiters--;
-  }
+// Whether a thread may be sorting the link of a region with QUEUED: such a region was taken with the queue of an earlier round.
+static bool is_being_sorted(const purgeable__shared_t *shared, const purgeable_region_t *region) {
+  return shared->sorting_count != 0 && region->queue_round != (shared->queue_round & ROUND_MASK);
 }
 
-static void end_sort(purgeable__shared_t *shared) {
-  assert(purgeable__is_held(&shared->mutex));
-  assert(shared->sorting_count != 0);
-  if (--shared->sorting_count != 0 || shared->sort_waiters == 0) return;
-  add_relaxed(&shared->sorts_ended, 1);
-  purgeable__wake_all(&shared->sorts_ended);
-}
-
-void purgeable__queue_remove(purgeable_region_t *region) {
+bool purgeable__queue_remove(purgeable_region_t *region) {
   uint64_t word = purgeable__word_load(region);
   // Nobody sets QUEUED or the first AGAIN while the region is being destroyed, so without them there is nothing to unlink.
-  if ((word & (WORD_QUEUED | WORD_AGAIN)) == 0) return;
+  if ((word & (WORD_QUEUED | WORD_AGAIN)) == 0) return true;
+  bool is_free = true;
   purgeable__shared_t *shared = purgeable__shared();
   purgeable__pool_lock(shared);
-  if ((word & WORD_QUEUED) != 0) wait_for_sorts(shared);
   again_remove(region);
   word = purgeable__word_load(region);
   while ((word & WORD_QUEUED) != 0) {
     if (!purgeable__word_change(region, &word, word & ~WORD_QUEUED)) continue;
-    ring_remove(&region->link);
+    is_free = !is_being_sorted(shared, region);
+    if (is_free) ring_remove(&region->link);
+    if (!is_free) region->parting = purgeable__parting_begun;
     count_pending(shared, region, false);
     break;
   }
   purgeable__pool_unlock(shared);
+  return is_free;
+}
+
+void purgeable__queue_part(purgeable_region_t *region) {
+  purgeable__shared_t *shared = purgeable__shared();
+  purgeable__pool_lock(shared);
+  bool is_last = region->parting == purgeable__parting_unlinked;
+  assert(is_last || region->parting == purgeable__parting_begun);
+  if (!is_last) region->parting = purgeable__parting_ended;
+  purgeable__pool_unlock(shared);
+  if (is_last) free(region);
+}
+
+// Takes out a link whose region is parting. True: the structure is to be freed.
+static bool unlink_parting(purgeable_region_t *region) {
+  // Off: what this protects from. The pages, which may be another region's by now, go on offer.
+  if (!PURGEABLE_RULE(parting_stay_out)) {
+    (void)purgeable__madvise(region->bytes, purgeable__region_bytes(region), PURGEABLE__MADV_FREE);
+  }
+  ring_remove(&region->link);
+  if (region->parting == purgeable__parting_ended) return true;
+  region->parting = purgeable__parting_unlinked;
+  return false;
 }
 
 // MARK: Sorting
@@ -217,7 +245,7 @@ static claim_t claim_queued(purgeable__shared_t *shared, purgeable_region_t *reg
   uint64_t word = purgeable__word_load(region);
   for (;;) {
     if ((word & WORD_QUEUED) != 0 && (word & WORD_OFFERING) != 0) {
-      ring_append(&shared->queue, &region->link);
+      queue_append(shared, region);
       return claim_none;
     }
     bool is_idle = purgeable__can_offer(word, false);
@@ -253,24 +281,41 @@ static claim_t claim_from_ring(purgeable__shared_t *shared, purgeable_region_t *
 
 typedef claim_t claimer_t(purgeable__shared_t *shared, purgeable_region_t *region, size_t level);
 
-// Claims the next regions of `taken` as long as each begins where the one before ended.
+// Claims the next regions of `taken` as long as each begins where the one before ended. Links of regions that were destroyed
+// meanwhile go to the list `*freed`.
 static void claim_batch(purgeable__shared_t *shared, purgeable__link_t *taken, purgeable__batch_t *batch, claimer_t *claims,
-                        size_t level) {
+                        size_t level, purgeable__link_t **freed) {
+  size_t looks = 0;
   batch->count = 0;
   batch->bytes = 0;
-  while (taken->next != taken && batch->count < PURGEABLE__BATCH_COUNT) {
+  for (; taken->next != taken && batch->count < PURGEABLE__BATCH_COUNT && looks < LOOKS_AT_A_TIME; looks++) {
     assert(batch->count == 0 || batch->bytes <= PURGEABLE__BATCH_BYTES || batch->count == 1);
     purgeable_region_t *region = region_of(taken->next);
+    if (region->parting != purgeable__parting_none) {
+      if (!unlink_parting(region)) continue;
+      region->link.next = *freed;
+      *freed = &region->link;
+      continue;
+    }
     size_t bytes = purgeable__region_bytes(region);
     if (batch->count != 0) {
-      if (batch->bytes + bytes > PURGEABLE__BATCH_BYTES) return;
-      if (batch->regions[0]->bytes + batch->bytes != region->bytes) return;
+      if (batch->bytes + bytes > PURGEABLE__BATCH_BYTES) break;
+      if (batch->regions[0]->bytes + batch->bytes != region->bytes) break;
     }
     claim_t claim = claims(shared, region, level);
     if (claim == claim_none) continue;
     batch->is_again[batch->count] = claim == claim_again;
     batch->regions[batch->count++] = region;
     batch->bytes += bytes;
+  }
+  PURGEABLE_LOOKS(queue, looks);
+}
+
+static void free_all(purgeable__link_t *freed) {
+  while (freed != NULL) {
+    purgeable__link_t *next = freed->next;
+    free(region_of(freed));
+    freed = next;
   }
 }
 
@@ -279,11 +324,13 @@ static int offer_taken(purgeable__shared_t *shared, purgeable__link_t *taken, cl
   int first_error = 0;
   while (taken->next != taken) {
     purgeable__batch_t batch;
-    claim_batch(shared, taken, &batch, claims, level);
+    purgeable__link_t *freed = NULL;
+    claim_batch(shared, taken, &batch, claims, level, &freed);
     purgeable__pool_unlock(shared);
-    int error = purgeable__batch_offer(&batch, offered);
+    free_all(freed);
+    int error = batch.count == 0 ? 0 : purgeable__batch_offer(&batch, offered);
     if (first_error == 0) first_error = error;
-    purgeable__pool_lock(shared);
+    purgeable__pool_lock_in_turn(shared);
   }
   return first_error;
 }
@@ -296,11 +343,14 @@ static int offer_queue(purgeable__shared_t *shared, size_t *offered_bytes) {
     purgeable__pool_unlock(shared);
     return 0;
   }
+  shared->queue_round++;
   shared->sorting_count++;
   purgeable__pool_unlock(shared);
+  PURGEABLE_TEST_PAUSE();
   sort(&taken);
   purgeable__pool_lock(shared);
-  end_sort(shared);
+  assert(shared->sorting_count != 0);
+  shared->sorting_count--;
   int error = offer_taken(shared, &taken, claim_queued, 0, offered_bytes);
   purgeable__pool_unlock(shared);
   return error;

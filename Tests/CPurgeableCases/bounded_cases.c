@@ -2,7 +2,6 @@
 // Work that must not grow with the heap or the region, by count: how far searches look, and what is called.
 
 #include "heap_owner.h"
-#include "region_cases.h"
 
 // MARK: Compaction
 

@@ -13,7 +13,7 @@
 static const test_case_t *const groups[] = {
     harness_cases, region_cases, region_fill_cases, region_again_cases, region_storm_cases, region_fill_storm_cases,
     region_mixed_storm_cases, heap_cases, stream_cases, heap_storm_cases, heap_mixed_storm_cases, stale_cases, fault_cases,
-    fault_table_cases, fork_cases, bounded_cases,
+    fault_table_cases, fork_cases, bounded_cases, bounded_region_cases,
     budget_cases, pending_cases, chunk_cases, chunk_race_cases, book_cases, limit_cases, map_cases, pressure_cases, upkeep_cases,
 };
 

@@ -159,6 +159,7 @@ extern const test_case_t chunk_cases[];
 extern const test_case_t chunk_race_cases[];
 extern const test_case_t budget_cases[];
 extern const test_case_t bounded_cases[];
+extern const test_case_t bounded_region_cases[];
 extern const test_case_t heap_storm_cases[];
 extern const test_case_t heap_mixed_storm_cases[];
 extern const test_case_t stale_cases[];
