@@ -133,6 +133,10 @@ bool purgeable_testing_begin_last_life(struct purgeable_heap *heap, uint64_t pla
 /// against what they are sums of. Where it is not, `*wrong` (may be NULL) says what, else it is NULL. Walks over all granules.
 bool purgeable_testing_heap_is_valid(struct purgeable_heap *heap, const char **wrong);
 
+struct purgeable_region;
+/// The cache line, by number, in which the region's word lies; 0 for NULL.
+uintptr_t purgeable_testing_region_line(const struct purgeable_region *region);
+
 /// The memory limit, in bytes, that the files below `root` tell, read at once: "" is the machine. `root` stands in front of
 /// /proc/self/cgroup, /proc/self/mountinfo and every mount point.
 uint64_t purgeable_testing_memory_byte_limit(const char *root);

@@ -142,7 +142,8 @@ typedef enum purgeable__parting {
 } purgeable__parting_t;
 
 struct purgeable_region {
-  // In wiped-on-fork memory: in the chunk's first pages, or in the page in front of a region that has its own mapping.
+  // In wiped-on-fork memory: a cache line of its own in the chunk's first pages, or in the page in front of a region that has its
+  // own mapping.
   _Atomic uint64_t *word;
   char *bytes;
   size_t length_bytes;

@@ -39,7 +39,7 @@ static int create(size_t length_bytes, const purgeable_region_options_t *options
   store_relaxed(&made->filler, purgeable__this_thread());
   assert(((uintptr_t)made->bytes & (page - 1)) == 0 && ((uintptr_t)made->word & 7) == 0);
   size_t bytes = purgeable__region_bytes(made);
-  // The word belongs to these pages. It continues the versions of the region that had the pages before.
+  // The word continues the versions of the region that had its line before.
   uint64_t old = load_relaxed(made->word);
   uint64_t word = (uint64_t)(purgeable__word_version(old) + 1) << 32 | WORD_ALIVE | state;
   assert(purgeable__word_is_valid(word));

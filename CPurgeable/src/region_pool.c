@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Where regions get their pages: large chunks for the many, a mapping of its own for the few above 16 MiB.
 //
-//   chunk   [ words: 8 bytes per content page ][ page 0 | page 1 | ...                                  ]  64 MiB, one mapping
-//             ^ word of the region at page 0     `-- region --' `-- free --'
+//   chunk   [ lines: a word each, at most as many as pages ][ page 0 | page 1 | ...                     ]  64 MiB, one mapping
+//             ^ of some region                                `-- region --' `-- free --'
 //   own     [ word, rest of a page unused ][ content ...                                                ]
-//   bitmap  1 1 0 0 ...  in ordinary memory: which content pages are taken
+//   bitmaps 1 1 0 0 ...  in ordinary memory: which content pages are taken, and which lines
+//
+// Each region has a cache line of its own for its word, so that threads that lock neighbours do not take the line from each
+// other. Lines are taken from the lowest on, so only as many are touched as there are regions: 64 bytes for each, whatever its
+// length. (A word for each page, side by side, took 8 bytes a page: less for one page, the same for 8, more beyond.)
 //
 // Free pages are zeros at all times: never touched, or wiped before their bits were cleared. Chunks are never unmapped.
 //
@@ -24,19 +28,27 @@
 enum {
   CHUNK_BYTES = 64 << 20,
   LARGEST_IN_CHUNK_BYTES = 16 << 20,
+  WORD_LINE_BYTES = 64,
+  WORD_LINE_WORDS = WORD_LINE_BYTES / 8,
   BITS = 64,
 };
 
 struct purgeable__pool_chunk {
   struct purgeable__pool_chunk *next;
+  // The word of line k is `words[k * WORD_LINE_WORDS]`.
   _Atomic uint64_t *words;
   char *pages;
+  // As many lines as pages.
   size_t page_count;
+  // Every line before this one is taken.
+  size_t lines_from;
+  // A bit per line: taken. Guarded by the pool's mutex, like all that follows and the field above.
+  uint64_t *lines_taken;
   // Every page before this one is taken.
   size_t search_from;
   // No run of this many free pages exists.
   size_t absent_run;
-  // Guarded by the pool's mutex, like the two fields above.
+  // A bit per page; behind them those of the lines.
   uint64_t taken[];
 };
 
@@ -118,17 +130,21 @@ void purgeable__pool_unlock(purgeable__shared_t *shared) {
 
 // MARK: Bitmap (under the mutex)
 
-// The first free page at or after `page`, or page_count: a whole word of taken pages is one step.
-static size_t next_free(const purgeable__pool_chunk_t *chunk, size_t page) {
-  while (page < chunk->page_count) {
-    uint64_t open = ~chunk->taken[page / BITS] >> (page % BITS);
+// The first bit at or after `at` that is clear, or `end`: a whole word of set bits is one step.
+static size_t next_clear(const uint64_t *bits, size_t at, size_t end) {
+  while (at < end) {
+    uint64_t open = ~bits[at / BITS] >> (at % BITS);
     if (open != 0) {
-      page += (size_t)__builtin_ctzll(open);
-      return page < chunk->page_count ? page : chunk->page_count;
+      at += (size_t)__builtin_ctzll(open);
+      return at < end ? at : end;
     }
-    page = (page / BITS + 1) * BITS;
+    at = (at / BITS + 1) * BITS;
   }
-  return chunk->page_count;
+  return end;
+}
+
+static size_t next_free(const purgeable__pool_chunk_t *chunk, size_t page) {
+  return next_clear(chunk->taken, page, chunk->page_count);
 }
 
 // The first taken page at or after `page`, but at most `end`.
@@ -175,13 +191,36 @@ static bool take_run(purgeable__pool_chunk_t *chunk, size_t count, size_t *first
   return false;
 }
 
+// A free line. False: a thread that this process, a forked child, does not have may have left lines taken that nobody owns.
+static bool take_line(purgeable__pool_chunk_t *chunk, size_t *line) {
+  *line = chunk->lines_from = next_clear(chunk->lines_taken, chunk->lines_from, chunk->page_count);
+  if (*line == chunk->page_count) return false;
+  chunk->lines_taken[*line / BITS] |= UINT64_C(1) << (*line % BITS);
+  return true;
+}
+
+static void give_line(purgeable__pool_chunk_t *chunk, size_t line) {
+  uint64_t bit = UINT64_C(1) << (line % BITS);
+  assert(line < chunk->page_count && (chunk->lines_taken[line / BITS] & bit) != 0);
+  chunk->lines_taken[line / BITS] &= ~bit;
+  if (line < chunk->lines_from) chunk->lines_from = line;
+}
+
+// Takes a line and `count` pages for a region, or neither. False: this chunk has none.
+static bool take_both(purgeable__pool_chunk_t *chunk, size_t count, size_t *first, size_t *line) {
+  if (count >= chunk->absent_run || !take_line(chunk, line)) return false;
+  if (take_run(chunk, count, first)) return true;
+  give_line(chunk, *line);
+  return false;
+}
+
 // Maps a chunk with room for `page_count` pages and publishes it; NULL where no memory is left.
 static purgeable__pool_chunk_t *make_pool_chunk(size_t page_count) {
   size_t page = purgeable_page_size_bytes();
-  size_t words_length = purgeable__round_up(page_count * sizeof(uint64_t), page);
+  size_t words_length = purgeable__round_up(page_count * WORD_LINE_BYTES, page);
   size_t bitmap_words = (page_count + BITS - 1) / BITS;
   assert(page_count != 0);
-  purgeable__pool_chunk_t *chunk = purgeable__allocate(1, sizeof *chunk + bitmap_words * sizeof(uint64_t));
+  purgeable__pool_chunk_t *chunk = purgeable__allocate(1, sizeof *chunk + 2 * bitmap_words * sizeof(uint64_t));
   if (chunk == NULL) return NULL;
   int error;
   char *start = purgeable__map(words_length + page_count * page, page, "purgeable-regions", &error);
@@ -192,6 +231,7 @@ static purgeable__pool_chunk_t *make_pool_chunk(size_t page_count) {
   chunk->words = (_Atomic uint64_t *)(void *)start;
   chunk->pages = start + words_length;
   chunk->page_count = page_count;
+  chunk->lines_taken = chunk->taken + bitmap_words;
   chunk->absent_run = page_count + 1;
   chunk->next = load_relaxed(&chunks);
   store_release(&chunks, chunk);
@@ -204,20 +244,20 @@ static int take_from_chunks(purgeable_region_t *region) {
   size_t page = region->page_size_bytes;
   purgeable__shared_t *shared = purgeable__shared();
   purgeable__pool_lock(shared);
-  size_t first = 0;
+  size_t first = 0, line = 0;
   purgeable__pool_chunk_t *chunk = load_acquire(&chunks);
-  while (chunk != NULL && !take_run(chunk, region->page_count, &first)) chunk = chunk->next;
+  while (chunk != NULL && !take_both(chunk, region->page_count, &first, &line)) chunk = chunk->next;
   if (chunk == NULL) {
-    // A chunk's words take one part in (page / 8) of it. Where even that is too much, room for this region alone.
-    size_t full = (CHUNK_BYTES / page) - purgeable__round_up(CHUNK_BYTES / page * sizeof(uint64_t), page) / page;
+    // A chunk's lines take one part in (page / 64) of its addresses. Where a full one is too much, room for this region alone.
+    size_t full = (CHUNK_BYTES / page) - purgeable__round_up(CHUNK_BYTES / page * WORD_LINE_BYTES, page) / page;
     chunk = make_pool_chunk(full);
     if (chunk == NULL) chunk = make_pool_chunk(region->page_count);
-    if (chunk != NULL && !take_run(chunk, region->page_count, &first)) chunk = NULL;
+    if (chunk != NULL && !take_both(chunk, region->page_count, &first, &line)) chunk = NULL;
   }
   purgeable__pool_unlock(shared);
   if (chunk == NULL) return ENOMEM;
   region->chunk = chunk;
-  region->word = chunk->words + first;
+  region->word = chunk->words + line * WORD_LINE_WORDS;
   region->bytes = chunk->pages + first * page;
   return 0;
 }
@@ -251,12 +291,18 @@ int purgeable__pages_give(purgeable_region_t *region) {
   int error = purgeable__wipe(region->bytes, bytes);
   if (error != 0) return error;
   size_t first = (size_t)(region->bytes - chunk->pages) / page;
-  assert(region->word == chunk->words + first && chunk->pages + first * page == region->bytes);
+  size_t line = (size_t)(region->word - chunk->words) / WORD_LINE_WORDS;
+  assert(region->word == chunk->words + line * WORD_LINE_WORDS && chunk->pages + first * page == region->bytes);
   purgeable__shared_t *shared = purgeable__shared();
   purgeable__pool_lock(shared);
   if (first < chunk->search_from) chunk->search_from = first;
   chunk->absent_run = chunk->page_count + 1;
   mark(chunk, first, region->page_count, false);
+  give_line(chunk, line);
   purgeable__pool_unlock(shared);
   return 0;
+}
+
+uintptr_t purgeable_testing_region_line(const purgeable_region_t *region) {
+  return region == NULL ? 0 : (uintptr_t)(void *)region->word / WORD_LINE_BYTES;
 }

@@ -13,12 +13,12 @@
 // has moved the link, so both may be set for a moment.
 //
 // Nobody waits for a whole queue. The mutex is held for `LOOKS_AT_A_TIME` regions, and a drain stands in line for it again. A
-// destroy whose region is being sorted goes on without the link. It clears QUEUED, and marks the region as parting, both under the
-// mutex, so the drain neither looks at the word nor at the pages, which may belong to another region by then. Sorting needs the
-// structure alone: address and link. Of destroy and drain the second one frees it:
+// destroy whose region is being sorted goes on without the link. Under the mutex, the destroy clears QUEUED and marks the region
+// as parting. So the drain looks neither at the word nor at the pages, which may belong to another region by then. Sorting needs
+// the structure alone: address and link. Of destroy and drain the second one frees the structure:
 //
-//   parting    none ---destroy begins---> begun ---destroy ends---> ended ---drain meets the link---> (freed)
-//                                           '------drain meets the link---> unlinked ---destroy ends---> (freed)
+//   parting    none ---destroy begins---> begun ---destroy ends--> ended ---drain meets the link--> (freed)
+//                                           '------drain meets the link--> unlinked ---destroy ends--> (freed)
 //
 // A forked child has the queue empty, and loses the structures of which the parent's other threads were parting.
 //

@@ -178,10 +178,46 @@ static void lockers_end_offers(case_report_t *report) {
   EXPECT_EQUAL(after.memory.offered_bytes, before.memory.offered_bytes);
 }
 
+// MARK: Words
+
+static int compare_lines(const void *left, const void *right) {
+  uintptr_t a = *(const uintptr_t *)left, b = *(const uintptr_t *)right;
+  return (a > b) - (a < b);
+}
+
+// Regions of one page and of several: each has a line of its own, and the lines lie side by side, so that as few pages as can be
+// are touched. The lines of regions that end are taken again.
+static void words_have_lines(case_report_t *report) {
+  enum { REGIONS = 2000 };
+  static purgeable_region_t *regions[REGIONS];
+  static uintptr_t lines[REGIONS];
+  for (int round = 0; round < 3; round++) {
+    for (size_t i = 0; i < REGIONS; i++) {
+      if (round != 0 && i % 3 != 0) continue;
+      regions[i] = filled_region((1 + i % 2 * 7) * PAGE, &not_at_all, i);
+      REQUIRE(regions[i] != NULL);
+    }
+    for (size_t i = 0; i < REGIONS; i++) lines[i] = purgeable_testing_region_line(regions[i]);
+    qsort(lines, REGIONS, sizeof lines[0], compare_lines);
+    size_t gaps = 0;
+    for (size_t i = 1; i < REGIONS; i++) {
+      EXPECT(lines[i] != lines[i - 1]);
+      gaps += lines[i] != lines[i - 1] + 1;
+    }
+    // One chunk, or two.
+    EXPECT(gaps <= 1);
+    for (size_t i = 0; i < REGIONS; i += 3) EXPECT_EQUAL(purgeable_region_destroy(regions[i]), 0);
+  }
+  for (size_t i = 0; i < REGIONS; i++) {
+    if (i % 3 != 0) EXPECT_EQUAL(purgeable_region_destroy(regions[i]), 0);
+  }
+}
+
 const test_case_t bounded_region_cases[] = {
     {"bounded: a drain of the queue looks at a few regions at a time", drains_look_at_few},
     {"bounded: a destroy does not wait for a sort of the queue", destroys_beside_sort},
     {"bounded: rule off, a destroyed region's pages are offered", destroys_beside_sort_rule_off},
     {"bounded: an offer ends early where a locker waits", lockers_end_offers},
+    {"bounded: each region's word has a cache line of its own", words_have_lines},
     {NULL, NULL},
 };
