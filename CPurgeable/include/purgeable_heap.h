@@ -238,7 +238,8 @@ int purgeable_heap_trim(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t *PURGE
 /// Returns 0 or EINVAL.
 int purgeable_heap_set_locked_byte_limit(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t byte_limit);
 
-/// Changes the limit (0 for none). Nothing is freed; allocations fail until enough is given back. With `moved` a trim compacts
+/// Changes the limit (0 for none). No element is freed, and empty slabs that are kept go back where the limit leaves them no
+/// room. Allocations fail until enough is given back. With `moved` a trim compacts
 /// what is held above it, too. Returns 0 or EINVAL.
 int purgeable_heap_set_byte_limit(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t byte_limit);
 
@@ -265,6 +266,8 @@ typedef struct purgeable_heap_statistics {
   uint64_t unbalanced_unlock_count;
   /// So far: offers that the kernel refused.
   uint64_t refused_offer_count;
+  /// Of the held: empty slabs that the heap keeps, to fill them again without a system call.
+  uint64_t kept_bytes;
 } purgeable_heap_statistics_t;
 
 /// Fills in the statistics. Returns 0, EINVAL, or the errno of mincore (then `memory.resident_bytes` is 0 and the rest is right).
@@ -276,10 +279,13 @@ int purgeable_heap_statistics(purgeable_heap_t *PURGEABLE_NULLABLE heap,
 uint64_t purgeable_heap_given_back_bytes(const purgeable_heap_t *PURGEABLE_NULLABLE heap);
 
 /// The slab bytes that count against the limit: what is held, less the pages of it that are known to be gone (found by a sweep or
-/// a touch), which take no memory. Two atomic loads; 0 for NULL.
+/// a touch), which take no memory, and less the empty slabs that are kept, which make room for whatever is allocated next. The
+/// limit holds for both together. Three atomic loads; 0 for NULL.
 uint64_t purgeable_heap_charged_bytes(const purgeable_heap_t *PURGEABLE_NULLABLE heap);
 
-/// The slab bytes held now, gone or not. One atomic load; 0 for NULL.
+/// The slab bytes held now, gone or not, and empty slabs that are kept. A slab that ends and was never on offer is kept and
+/// filled again as it is: a sixteenth of the slabs in use, 16 slabs and 1 MiB at most. Upkeep, trims, giving back in bulk,
+/// `page_out`, and what would otherwise exceed the limit, give them back. One atomic load; 0 for NULL.
 uint64_t purgeable_heap_held_bytes(const purgeable_heap_t *PURGEABLE_NULLABLE heap);
 
 /// The heap's bookkeeping outside of slabs now, in bytes. One atomic load; 0 for NULL.

@@ -5,6 +5,7 @@
 
 #include "heap_books.h"
 #include "heap_give_back.h"
+#include "heap_kept.h"
 #include "heap_layout.h"
 #include "heap_list.h"
 #include "heap_release.h"
@@ -85,16 +86,26 @@ static int begin_slab(purgeable_heap_t *heap, purgeable_stream_t stream, uint32_
   // While slabs are given back in bulk, the allocations of copies do not trigger the deferred wipes.
   if (load_relaxed(&heap->giving_count) == 0) purgeable__wipe_unwiped(heap);
   uint64_t limit = limit_of_slabs(heap);
+  bool dropped = false;
   pthread_mutex_lock(&heap->control->mutex);
   uint64_t held = purgeable_heap_charged_bytes(heap);
   int error = limit != 0 && (held > limit || bytes > limit - held) ? ENOMEM : 0;
-  if (error == 0) error = purgeable__units_take(heap, units, bytes, state, spot);
+  if (error == 0 && state == slab_open && purgeable__kept_pop(heap, spot)) {
+    // The slab holds its pages already.
+    subtract_relaxed(&heap->held_bytes, purgeable__slab_held_bytes(heap, spot->slab));
+    purgeable__units_begin_again(heap, *spot);
+  } else if (error == 0) {
+    error = purgeable__units_take(heap, units, bytes, state, spot);
+  }
   if (error == 0) {
     purgeable__list_append(heap, *spot, stream);
     add_relaxed(&heap->held_bytes, bytes);
     add_relaxed(&heap->slab_count, 1);
+    // What is kept must not take the heap above its limit.
+    dropped = limit != 0 && held + bytes + load_relaxed(&heap->kept_bytes) > limit && purgeable__drop_kept(heap, 0);
   }
   pthread_mutex_unlock(&heap->control->mutex);
+  if (dropped && load_relaxed(&heap->giving_count) == 0) purgeable__wipe_unwiped(heap);
   return error;
 }
 
@@ -105,10 +116,14 @@ static void begin_element(purgeable_heap_t *heap, purgeable__spot_t spot, uint32
                           purgeable_reference_t *reference, void **bytes) {
   uint64_t place = purgeable__place_of(heap, spot);
   uint64_t header = purgeable__header(heap, place, generation, (uint32_t)length_bytes);
+  // The first new byte of the element comes after the slab's new generation, also where no wipe stands between the two. Pairs
+  // with the acquire fence of a read after its copy (4 in heap_word.c).
+  atomic_thread_fence(memory_order_release);
   store_relaxed(purgeable__header_at(spot), purgeable__header_while_written(header));
   purgeable__layout_t layout = purgeable__layout(heap, spot.granule, length_bytes);
   *reference = (purgeable_reference_t){place, generation};
   *bytes = (char *)purgeable__header_at(spot) + layout.payload_offset;
+  purgeable__clear_standing(heap, spot, *bytes, length_bytes);
   assert(((uintptr_t)*bytes & (heap->lead_bytes == 0 ? 7 : 15)) == 0);
   add_relaxed(&purgeable__tally(heap)->written_bytes, length_bytes);
 }

@@ -68,7 +68,8 @@ void purgeable__forget_lost(purgeable_heap_t *heap, purgeable__slab_t *slab) {
 
 uint64_t purgeable_heap_charged_bytes(const purgeable_heap_t *heap) {
   if (heap == NULL) return 0;
-  uint64_t lost = load_relaxed(&heap->lost_bytes);
+  // What is kept makes room as soon as it is asked for.
+  uint64_t lost = load_relaxed(&heap->lost_bytes) + load_relaxed(&heap->kept_bytes);
   uint64_t held = load_relaxed(&heap->held_bytes);
   return held > lost ? held - lost : 0;
 }

@@ -4,12 +4,13 @@
 // For tests, while nobody is inside of the heap: sums and what they are sums of change one after the other.
 
 #include "heap_books.h"
+#include "heap_kept.h"
 #include "heap_list.h"
 #include "heap_rooms.h"
 
 // What the slabs add up to.
 typedef struct sums {
-  uint64_t slabs, open, elements, payload, held, lost_pages, lossy, waiting_pages;
+  uint64_t slabs, open, elements, payload, held, lost_pages, lossy, waiting_pages, kept, kept_bytes;
   const char *wrong;
 } sums_t;
 
@@ -35,6 +36,17 @@ static void check_idle_unit(const purgeable_heap_t *heap, purgeable__chunk_t *ch
   expect(sums, !is_used || (slab->next == 0 && slab->previous == 0), "a slab without a life is in a list");
   bool is_tagged = heap->keeps_tags && *purgeable__tags_at(heap, chunk, unit) != NULL;
   expect(sums, !is_tagged, "a slab without a life has tags");
+  if (state == slab_kept) {
+    bool is_listed = false;
+    for (uint32_t i = 0; i < heap->kept_count; i++) {
+      is_listed = is_listed || heap->kept[i] == chunk->number * heap->units_per_chunk + unit;
+    }
+    expect(sums, is_listed, "a slab that is kept is not in the list of those");
+    expect(sums, !purgeable__was_offered(slab), "a slab that is kept was on offer");
+    sums->kept++;
+    sums->kept_bytes += purgeable__slab_held_bytes(heap, slab);
+    sums->held += purgeable__slab_held_bytes(heap, slab);
+  }
   if (state == slab_unwiped || state == slab_delayed) {
     uint32_t number = chunk->number * heap->units_per_chunk + unit;
     bool is_noted = number >= heap->unwiped_first && number < heap->unwiped_end && load_relaxed(&heap->unwiped);
@@ -170,6 +182,9 @@ static void check_sums(const purgeable_heap_t *heap, sums_t *sums) {
   expect(sums, sums->elements == purgeable__element_count(heap), "the heap's count of elements is wrong");
   expect(sums, sums->payload == purgeable__payload_bytes(heap), "the heap's payload is wrong");
   expect(sums, sums->held == load_relaxed(&heap->held_bytes), "what the heap holds is wrong");
+  expect(sums, sums->kept == heap->kept_count, "the heap's count of kept slabs is wrong");
+  expect(sums, sums->kept <= purgeable__kept_most(heap), "a heap keeps more slabs than it may");
+  expect(sums, sums->kept_bytes == load_relaxed(&heap->kept_bytes), "what the kept slabs hold is wrong");
   expect(sums, sums->lossy == load_relaxed(&heap->lossy_count), "the heap's count of slabs with losses is wrong");
   expect(sums, sums->lost_pages << heap->page_shift == load_relaxed(&heap->lost_bytes), "what the heap has lost is wrong");
   expect(sums, sums->waiting_pages << heap->page_shift == load_relaxed(&heap->waiting_bytes), "what waits for an offer is wrong");

@@ -56,6 +56,9 @@ static void begin_anew(purgeable_heap_t *heap) {
   atomic_store(&heap->offering_overdue, false);
   atomic_store(&heap->unwiped, false);
   heap->unwiped_first = heap->unwiped_end = heap->delayed_count = 0;
+  // The child's pages are zeros: no slab of the parent's is filled as it was.
+  heap->kept_count = 0;
+  atomic_store(&heap->kept_bytes, 0);
   atomic_store(&heap->giving_count, 0);
   atomic_store(&heap->compacting, false);
   atomic_store(&heap->held_at_limit, 0);

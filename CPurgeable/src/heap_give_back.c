@@ -5,11 +5,14 @@
 //                                     |                        ^
 //                                     +--> delayed ------------+      while many are given back: neighbours by one call
 //                                     +--> unwiped ------------+      the kernel refused: tried again, and held until then
+//                                     +--> kept ---------------+      never on offer: filled again as it is, or wiped later
+//                                                                     (heap_kept.c)
 
 #include "heap_give_back.h"
 
 #include "heap_books.h"
 #include "heap_fork.h"
+#include "heap_kept.h"
 #include "heap_list.h"
 #include "heap_units.h"
 
@@ -120,6 +123,27 @@ static void wipe_and_return(purgeable_heap_t *heap, purgeable__spot_t spot) {
   if (enough) purgeable__wipe_unwiped(heap);
 }
 
+// MARK: Slabs that are kept
+
+bool purgeable__drop_kept(purgeable_heap_t *heap, uint32_t most) {
+  assert(purgeable__is_held(&heap->control->mutex));
+  bool dropped = false;
+  for (purgeable__spot_t spot; heap->kept_count > most; dropped = true) {
+    purgeable__kept_pop(heap, &spot);
+    count_given_back(heap, purgeable__slab_held_bytes(heap, spot.slab));
+    leave_unwiped(heap, spot, slab_delayed);
+  }
+  return dropped;
+}
+
+void purgeable__give_back_kept(purgeable_heap_t *heap) {
+  if (load_relaxed(&heap->kept_bytes) == 0) return;
+  pthread_mutex_lock(&heap->control->mutex);
+  bool dropped = purgeable__drop_kept(heap, 0);
+  pthread_mutex_unlock(&heap->control->mutex);
+  if (dropped) purgeable__wipe_unwiped(heap);
+}
+
 // MARK: The end of a life
 
 bool purgeable__give_back_if_empty(purgeable_heap_t *heap, purgeable__spot_t spot, uint32_t generation) {
@@ -142,6 +166,7 @@ bool purgeable__give_back_if_empty(purgeable_heap_t *heap, purgeable__spot_t spo
 
   pthread_mutex_lock(&heap->control->mutex);
   purgeable__list_remove(heap, spot);
+  bool can_stand = load_relaxed(&slab->lost) == 0;
   // Generation first, then the wipe: a reader that finds it unchanged has not seen the wipe.
   purgeable__end_life(slab, generation);
   store_relaxed(&slab->offered, 0);
@@ -156,9 +181,13 @@ bool purgeable__give_back_if_empty(purgeable_heap_t *heap, purgeable__spot_t spo
   forget_tags(heap, spot);
   subtract_relaxed(&heap->slab_count, 1);
   add_relaxed(&heap->given_back_slab_count, 1);
+  bool is_kept = can_stand && purgeable__kept_push(heap, spot, generation);
+  // A heap that shrinks keeps fewer.
+  bool dropped = purgeable__drop_kept(heap, purgeable__kept_most(heap));
   pthread_mutex_unlock(&heap->control->mutex);
 
-  wipe_and_return(heap, spot);
+  if (!is_kept) wipe_and_return(heap, spot);
+  if (dropped && load_relaxed(&heap->giving_count) == 0) purgeable__wipe_unwiped(heap);
   return true;
 }
 
@@ -230,6 +259,10 @@ void purgeable_heap_begin_giving_back(purgeable_heap_t *heap) {
   if (heap == NULL) return;
   purgeable__enter(heap);
   add_relaxed(&heap->giving_count, 1);
+  // Whoever gives back in bulk wants the memory: the kept slabs are wiped with the others.
+  pthread_mutex_lock(&heap->control->mutex);
+  (void)purgeable__drop_kept(heap, 0);
+  pthread_mutex_unlock(&heap->control->mutex);
 }
 
 void purgeable_heap_end_giving_back(purgeable_heap_t *heap) {

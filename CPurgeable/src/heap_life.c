@@ -2,6 +2,7 @@
 // A heap as a whole: its creation, its limits and its end.
 
 #include "heap_fork.h"
+#include "heap_give_back.h"
 
 // MARK: Creation
 
@@ -129,7 +130,14 @@ static int note_held(purgeable_heap_t *heap, size_t byte_limit) {
 int purgeable_heap_set_byte_limit(purgeable_heap_t *heap, size_t byte_limit) {
   if (heap == NULL) return EINVAL;
   // Set again and again by owners that count their own memory against it: only a change is written.
-  if (load_relaxed(&heap->byte_limit) != byte_limit) store_relaxed(&heap->byte_limit, byte_limit);
+  if (load_relaxed(&heap->byte_limit) != byte_limit) {
+    store_relaxed(&heap->byte_limit, byte_limit);
+    uint64_t kept = load_relaxed(&heap->kept_bytes);
+    if (kept != 0 && byte_limit != 0 && purgeable_heap_charged_bytes(heap) + kept > byte_limit) {
+      purgeable__enter(heap);
+      purgeable__give_back_kept(heap);
+    }
+  }
   return heap->moved == NULL ? 0 : note_held(heap, byte_limit);
 }
 

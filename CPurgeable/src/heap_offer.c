@@ -9,6 +9,7 @@
 
 #include "heap_books.h"
 #include "heap_give_back.h"
+#include "heap_kept.h"
 
 // MARK: Waiting for an offer
 
@@ -137,6 +138,7 @@ static void offer_slab(offer_round_t *round, purgeable__spot_t *spot, size_t pag
   uint64_t before = load_relaxed(&slab->offered);
   uint64_t wanted = purgeable__pages_mask(slab, pages) & (round->again ? ~(uint64_t)0 : ~before);
   store_relaxed(&slab->offered, before | wanted);
+  if (wanted != 0) purgeable__note_offered(slab);
   settle(slab, round->again, wanted);
   offer_pages(round, spot, pages, wanted);
   // An open slab's offers do not count: its pages are offered again when it is sealed.

@@ -4,6 +4,7 @@
 #include "heap_overdue.h"
 
 #include "heap_books.h"
+#include "heap_kept.h"
 #include "heap_list.h"
 #include "heap_offer.h"
 
@@ -173,7 +174,8 @@ void purgeable__close_idle_page(purgeable_heap_t *heap, purgeable_stream_t strea
     bool is_held = purgeable__lock_count(purgeable__slab_word_relaxed(spot.slab)) != 0;
     uint64_t offered = load_relaxed(&spot.slab->offered);
     again = (offered & ~load_relaxed(&spot.slab->settled)) != 0;
-    if (used != list->seen_granules || list->seen_unit != list->open) {
+    bool is_idle = used == list->seen_granules && list->seen_unit == list->open;
+    if (!is_idle) {
       list->seen_granules = used;
       list->seen_unit = list->open;
       list->idle_rounds = 0;
@@ -181,6 +183,9 @@ void purgeable__close_idle_page(purgeable_heap_t *heap, purgeable_stream_t strea
       close_page(heap, list, spot.slab, used);
       is_partial = false;
     }
+    // What earlier lives left behind the fill is idle too, and is not purgeable.
+    if (is_idle) purgeable__wipe_tail(heap, spot);
+    if (!is_idle && purgeable__standing_pages(spot.slab) != 0) store_relaxed(&heap->pending, true);
     // The last unlock offers a page that is held now.
     if ((is_partial && !is_held) || again) store_relaxed(&heap->pending, true);
   }

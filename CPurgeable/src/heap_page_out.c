@@ -2,6 +2,7 @@
 // Discards on demand: has the kernel take what is on offer, for demonstrations and tests.
 
 #include "heap_fork.h"
+#include "heap_give_back.h"
 #include "heap_release.h"
 #include "heap_slab.h"
 
@@ -38,6 +39,7 @@ int purgeable_heap_page_out(purgeable_heap_t *heap, size_t wanted_bytes, uint32_
   if (heap == NULL) return EINVAL;
   purgeable__enter(heap);
   if (discarded_bytes != NULL) *discarded_bytes = 0;
+  purgeable__give_back_kept(heap);
   unsigned char *pages = purgeable__allocate(heap->chunk_bytes >> heap->page_shift, 1);
   if (pages == NULL) return ENOMEM;
   uint32_t units = load_acquire(&heap->chunk_count) * heap->units_per_chunk;

@@ -9,7 +9,8 @@
 //    still stands, so did every byte of the page when it was copied. The header comes after the witnesses because the table of
 //    witnesses lies in its page. All of it is one CPU's view of the page tables, which is what the sentinel proves.
 //  - Between two lives of a slab the generation changes before the wipe. If it is unchanged at the end, no byte of another life
-//    was copied: those are written after the wipe, which is after the change.
+//    was copied: those are written after the wipe, which is after the change; or, where a slab is filled again without a wipe,
+//    after a release fence that pairs with the acquire fence behind the copy.
 //  - A length is trusted only as part of a header whose check fits.
 
 #include "heap_books.h"

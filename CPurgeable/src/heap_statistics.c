@@ -3,6 +3,7 @@
 
 #include "heap_books.h"
 #include "heap_fork.h"
+#include "heap_kept.h"
 #include "heap_slab.h"
 
 uint64_t purgeable_heap_held_bytes(const purgeable_heap_t *heap) {
@@ -38,10 +39,12 @@ static void add_slab(const purgeable_heap_t *heap, purgeable__slab_t *slab, cons
                      purgeable_heap_statistics_t *sums) {
   uint8_t state = load_relaxed(&slab->state);
   assert(purgeable__is_held(&heap->control->mutex));
-  if (!purgeable__state_is_in_use(state) && state != slab_unwiped) return;
+  bool is_held = state == slab_unwiped || state == slab_kept;
+  if (!purgeable__state_is_in_use(state) && !is_held) return;
   size_t held = purgeable__slab_held_bytes(heap, slab);
-  sums->memory.held_bytes += held;
-  if (state == slab_unwiped) return;
+  sums->memory.held_bytes += purgeable__slab_standing_bytes(heap, slab);
+  if (state == slab_kept) sums->kept_bytes += held;
+  if (is_held) return;
   uint64_t lost = load_relaxed(&slab->lost);
   // Pages whose offer the kernel has not taken note of yet do not count as on offer.
   uint64_t offered = load_relaxed(&slab->offered) & load_relaxed(&slab->settled);

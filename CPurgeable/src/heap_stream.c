@@ -4,6 +4,7 @@
 #include "heap_stream.h"
 
 #include "heap_fork.h"
+#include "heap_kept.h"
 #include "heap_overdue.h"
 #include "heap_release.h"
 #include "heap_slab.h"
@@ -123,7 +124,7 @@ int purgeable_slab_information(purgeable_heap_t *heap, purgeable_slab_t slab, pu
       .stream = load_relaxed(&spot.slab->stream),
       .element_count = load_relaxed(&spot.slab->element_count),
       .payload_bytes = load_relaxed(&spot.slab->payload_bytes),
-      .held_bytes = held,
+      .held_bytes = purgeable__slab_standing_bytes(heap, spot.slab),
       .lost_page_count = (uint32_t)(lost == ~(uint64_t)0 ? pages : (size_t)__builtin_popcountll(lost)),
       .lock_count = (uint32_t)purgeable__lock_count(word),
       .busy_round_count = load_relaxed(&spot.slab->busy_round_count),

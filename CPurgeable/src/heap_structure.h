@@ -35,6 +35,8 @@ typedef enum purgeable__slab_state {
   slab_delayed,
   // Its generations are used up: never used again.
   slab_retired,
+  // Given back without a wipe, to be filled again as it is (heap_kept.c): held, and in the heap's list of such slabs.
+  slab_kept,
 } purgeable__slab_state_t;
 
 typedef struct purgeable__slab {
@@ -78,6 +80,9 @@ typedef struct purgeable__slab {
   _Atomic uint16_t stuck;
   // Pages that are booked as waiting for an offer, or ALL_WAIT (heap_books.c).
   _Atomic uint8_t waiting;
+  // Since the last wipe: how many pages at the front earlier lives have written to, and whether any page was ever on offer
+  // (heap_kept.h). The count is written under the stream's mutex while open, and before the life begins; the flag under OFFERING.
+  _Atomic uint8_t standing;
 } purgeable__slab_t;
 static_assert(sizeof(purgeable__slab_t) <= 80, "a heap of small slabs has many of these");
 
@@ -149,6 +154,9 @@ typedef struct purgeable__stream {
   uint32_t seen_unit, seen_granules, closed_granules;
   uint8_t idle_rounds, patience;
 } purgeable__stream_t;
+
+// How many slabs a heap keeps unwiped at most, and how many bytes of them.
+enum { KEPT_MAX = 16, KEPT_BYTES_MAX = 1 << 20 };
 
 enum { STREAM_MUTEX_COUNT = 48, STREAM_FIRST = 8, STREAM_BLOCK = 64, TALLY_COUNT = 4, LINE_BYTES = 64 };
 enum { STREAM_BLOCKS = (PURGEABLE_STREAM_COUNT_MAX + STREAM_BLOCK - 1) / STREAM_BLOCK };
@@ -229,6 +237,10 @@ struct purgeable_heap {
   // Some slab is `slab_unwiped` or `slab_delayed`: those of units in [unwiped_first, unwiped_end). The range is the heap mutex's.
   _Atomic bool unwiped;
   uint32_t unwiped_first, unwiped_end, delayed_count;
+  // The slabs that are kept: unit numbers, the one that ended last at the end. The heap mutex's.
+  uint32_t kept[KEPT_MAX], kept_count;
+  // What they hold, which is part of `held_bytes`; changed under the heap's mutex.
+  _Atomic uint64_t kept_bytes;
   // How many callers are giving slabs back in bulk.
   _Atomic uint32_t giving_count;
   _Atomic bool compacting;

@@ -110,7 +110,7 @@ static uint32_t later_generation(uint32_t first, uint32_t lives) {
 // Begins a life, of the first unit of a run or of a further one. Heap's mutex held.
 static void begin_life(purgeable_heap_t *heap, purgeable__spot_t one, bool is_first, uint32_t count,
                        purgeable__slab_state_t state) {
-  set_used(heap, one.chunk, one.unit, true);
+  assert(purgeable__is_used(one.chunk, one.unit));
   purgeable__slab_t *slab = one.slab;
   assert(load_relaxed(&slab->state) == slab_never_used || load_relaxed(&slab->state) == slab_free);
   assert(load_relaxed(&slab->element_count) == 0 && load_relaxed(&slab->payload_bytes) == 0);
@@ -149,6 +149,7 @@ int purgeable__units_take(purgeable_heap_t *heap, uint32_t count, size_t bytes, 
     int error = purgeable__map_alone(heap, count, bytes, &number);
     if (error != 0) return error;
     *spot = purgeable__find_unit(heap, number * heap->units_per_chunk);
+    set_used(heap, spot->chunk, spot->unit, true);
     begin_life(heap, *spot, true, count, state);
     return 0;
   }
@@ -160,11 +161,19 @@ int purgeable__units_take(purgeable_heap_t *heap, uint32_t count, size_t bytes, 
   uint32_t first = chunk->number * heap->units_per_chunk + unit;
   for (uint32_t i = 0; i < count; i++) {
     purgeable__spot_t one = purgeable__find_unit(heap, first + i);
+    set_used(heap, one.chunk, one.unit, true);
     begin_life(heap, one, i == 0, count, state);
     if (i == 0) *spot = one;
   }
   lower_room(heap, chunk, count, length);
   return 0;
+}
+
+void purgeable__units_begin_again(purgeable_heap_t *heap, purgeable__spot_t spot) {
+  assert(load_relaxed(&spot.slab->state) == slab_kept && load_relaxed(&spot.slab->unit_count) == 1);
+  assert(purgeable__is_held(&heap->control->mutex));
+  store_relaxed(&spot.slab->state, slab_free);
+  begin_life(heap, spot, true, 1, slab_open);
 }
 
 void purgeable__units_return(purgeable_heap_t *heap, purgeable__spot_t spot, uint32_t count) {
@@ -174,6 +183,8 @@ void purgeable__units_return(purgeable_heap_t *heap, purgeable__spot_t spot, uin
   for (uint32_t i = 0; i < (count > heap->units_per_chunk ? 1 : count); i++) {
     purgeable__spot_t one = purgeable__find_unit(heap, first + i);
     set_used(heap, one.chunk, one.unit, false);
+    // The pages were wiped: nothing of an earlier life stands there, and no offer of them.
+    store_relaxed(&one.slab->standing, 0);
     store_relaxed(&one.slab->state, slab_free);
   }
   if (spot.chunk->used_count == 0) store_relaxed(&heap->pending, true);

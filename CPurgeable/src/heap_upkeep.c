@@ -75,6 +75,7 @@ int purgeable_heap_offer_idle(purgeable_heap_t *heap, size_t *offered_bytes) {
   if (heap == NULL) return EINVAL;
   purgeable__enter(heap);
   if (offered_bytes != NULL) *offered_bytes = 0;
+  purgeable__give_back_kept(heap);
   purgeable__wipe_unwiped(heap);
   if (heap->offering == purgeable_offering_never) {
     store_relaxed(&heap->pending, false);
@@ -142,6 +143,7 @@ int purgeable_heap_trim(purgeable_heap_t *heap, size_t *given_back_bytes) {
     }
   }
   while (purgeable__compact_step(heap, true)) continue;
+  purgeable__give_back_kept(heap);
   (void)purgeable__release_empty(heap, true);
   uint64_t after = load_relaxed(&heap->held_bytes);
   if (given_back_bytes != NULL) *given_back_bytes = before > after ? before - after : 0;

@@ -171,5 +171,7 @@ extern const test_case_t limit_cases[];
 extern const test_case_t map_cases[];
 extern const test_case_t upkeep_cases[];
 extern const test_case_t pressure_cases[];
+extern const test_case_t kept_cases[];
+extern const test_case_t kept_rule_cases[];
 
 #endif

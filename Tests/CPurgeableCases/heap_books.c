@@ -90,7 +90,9 @@ void heap_books_after_each_step(case_report_t *report) {
     }
     EXPECT_EQUAL(living, count);
     EXPECT_EQUAL(living_bytes, payload);
-    EXPECT_EQUAL(held, now.memory.held_bytes);
+    EXPECT_EQUAL(held + now.kept_bytes, now.memory.held_bytes);
+    uint64_t charged = purgeable_heap_charged_bytes(heap);
+    EXPECT_EQUAL(charged + now.kept_bytes, purgeable_heap_held_bytes(heap) - now.memory.discarded_bytes);
     EXPECT_EQUAL(slabs, now.slab_count);
   }
   for (size_t i = 0; i < SLOTS; i++) {

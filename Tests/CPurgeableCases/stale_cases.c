@@ -12,6 +12,7 @@
 //   migration   copy on A (zeros), check on B (old witness)                 rule: rseq_sentinel
 //   refill      new content on A under a new fill, read on B (old content)  rule: dontneed_before_refill
 //   append      new element on A, read on B (not there: "discarded")        rule: no_append_after_offer
+//   slab again  new life of a slab on A, read on B (old header: refused)    rule: keep_only_unoffered
 //
 // A window counts only when CPU B was asked and still saw the old content. Where none could be forced, the case is skipped.
 
@@ -217,11 +218,16 @@ static void element_append(case_report_t *report) {
   force(report, stale_kind_element_append, purgeable_testing_rule_no_append_after_offer, true);
 }
 
+static void slab_again(case_report_t *report) {
+  force(report, stale_kind_slab_again, purgeable_testing_rule_keep_only_unoffered, true);
+}
+
 const test_case_t stale_cases[] = {
     {"stale: the sentinel falls at migration, preemption and signals, and stands otherwise", sentinel},
     {"stale: a reader of a region that migrates accepts zeros, unless the sentinel falls", region_migration},
     {"stale: a reader of an element that migrates accepts zeros, unless the sentinel falls", element_migration},
     {"stale: a refilled region is read with its old content, unless MADV_DONTNEED came first", region_refill},
     {"stale: an element appended to a page on offer looks discarded, unless such pages are left alone", element_append},
+    {"stale: an element in a slab that is filled again without a wipe is refused, unless it was never on offer", slab_again},
     {NULL, NULL},
 };

@@ -220,6 +220,54 @@ static void judge_append(void *context, size_t index, stale_counts_t *counts) {
   count(counts, verdict);
 }
 
+// MARK: Slabs of one page
+
+// Each with one element, all of them on offer. The last slab is not open: an element that comes begins a slab.
+static bool prepare_small_slabs(void *context) {
+  stale_play_t *play = context;
+  if (play->heap != NULL) (void)purgeable_heap_destroy(play->heap);
+  play->heap = NULL;
+  purgeable_heap_options_t options = {.slab_bytes = PAGE, .chunk_bytes = 4 * PAGE * STALE_TARGETS};
+  if (purgeable_heap_create(&options, &play->heap) != 0) return false;
+  play->last_fill++;
+  for (size_t i = 0; i < play->script.count; i++) {
+    void *bytes;
+    if (!add(play, 0, NEIGHBOUR_BYTES, &play->elements[i], &bytes) || purgeable_stream_seal(play->heap, 0) != 0) return false;
+    atomic_store(&play->fills[i], play->last_fill);
+    play->script.pages[i] = page_of(bytes);
+    if (i != 0 && play->script.pages[i] <= play->script.pages[i - 1]) return false;
+  }
+  return purgeable_heap_offer_idle(play->heap, NULL) == 0;
+}
+
+static verdict_t read_small(stale_play_t *play, size_t index) {
+  purgeable_outcome_t outcome = purgeable_heap_read(play->heap, play->elements[index], play->viewer_words, NEIGHBOUR_BYTES, NULL);
+  if (outcome == purgeable_outcome_busy) return verdict_other;
+  return judge_words(outcome, play->viewer_words, NEIGHBOUR_BYTES, fill_of(play, index));
+}
+
+static bool see_small(void *context, size_t index) { return read_small(context, index) == verdict_right; }
+
+// The slab ends without a look at its element: a read would map the page of zeros, and to replace that page flushes.
+static void fill_again(void *context, size_t index) {
+  stale_play_t *play = context;
+  purgeable_slab_t slab;
+  void *bytes;
+  uint64_t place = play->elements[index].place;
+  if (purgeable_slab_of(play->heap, play->elements[index], &slab) != 0) abort();
+  if (purgeable_slab_free_elements(play->heap, slab, NULL) != 0) abort();
+  play->last_fill++;
+  if (!add(play, 0, NEIGHBOUR_BYTES, &play->elements[index], &bytes) || play->elements[index].place != place) abort();
+  atomic_store(&play->fills[index], play->last_fill);
+  (void)purgeable_stream_seal(play->heap, 0);
+}
+
+// The element was written a moment ago, and has not been on offer since: whatever is not its content is wrong.
+static void judge_again(void *context, size_t index, stale_counts_t *counts) {
+  verdict_t verdict = read_small(context, index);
+  count(counts, verdict == verdict_other ? verdict_wrong : verdict);
+}
+
 // MARK: Migration
 
 // Called by every read between copy and check; only the mover's first try is held up until it finds itself on CPU B. It waits
@@ -316,6 +364,12 @@ stale_play_t *stale_play_make(stale_kind_t kind, const stale_stage_t *stage) {
       // The mover's way back lets a kernel thread run on CPU B, after which that CPU drops its stale translations.
       .reach = moves ? 1 : STALE_REACH,
   };
+  if (kind == stale_kind_slab_again) {
+    play->script.prepare = prepare_small_slabs;
+    play->script.see = see_small;
+    play->script.act = fill_again;
+    play->script.judge = judge_again;
+  }
   if ((!has_regions || make_regions(play)) && (!moves || start_movers(play))) return play;
   stale_play_end(play);
   return NULL;

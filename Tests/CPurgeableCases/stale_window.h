@@ -74,6 +74,8 @@ typedef enum stale_kind {
   stale_kind_region_refill,
   // An element is appended on A to the slab being filled, and read on B.
   stale_kind_element_append,
+  // A slab that ends on A is filled again there, and its new element is read on B.
+  stale_kind_slab_again,
 } stale_kind_t;
 
 // Makes the memory and the threads of a script; NULL when that fails.
