@@ -61,12 +61,18 @@ extension CacheEngine {
 
   /// A program may fill memory faster than the library's thread offers it, and memory that is not on offer cannot be discarded: a
   /// small control group would run out of memory. So a store offers what is idle once a mebibyte, and a 32nd of what is held, has
-  /// been stored since the last offer. Shards tell what was stored in portions, so that stores share no counter.
+  /// been stored, if the cache has grown meanwhile. Shards tell what was stored in portions, so that stores share no counter.
+  ///
+  /// A cache at its limit does not grow. What it holds goes on offer by the library's thread, and as soon as more waits than the
+  /// core's pending limit. A slab that ends before that is filled again without a wipe.
   private func offerIfMuchIsIdle(_ byteCount: Int) {
     let stored = storedSinceOffer.add(byteCount, ordering: .relaxed).newValue
-    guard stored >= 1 << 20, stored >= base.heldBytes / 32 else { return }
+    guard stored >= 1 << 20 else { return }
+    let held = base.heldBytes
+    guard stored >= held / 32 else { return }
     storedSinceOffer.store(0, ordering: .relaxed)
-    offerIdle()
+    let grown = held - heldAtLastLook.exchange(held, ordering: .relaxed)
+    if grown >= stored / 4 { offerIdle() }
   }
 
   // MARK: Removing
