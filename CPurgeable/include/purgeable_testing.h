@@ -84,6 +84,8 @@ typedef enum purgeable_testing_rule {
   purgeable_testing_rule_keep_only_unoffered = 1 << 22,
   /// A slab that is filled again without a wipe has its new generation before its first new byte (off: it keeps the old one).
   purgeable_testing_rule_generation_before_reuse = 1 << 23,
+  /// A page of a region that holds nothing when a writer unlocks loses the witness that it had in an earlier fill.
+  purgeable_testing_rule_forget_untouched = 1 << 24,
 } purgeable_testing_rule_t;
 
 /// Whether this build can switch rules off.
@@ -119,8 +121,10 @@ typedef enum purgeable_testing_looks {
   purgeable_testing_looks_rooms,
   /// Queued regions that a drain looks at while it holds the pool's mutex.
   purgeable_testing_looks_queue,
+  /// Pages of regions whose content is looked at for a witness.
+  purgeable_testing_looks_witnesses,
 } purgeable_testing_looks_t;
-#define PURGEABLE_TESTING_LOOK_KINDS 3
+#define PURGEABLE_TESTING_LOOK_KINDS 4
 
 /// In a build with hooks: how many looks there were since the process began; else 0.
 uint64_t purgeable_testing_look_count(purgeable_testing_looks_t kind);

@@ -97,6 +97,28 @@ int purgeable__thread_create(pthread_t *thread, void *(*body)(void *), void *con
 // Whether any swap space is in use on this machine: then "not resident" does not prove "discarded".
 bool purgeable__swap_in_use(void);
 
+// MARK: What a mapping holds (touched.c)
+
+// A range as the kernel's scan names it.
+typedef struct purgeable__scanned {
+  uint64_t start, end, categories;
+} purgeable__scanned_t;
+
+// A walk over the pages that hold anything. All others read as zeros, and did when the walk began, unless somebody writes.
+typedef struct purgeable__touched {
+  int descriptor;
+  char *at, *end;
+  size_t count, next;
+  purgeable__scanned_t ranges[64];
+} purgeable__touched_t;
+
+// Begins a walk over whole pages of one mapping. False where the kernel does not tell (before Linux 6.7, no /proc, no descriptor
+// left): then every page may hold something, and nothing has to be ended. Keeps errno, as do the others.
+bool purgeable__touched_begin(purgeable__touched_t *touched, void *start, size_t length_bytes);
+// The next range, in order of address. False after the last one.
+bool purgeable__touched_next(purgeable__touched_t *touched, char **start, char **end);
+void purgeable__touched_end(purgeable__touched_t *touched);
+
 // MARK: Single pages (pages.c)
 
 // A page of zeros as `purgeable__map` maps them, for a control block. NULL with ENOMEM.

@@ -53,28 +53,54 @@ static bool is_awaited(const purgeable__batch_t *batch) {
   return purgeable__word_count(load_relaxed(batch->regions[0]->word)) != 0 && PURGEABLE_RULE(lockers_end_offers);
 }
 
-// False: a locker waits, and what has been advised is only a part.
+// Goes on with the pages [first, end) of a region. False: a locker waits, and what has been advised is only a part.
+static bool advise_pages(purgeable__batch_t *batch, size_t i, size_t first, size_t end, run_t *run) {
+  purgeable_region_t *region = batch->regions[i];
+  size_t page_size = region->page_size_bytes;
+  for (size_t page = first; page < end; page++) {
+    char *start = region->bytes + page * page_size;
+    bool is_zeros = load_relaxed(&region->witnesses[page]) == 0;
+    // Given back by the first offer.
+    if (is_zeros && batch->is_again[i]) continue;
+    bool goes_on = run->bytes != 0 && run->start + run->bytes == start && run->is_zeros == is_zeros;
+    if (goes_on && run->bytes < PURGEABLE__BATCH_BYTES) {
+      run->bytes += page_size;
+      run->last_region = i;
+      continue;
+    }
+    if (run->bytes != 0) {
+      advise(batch, run);
+      if (is_awaited(batch)) return false;
+    }
+    *run = (run_t){.start = start, .bytes = page_size, .is_zeros = is_zeros, .first_region = i, .last_region = i};
+  }
+  return true;
+}
+
+// The same for all of a region. Of a sparse one, only the pages that hold anything: all with a witness do, and a page of zeros
+// that holds nothing has nothing to give back. No processor has a stale view of such a page: it was never touched since the
+// wipe before the fill, or was given back by an earlier offer; the kernel took none, since every page on offer was rescued before
+// the content could change.
+static bool advise_region(purgeable__batch_t *batch, size_t i, run_t *run) {
+  purgeable_region_t *region = batch->regions[i];
+  purgeable__touched_t touched;
+  if (!purgeable__is_sparse(region) || !purgeable__touched_begin(&touched, region->bytes, purgeable__region_bytes(region))) {
+    return advise_pages(batch, i, 0, region->page_count, run);
+  }
+  bool goes_on = true;
+  char *start, *end;
+  while (goes_on && purgeable__touched_next(&touched, &start, &end)) {
+    size_t first = (size_t)(start - region->bytes) / region->page_size_bytes;
+    goes_on = advise_pages(batch, i, first, (size_t)(end - region->bytes) / region->page_size_bytes, run);
+  }
+  purgeable__touched_end(&touched);
+  return goes_on;
+}
+
 static bool advise_all(purgeable__batch_t *batch) {
   run_t run = {0};
   for (size_t i = 0; i < batch->count; i++) {
-    purgeable_region_t *region = batch->regions[i];
-    size_t page_size = region->page_size_bytes;
-    for (size_t page = 0; page < region->page_count; page++) {
-      char *start = region->bytes + page * page_size;
-      bool is_zeros = load_relaxed(&region->witnesses[page]) == 0;
-      // Given back by the first offer.
-      if (is_zeros && batch->is_again[i]) continue;
-      if (run.bytes != 0 && run.start + run.bytes == start && run.is_zeros == is_zeros && run.bytes < PURGEABLE__BATCH_BYTES) {
-        run.bytes += page_size;
-        run.last_region = i;
-        continue;
-      }
-      if (run.bytes != 0) {
-        advise(batch, &run);
-        if (is_awaited(batch)) return false;
-      }
-      run = (run_t){.start = start, .bytes = page_size, .is_zeros = is_zeros, .first_region = i, .last_region = i};
-    }
+    if (!advise_region(batch, i, &run)) return false;
   }
   advise(batch, &run);
   return true;

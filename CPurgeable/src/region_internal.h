@@ -176,6 +176,12 @@ static inline size_t purgeable__region_witnessed_bytes(const purgeable_region_t 
   return load_relaxed(&region->witnessed_count) * region->page_size_bytes;
 }
 
+// Whether so many pages have no witness that it is cheaper to ask the kernel which of them hold anything than to look at each.
+static inline bool purgeable__is_sparse(const purgeable_region_t *region) {
+  enum { WORTH_ASKING_PAGES = 512 };
+  return region->page_count - load_relaxed(&region->witnessed_count) >= WORTH_ASKING_PAGES;
+}
+
 static inline void purgeable__count_kernel_discard(purgeable_region_t *region) {
   add_relaxed(&region->counters->kernel_discards, 1);
   add_relaxed(&region->counters->discarded_by_kernel_bytes, purgeable__region_bytes(region));

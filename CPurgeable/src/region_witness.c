@@ -40,19 +40,67 @@ PURGEABLE_NO_TSAN static size_t find_witness(const uint64_t *words, size_t count
   return 0;
 }
 
-void purgeable__witnesses_take(purgeable_region_t *region) {
+// Pages with a witness, before and after.
+typedef struct tally {
+  size_t before, after;
+} tally_t;
+
+// Takes the witnesses of [first, end) afresh, by a look at each page.
+static void take_pages(purgeable_region_t *region, size_t first, size_t end, tally_t *tally) {
   size_t count = words_in_page(region);
-  size_t witnessed = 0;
-  assert(count % 4 == 0);
-  for (size_t page = 0; page < region->page_count; page++) {
+  assert(count % 4 == 0 && first <= end && end <= region->page_count);
+  for (size_t page = first; page < end; page++) {
     const uint64_t *words = page_words(region, page);
     size_t old = witness_of(region, page);
     bool stands = old != 0 && is_nonzero(words + old - 1);
     size_t fresh = stands ? old : find_witness(words, count);
-    witnessed += fresh != 0;
+    tally->before += old != 0;
+    tally->after += fresh != 0;
     if (fresh != old) store_relaxed(&region->witnesses[page], (uint16_t)fresh);
   }
-  store_relaxed(&region->witnessed_count, witnessed);
+  PURGEABLE_LOOKS(witnesses, end - first);
+}
+
+static void forget_pages(purgeable_region_t *region, size_t first, size_t end) {
+  for (size_t page = first; page < end; page++) {
+    if (witness_of(region, page) != 0) store_relaxed(&region->witnesses[page], 0);
+  }
+}
+
+// Takes the witnesses of the pages that hold anything, or (`forgets`) clears those of all others. False: the kernel does not tell
+// which is which, and nothing was done.
+static bool take_touched(purgeable_region_t *region, bool forgets, tally_t *tally) {
+  purgeable__touched_t touched;
+  if (!purgeable__touched_begin(&touched, region->bytes, purgeable__region_bytes(region))) return false;
+  char *start, *end;
+  size_t page = 0;
+  while (purgeable__touched_next(&touched, &start, &end)) {
+    size_t first = (size_t)(start - region->bytes) / region->page_size_bytes;
+    size_t after = (size_t)(end - region->bytes) / region->page_size_bytes;
+    if (forgets) forget_pages(region, page, first);
+    if (!forgets) take_pages(region, first, after, tally);
+    page = after;
+  }
+  if (forgets) forget_pages(region, page, region->page_count);
+  purgeable__touched_end(&touched);
+  return true;
+}
+
+// A page that holds nothing is a page of zeros: it needs no witness, and no look. So what this costs follows from what was
+// written, not from the length. Nobody writes meanwhile, unless a lock for writing overtakes this: then its version makes the
+// caller look again. Where all that had a witness holds something, nothing else has one; else those witnesses go, too: of content
+// that was discarded before this fill.
+void purgeable__witnesses_take(purgeable_region_t *region) {
+  size_t known = load_relaxed(&region->witnessed_count);
+  tally_t tally = {0};
+  bool is_taken = purgeable__is_sparse(region) && take_touched(region, false, &tally);
+  bool has_old = tally.before != known && PURGEABLE_RULE(forget_untouched);
+  if (is_taken && has_old) is_taken = take_touched(region, true, &tally);
+  if (!is_taken) {
+    tally = (tally_t){0};
+    take_pages(region, 0, region->page_count, &tally);
+  }
+  store_relaxed(&region->witnessed_count, tally.after);
 }
 
 bool purgeable__witnesses_stand(const purgeable_region_t *region, size_t first, size_t end) {
