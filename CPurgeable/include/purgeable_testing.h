@@ -98,7 +98,7 @@ bool purgeable_testing_switch_off(unsigned rules);
 bool purgeable_testing_rule_holds(purgeable_testing_rule_t rule);
 
 /// In a build with hooks: every read without lock spins this many rounds between copy and check (0: none), and so do the births
-/// of large elements, the beginnings of offers in a heap, drains of the regions' queue before they sort it, and offers of one
+/// of large elements, the beginnings of offers in a heap, drains of the regions' queue while they sort it, and offers of one
 /// region after each call, so that races show.
 void purgeable_testing_slow_reads(uint32_t rounds);
 

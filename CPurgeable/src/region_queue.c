@@ -223,6 +223,7 @@ static void sort(purgeable__link_t *head) {
     bins[bin] = bins[bin] == NULL ? link : merge(bins[bin], link);
     link = next;
   }
+  PURGEABLE_TEST_PAUSE();
   purgeable__link_t *sorted = NULL;
   for (size_t bin = 0; bin < BINS; bin++) sorted = merge(bins[bin], sorted);
   ring_init(head);
@@ -346,7 +347,6 @@ static int offer_queue(purgeable__shared_t *shared, size_t *offered_bytes) {
   shared->queue_round++;
   shared->sorting_count++;
   purgeable__pool_unlock(shared);
-  PURGEABLE_TEST_PAUSE();
   sort(&taken);
   purgeable__pool_lock(shared);
   assert(shared->sorting_count != 0);
