@@ -62,7 +62,7 @@ let package = Package(
     .executableTarget(
       name: "core-cases", dependencies: ["CPurgeableCases"], path: "Tests/CoreAlone", exclude: ["build"], cSettings: cSettings),
     .testTarget(
-      name: "CPurgeableTests", dependencies: ["CPurgeableCases", "core-cases", "ToolSupport"],
+      name: "CPurgeableTests", dependencies: ["CPurgeableCases", "core-cases", "PurgeableTestSupport", "ToolSupport"],
       swiftSettings: swiftSettings),
     // Every operation while memory is refused, in processes of its own, with an allocator that refuses.
     .target(name: "MemoryFaults", path: "Tests/MemoryCases/Support", cSettings: cSettings),

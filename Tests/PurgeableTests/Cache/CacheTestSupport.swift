@@ -3,6 +3,7 @@
 
 import CPurgeable
 import Glibc
+import PurgeableTestSupport
 import Synchronization
 import Testing
 
@@ -10,9 +11,8 @@ import Testing
 
 // MARK: Chance
 
-/// The seed of random tests: PURGEABLE_SEED, or a random one. A test that fails prints its seed.
-let chosenSeed: UInt64 =
-  unsafe getenv("PURGEABLE_SEED").flatMap { unsafe UInt64(String(cString: $0)) } ?? UInt64.random(in: 1...(.max))
+/// The seed of random tests. A test that fails prints it.
+let chosenSeed = TestRun.seed
 
 /// Heavy loops are divided by this under the thread sanitizer, where everything takes ten times as long.
 let slowness: Int = unsafe dlsym(nil, "__tsan_init") != nil ? 10 : 1

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+// The two runs of the tests. Plain `swift test` is quick and says the same every time; `PURGEABLE_TESTS=full swift test` is all.
+
+import Glibc
+import Testing
+
+public enum TestRun {
+  /// Whether everything is to run: PURGEABLE_TESTS is "full".
+  public static let isFull: Bool = unsafe getenv("PURGEABLE_TESTS").map { unsafe String(cString: $0) } == "full"
+
+  /// The seed of random tests: PURGEABLE_SEED, or a random one in a full run, or else always the same. A test that fails prints
+  /// its seed.
+  public static let seed: UInt64 =
+    unsafe getenv("PURGEABLE_SEED").flatMap { unsafe UInt64(String(cString: $0)) } ?? (isFull ? UInt64.random(in: 1...(.max)) : 1)
+}
+
+extension Trait where Self == ConditionTrait {
+  /// For tests whose outcome or duration hangs on the machine: on what the scheduler, the clock or the kernel's reclaim do, or on
+  /// a race that has to happen. They run in the full run, one after the other.
+  public static var fullRun: Self {
+    .enabled(if: TestRun.isFull, "wants the machine for itself: PURGEABLE_TESTS=full swift test --no-parallel")
+  }
+}
