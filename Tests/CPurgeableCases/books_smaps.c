@@ -163,7 +163,7 @@ static view_t look(purgeable_heap_t *heap, const memory_group_t *group) {
 }
 
 static int in_group(const memory_group_t *group, int tell) {
-  (void)alarm(60);
+  (void)alarm(CHILD_SECONDS);
   if (!memory_group_join(group)) return 2;
   view_t views[GROUP_STEPS];
   purgeable_heap_t *heap = NULL;
@@ -235,7 +235,7 @@ static void the_groups_counters(case_report_t *report) {
 }
 
 const test_case_t book_cases[] = {
-    {"books: the heap against smaps, in every state", every_state},
-    {"books: the heap against its memory group's counters", the_groups_counters},
-    {NULL, NULL},
+    FULL_CASE("books: the heap against smaps, in every state", every_state),
+    FULL_CASE("books: the heap against its memory group's counters", the_groups_counters),
+    END_OF_CASES,
 };

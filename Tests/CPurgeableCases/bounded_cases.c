@@ -117,7 +117,7 @@ static void room_is_found_at_once(case_report_t *report) {
 }
 
 const test_case_t bounded_cases[] = {
-    {"bounded: an allocation that compacts looks at a few slabs", compaction_looks_at_few},
-    {"bounded: room for a run of units is found without looking at every chunk", room_is_found_at_once},
-    {NULL, NULL},
+    CASE("bounded: an allocation that compacts looks at a few slabs", compaction_looks_at_few),
+    CASE("bounded: room for a run of units is found without looking at every chunk", room_is_found_at_once),
+    END_OF_CASES,
 };

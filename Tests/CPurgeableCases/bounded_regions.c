@@ -348,14 +348,14 @@ static void words_have_lines(case_report_t *report) {
 }
 
 const test_case_t bounded_region_cases[] = {
-    {"bounded: a drain of the queue looks at a few regions at a time", drains_look_at_few},
-    {"bounded: a destroy does not wait for a sort of the queue", destroys_beside_sort},
-    {"bounded: rule off, a destroyed region's pages are offered", destroys_beside_sort_rule_off},
-    {"bounded: an offer ends early where a locker waits", lockers_end_offers},
-    {"bounded: each region's word has a cache line of its own", words_have_lines},
-    {"bounded: a writer's unlock of a sparse region looks at what was written", sparse_regions},
-    {"bounded: an offer of a sparse region goes over what was written", sparse_offers},
-    {"bounded: witnesses of an earlier fill are forgotten", old_witnesses_are_forgotten},
-    {"bounded: where the kernel does not tell, every page is looked at", sparse_without_help},
-    {NULL, NULL},
+    CASE("bounded: a drain of the queue looks at a few regions at a time", drains_look_at_few),
+    CASE("bounded: a destroy does not wait for a sort of the queue", destroys_beside_sort),
+    CASE("bounded: rule off, a destroyed region's pages are offered", destroys_beside_sort_rule_off),
+    CASE("bounded: an offer ends early where a locker waits", lockers_end_offers),
+    CASE("bounded: each region's word has a cache line of its own", words_have_lines),
+    CASE("bounded: a writer's unlock of a sparse region looks at what was written", sparse_regions),
+    CASE("bounded: an offer of a sparse region goes over what was written", sparse_offers),
+    CASE("bounded: witnesses of an earlier fill are forgotten", old_witnesses_are_forgotten),
+    CASE("bounded: where the kernel does not tell, every page is looked at", sparse_without_help),
+    END_OF_CASES,
 };

@@ -104,7 +104,7 @@ static void locked_limit_of_regions(case_report_t *report) {
 }
 
 const test_case_t budget_cases[] = {
-    {"budget: what may be locked in a heap", locked_limit_of_a_heap},
-    {"budget: what may be locked of regions", locked_limit_of_regions},
-    {NULL, NULL},
+    CASE("budget: what may be locked in a heap", locked_limit_of_a_heap),
+    CASE("budget: what may be locked of regions", locked_limit_of_regions),
+    END_OF_CASES,
 };

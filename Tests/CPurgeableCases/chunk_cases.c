@@ -236,7 +236,7 @@ static void refused_unmap(case_report_t *report) {
 // unmapped.
 static int destroy_in_the_middle(void) {
   enum { HEAPS = 9, EACH_MIB = 12 };
-  (void)alarm(60);
+  (void)alarm(CHILD_SECONDS);
   purgeable_heap_t *heaps[HEAPS];
   element_t element;
   for (size_t i = 0; i < HEAPS; i++) {
@@ -359,21 +359,21 @@ static void small_heaps(case_report_t *report) {
 }
 
 const test_case_t chunk_cases[] = {
-    {"chunk: more than 4096 small chunks", many_small_chunks},
-    {"chunk: places fit the bits that the owner keeps", places_that_fit},
-    {"chunk: large elements come and go beside others that stay", large_come_and_go},
-    {"chunk: numbers of a large element that ended are used for slabs", numbers_of_large_used_for_slabs},
-    {"chunk: directories of what was freed go back", directories_go_back},
-    {"chunk: reads while mappings end and their numbers are used again", reads_while_mappings_end},
-    {"chunk: a heap that cannot be unmapped is wiped, and says so", refused_unmap},
-    {"chunk: a heap between others at the limit of mappings", destroy_at_the_limit},
-    {"chunk: reads in a signal handler of a forked child", signals_in_children},
-    {"chunk: counters never fall below zero", counters_stay_above_zero},
-    {"chunk: a lock that is refused is in nobody's way", two_lockers},
-    {"chunk: losses at the edges of their numbers", finding_losses_at_the_edges},
-    {"chunk: an owner's mutex around allocations and in the callback", owners_mutex},
-    {"chunk: default slabs fit tags, whatever the page size", default_slabs_with_tags},
-    {"chunk: payloads can be 16-aligned", aligned_payloads},
-    {"chunk: a small heap is small", small_heaps},
-    {NULL, NULL},
+    CASE("chunk: more than 4096 small chunks", many_small_chunks),
+    CASE("chunk: places fit the bits that the owner keeps", places_that_fit),
+    CASE("chunk: large elements come and go beside others that stay", large_come_and_go),
+    CASE("chunk: numbers of a large element that ended are used for slabs", numbers_of_large_used_for_slabs),
+    CASE("chunk: directories of what was freed go back", directories_go_back),
+    CASE("chunk: reads while mappings end and their numbers are used again", reads_while_mappings_end),
+    CASE("chunk: a heap that cannot be unmapped is wiped, and says so", refused_unmap),
+    CASE("chunk: a heap between others at the limit of mappings", destroy_at_the_limit),
+    CASE("chunk: reads in a signal handler of a forked child", signals_in_children),
+    CASE("chunk: counters never fall below zero", counters_stay_above_zero),
+    CASE("chunk: a lock that is refused is in nobody's way", two_lockers),
+    CASE("chunk: losses at the edges of their numbers", finding_losses_at_the_edges),
+    CASE("chunk: an owner's mutex around allocations and in the callback", owners_mutex),
+    CASE("chunk: default slabs fit tags, whatever the page size", default_slabs_with_tags),
+    CASE("chunk: payloads can be 16-aligned", aligned_payloads),
+    CASE("chunk: a small heap is small", small_heaps),
+    END_OF_CASES,
 };

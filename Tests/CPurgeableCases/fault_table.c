@@ -379,6 +379,6 @@ static void every_call_with_faults(case_report_t *report) {
 }
 
 const test_case_t fault_table_cases[] = {
-    {"fault: every call of the headers, one after the other", every_call_with_faults},
-    {NULL, NULL},
+    CASE("fault: every call of the headers, one after the other", every_call_with_faults),
+    END_OF_CASES,
 };

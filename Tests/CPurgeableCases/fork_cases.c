@@ -8,7 +8,7 @@
 // The work of a child. It does not use the report, which is the parent's, but returns a number that says what was wrong. A hang
 // ends in SIGALRM.
 static int in_child(purgeable_heap_t *heap, const element_t *elements, size_t count, size_t locked) {
-  (void)alarm(20);
+  (void)alarm(CHILD_SECONDS);
   for (size_t i = 0; i < count; i++) {
     char byte;
     size_t length;
@@ -101,7 +101,7 @@ static void generations_in_children(case_report_t *report) {
   EXPECT(purgeable_testing_begin_last_life(heap, element.reference.place));
   pid_t child = fork();
   if (child == 0) {
-    (void)alarm(20);
+    (void)alarm(CHILD_SECONDS);
     for (int round = 0; round < 100; round++) {
       if (make(heap, 100, 2, &next) != 0 || next.reference.place == element.reference.place) _exit(1);
       if (purgeable_stream_seal(heap, 0) != 0 || purgeable_heap_free(heap, next.reference) != 0) _exit(2);
@@ -135,7 +135,7 @@ static void fork_beside_storm(case_report_t *report) {
   static element_t elements[COUNT];
   storm_t storm;
   REQUIRE(storm_begin(&storm, report->seed, false));
-  storm.end_ms = now_ms() + 600000;
+  storm.span = (span_t){.until_ms = now_ms() + 600000};
   for (size_t i = 0; i < COUNT; i++) {
     REQUIRE(make_in(storm.heap, 0, 400 + i, i, &elements[i]) == 0);
     EXPECT_EQUAL(purgeable_heap_lock(storm.heap, elements[i].reference, NULL, NULL), purgeable_outcome_intact);
@@ -143,7 +143,7 @@ static void fork_beside_storm(case_report_t *report) {
   beside_t beside = {.storm = &storm, .elements = elements, .count = COUNT};
   pthread_t thread;
   REQUIRE(pthread_create(&thread, NULL, storm_beside, &beside) == 0);
-  uint64_t end = 60 * report->scale;
+  uint64_t end = (report->is_full ? 60 : 15) * report->scale;
   for (uint64_t round = 0; round < end; round++) {
     pid_t child = fork();
     if (child == 0) _exit(in_child(storm.heap, elements, COUNT, COUNT));
@@ -152,7 +152,7 @@ static void fork_beside_storm(case_report_t *report) {
     if (status != 0 && beside.first_status == 0) beside.first_status = status;
     (void)usleep((useconds_t)(report->seed >> (round % 32) & 1023));
   }
-  storm.end_ms = 0;
+  atomic_store(&storm.is_over, true);
   pthread_join(thread, NULL);
   EXPECT_EQUAL(beside.bad, 0);
   EXPECT_EQUAL(beside.first_status, 0);
@@ -172,8 +172,8 @@ static void fork_beside_storm(case_report_t *report) {
 }
 
 const test_case_t fork_cases[] = {
-    {"fork: at rest, with locks and unfinished writing", fork_at_rest},
-    {"fork: generations that are used up stay so in children", generations_in_children},
-    {"fork: in the middle of a storm", fork_beside_storm},
-    {NULL, NULL},
+    CASE("fork: at rest, with locks and unfinished writing", fork_at_rest),
+    CASE("fork: generations that are used up stay so in children", generations_in_children),
+    CASE("fork: in the middle of a storm", fork_beside_storm),
+    END_OF_CASES,
 };

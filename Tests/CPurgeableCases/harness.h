@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Shared by the cases: expectations that name their place, random numbers from the printed seed, a clock, children, threads, real
-// discards.
+// Shared by the cases: rows of tables, expectations that name their place, random numbers from the printed seed, a clock, storms'
+// ends, children, threads, real discards.
 #ifndef HARNESS_H
 #define HARNESS_H
 
@@ -41,6 +41,11 @@
 #if !defined(HAS_THREAD_SANITIZER)
 #define HAS_THREAD_SANITIZER 0
 #endif
+
+// Rows of a table. What hangs on the scheduler, the clock, reclaim, memory groups, or a race that has to happen, is a FULL_CASE.
+#define CASE(name, run) {name, run, false}
+#define FULL_CASE(name, run) {name, run, true}
+#define END_OF_CASES {NULL, NULL, false}
 
 #define EXPECT(condition)                                                                         \
   do {                                                                                            \
@@ -88,6 +93,28 @@ static inline uint64_t next_random(uint64_t *state) {
 uint64_t now_ns(void);
 static inline uint64_t now_ms(void) { return now_ns() / 1000000; }
 
+// How long a storm goes on: in the gate so many rounds of each of its threads, in the full run so many milliseconds.
+typedef struct span {
+  // 0: as long as the time lasts.
+  uint64_t rounds;
+  uint64_t until_ms;
+} span_t;
+
+// Both figures are those of scale 1.
+span_t span_of(const case_report_t *report, uint64_t rounds, uint64_t milliseconds);
+static inline bool span_goes_on(span_t span, uint64_t rounds_done) {
+  return span.rounds != 0 ? rounds_done < span.rounds : now_ms() < span.until_ms;
+}
+
+// Waits for what is sure to come, however busy the machine is; for a minute.
+#define WAIT_UNTIL(condition)                                                                            \
+  do {                                                                                                   \
+    for (uint64_t end_ = now_ms() + 60000; !(condition) && now_ms() < end_;) (void)usleep(500);          \
+  } while (0)
+
+// The time limit of children, in seconds: only a hang takes as long.
+enum { CHILD_SECONDS = 120 };
+
 // Waits for a child: its exit status, 1000 and the signal that ended it, or -1 where there is no such child.
 int wait_for_child(pid_t child);
 
@@ -128,6 +155,11 @@ bool kernel_offers(void);
   do {                        \
     NEED_DISCARDS();          \
     stay_on_one_processor();  \
+  } while (0)
+
+#define NEED_HOOKS()                                                                              \
+  do {                                                                                            \
+    if (!purgeable_testing_has_hooks()) SKIP("rules cannot be switched off: built without hooks"); \
   } while (0)
 
 // Has the kernel answer this call with `action` (SECCOMP_RET_...), for this process and for good. `advice`: only with this third

@@ -46,9 +46,9 @@ static void patterns(case_report_t *report) {
 }
 
 const test_case_t harness_cases[] = {
-    {"harness: how a child ended is told, and that there is none", ends_of_children},
-    {"harness: the clock goes on", time_goes_on},
-    {"harness: random numbers are splitmix64's", random_numbers},
-    {"harness: a pattern differs by its number, and with any byte that is changed", patterns},
-    {NULL, NULL},
+    CASE("harness: how a child ended is told, and that there is none", ends_of_children),
+    CASE("harness: the clock goes on", time_goes_on),
+    CASE("harness: random numbers are splitmix64's", random_numbers),
+    CASE("harness: a pattern differs by its number, and with any byte that is changed", patterns),
+    END_OF_CASES,
 };

@@ -99,10 +99,6 @@ static inline char *page_start(const void *bytes) { return (char *)((uintptr_t)b
 
 static inline size_t page_in_heap(const void *bytes) { return (uintptr_t)bytes / PAGE; }
 
-#define NEED_HOOKS()                                                                              \
-  do {                                                                                            \
-    if (!purgeable_testing_has_hooks()) SKIP("rules cannot be switched off: built without hooks"); \
-  } while (0)
 #define MAKE_HEAP(name, ...)                                                \
   purgeable_heap_t *name = NULL;                                            \
   REQUIRE(purgeable_heap_create(&(purgeable_heap_options_t){__VA_ARGS__}, &name) == 0)

@@ -264,7 +264,7 @@ static void *acts(void *context) {
   worker_t worker = {.state = mixed.seed + *(uint64_t *)context, .buffer = malloc(LENGTH_MAX)};
   if (worker.buffer == NULL) return NULL;
   pthread_cleanup_push(end_worker, &worker);
-  while (now_ms() < atomic_load(&mixed.until_ms)) {
+  while (!mixed_is_over()) {
     uint64_t choice = next_random(&worker.state) % 100;
     if (choice < 30) read_one(&worker);
     else if (choice < 60) store(&worker);
@@ -352,7 +352,7 @@ static void end_round(void) {
 static void storms(uint64_t scale) {
   size_t before = mixed_named_count("purgeable heap");
   for (size_t i = 0; i < SLOTS; i++) (void)pthread_mutex_init(&slots[i].mutex, NULL);
-  mixed = (mixed_storm_t){mixed.result, mixed.seed, 0, acts, looks_in_child, holds_still};
+  mixed = (mixed_storm_t){mixed.result, mixed.seed, mixed.is_full, 0, acts, looks_in_child, holds_still};
   for (uint64_t round = 0; round < 3 * scale && mixed.result->wrong == 0; round++) {
     mixed.seed = next_random(&mixed.seed);
     if (!begin_round(mixed.seed >> 8)) abort();
@@ -368,6 +368,6 @@ static void everything(case_report_t *report) {
 }
 
 const test_case_t heap_mixed_storm_cases[] = {
-    {"heap mixed storm: all sizes, limits, forks, cancellations, failing calls and pressure at once", everything},
-    {NULL, NULL},
+    CASE("heap mixed storm: all sizes, limits, forks, cancellations, failing calls and pressure at once", everything),
+    END_OF_CASES,
 };

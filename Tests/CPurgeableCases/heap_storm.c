@@ -180,15 +180,15 @@ static void do_upkeep(worker_t *worker) {
   }
 }
 
-static bool is_over(const storm_t *storm) {
-  if (atomic_load(&storm->wrong) != 0 || now_ms() >= storm->end_ms) return true;
+static bool is_over(const storm_t *storm, uint64_t rounds) {
+  if (atomic_load(&storm->wrong) != 0 || atomic_load(&storm->is_over) || !span_goes_on(storm->span, rounds)) return true;
   return storm->enough_reads != 0 && storm->reads >= storm->enough_reads && storm->discards >= storm->enough_discards;
 }
 
 static void *work(void *context) {
   worker_t *worker = context;
-  while (!is_over(worker->storm)) {
-    for (int round = 0; round < 32; round++) {
+  for (uint64_t rounds = 0; !is_over(worker->storm, rounds); rounds++) {
+    for (int i = 0; i < 32; i++) {
       uint64_t number = next_random(&worker->random) % 100;
       switch (worker->role) {
         case storm_reader: do_read(worker); break;

@@ -21,7 +21,9 @@ typedef struct storm {
   storm_slot_t *slots;
   char *base;  // where its first chunk lies
   uint64_t seed, enough_reads, enough_discards;
-  _Atomic uint64_t end_ms;
+  // Of each thread, 32 things a round. Whoever sets `is_over` ends the storm earlier.
+  span_t span;
+  _Atomic bool is_over;
   _Atomic uint64_t versions, reads, misses, locks, discards;
   // Wrong contents; calls that failed with an error that is not allowed.
   _Atomic uint64_t wrong, failed;

@@ -60,7 +60,7 @@ static void ring_costs(case_report_t *report) {
   faults = fault_count() - faults;
   EXPECT_EQUAL(wipes, 0);
   // The patterns' own memory aside, and what a sanitizer does.
-  if (!HAS_SANITIZER) EXPECT(faults < RING_SLABS);
+  if (report->is_full && !HAS_SANITIZER) EXPECT(faults < RING_SLABS);
   EXPECT(is_ring_intact(&ring));
   NOTE("%d slabs of 4 pages filled again: %llu wipes, %llu faults", 4 * RING_SLABS, (unsigned long long)wipes,
        (unsigned long long)faults);
@@ -287,13 +287,13 @@ static void forks(case_report_t *report) {
 }
 
 const test_case_t kept_cases[] = {
-    {"kept: a ring of slabs that are not offered costs no wipe and no fault", ring_costs},
-    {"kept: a slab is filled again as it is, with zeros first and under a new generation", fills_again},
-    {"kept: a slab that was on offer is wiped, even if locks have rescued it", not_after_an_offer},
-    {"kept: few, and fewer as the heap shrinks", how_many},
-    {"kept: upkeep, trims, bulk, page_out and limits give them back", what_gives_back},
-    {"kept: a refused wipe keeps the slab out of use", refused_wipes},
-    {"kept: pages behind an idle fill go back", idle_fill},
-    {"kept: a forked child fills none of them as it was", forks},
-    {NULL, NULL},
+    CASE("kept: a ring of slabs that are not offered costs no wipe and no fault", ring_costs),
+    CASE("kept: a slab is filled again as it is, with zeros first and under a new generation", fills_again),
+    CASE("kept: a slab that was on offer is wiped, even if locks have rescued it", not_after_an_offer),
+    CASE("kept: few, and fewer as the heap shrinks", how_many),
+    CASE("kept: upkeep, trims, bulk, page_out and limits give them back", what_gives_back),
+    CASE("kept: a refused wipe keeps the slab out of use", refused_wipes),
+    CASE("kept: pages behind an idle fill go back", idle_fill),
+    CASE("kept: a forked child fills none of them as it was", forks),
+    END_OF_CASES,
 };

@@ -161,9 +161,9 @@ static void bound_in_a_group(case_report_t *report) {
 }
 
 const test_case_t limit_cases[] = {
-    {"limits: by the files of memory groups", limits_by_files},
-    {"limits: long paths, long lines, failing calls", limits_of_long_paths},
-    {"limits: the bound on idle memory that waits", pending_bound},
-    {"limits: a process that moves into a group", bound_in_a_group},
-    {NULL, NULL},
+    CASE("limits: by the files of memory groups", limits_by_files),
+    CASE("limits: long paths, long lines, failing calls", limits_of_long_paths),
+    CASE("limits: the bound on idle memory that waits", pending_bound),
+    FULL_CASE("limits: a process that moves into a group", bound_in_a_group),
+    END_OF_CASES,
 };

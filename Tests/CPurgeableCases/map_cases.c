@@ -14,7 +14,7 @@ static int in_child(int (*body)(int), int argument) {
   (void)fflush(NULL);
   pid_t child = fork();
   if (child == 0) {
-    (void)alarm(60);
+    (void)alarm(CHILD_SECONDS);
     _exit(body(argument));
   }
   return wait_for_child(child);
@@ -143,7 +143,9 @@ static void fork_at_the_limit(case_report_t *report) {
   REQUIRE(purgeable_probe(&probe) == 0);
   if (!probe.wipe_on_fork) SKIP("no MADV_WIPEONFORK here");
   if (mapping_limit() == 0 || mapping_limit() > 99000) SKIP("vm.max_map_count is %lu", mapping_limit());
+  // In the gate: none free, below it closed and writable memory, and a few free.
   for (int argument = 0; argument < 12; argument++) {
+    if (!report->is_full && argument != 0 && argument != 1 && argument != 7) continue;
     int answer = in_child(at_the_limit, argument);
     if (answer != 0) NOTE("%d mappings free, lowest one %s", argument / 2, argument % 2 == 0 ? "closed" : "writable");
     EXPECT_EQUAL(answer, 0);
@@ -316,13 +318,13 @@ static void many_heaps_by_threads(case_report_t *report) {
 }
 
 const test_case_t map_cases[] = {
-    {"map: advice refused for want of mappings is a failed mapping", refused_advice},
-    {"map: what can be neither used nor unmapped holds nothing", refused_advice_and_unmap},
-    {"map: a child finds nothing at the limit of mappings", fork_at_the_limit},
-    {"map: small things stay small where all memory is locked", small_where_all_is_locked},
-    {"map: where little may be locked, what does not fit is refused", little_may_be_locked},
-    {"map: many heaps share mappings of control blocks", many_heaps},
-    {"map: many heaps, begun and ended by four threads", many_heaps_by_threads},
-    {"cancellation: no call of the probe, the limits or a heap's beginning ends the thread", cancelled_calls},
-    {NULL, NULL},
+    CASE("map: advice refused for want of mappings is a failed mapping", refused_advice),
+    CASE("map: what can be neither used nor unmapped holds nothing", refused_advice_and_unmap),
+    CASE("map: a child finds nothing at the limit of mappings", fork_at_the_limit),
+    CASE("map: small things stay small where all memory is locked", small_where_all_is_locked),
+    CASE("map: where little may be locked, what does not fit is refused", little_may_be_locked),
+    CASE("map: many heaps share mappings of control blocks", many_heaps),
+    CASE("map: many heaps, begun and ended by four threads", many_heaps_by_threads),
+    CASE("cancellation: no call of the probe, the limits or a heap's beginning ends the thread", cancelled_calls),
+    END_OF_CASES,
 };

@@ -22,8 +22,11 @@ typedef struct mixed_result {
 typedef struct mixed_storm {
   mixed_result_t *result;
   uint64_t seed;
+  // The full run: by time, and in a memory group.
+  bool is_full;
+  // 0: the storm ends by itself.
   _Atomic uint64_t until_ms;
-  // Operates until it is cancelled, or `until_ms`; its number begins its random numbers.
+  // Operates until it is cancelled, or `mixed_is_over`; its number begins its random numbers.
   void *(*acts)(void *number);
   // In a child that was forked in the middle of the storm: whether everything is right.
   bool (*looks_in_child)(void);
@@ -56,13 +59,14 @@ extern mixed_storm_t mixed;
 // Whether an errno is one that a failing call may lead to.
 bool mixed_is_fault(int error);
 
-// Runs `storms` in a child of its own in a memory group of `group_bytes` where that can be had, else here: with a sanitizer, and
-// where this process may make no group. Reports the result; `names` are those of the counts, NULL at the end.
+// Runs `storms` in a child of its own in a memory group of `group_bytes` where that can be had, else here: in the gate, with a
+// sanitizer, and where this process may make no group. Reports the result; `names` are those of the counts, NULL at the end.
 void mixed_run(case_report_t *report, size_t group_bytes, void (*storms)(uint64_t scale), const char *const *names);
 
 // Four threads that act, each cancelled every few milliseconds and begun again; one that makes calls fail, forks and starts and
-// stops upkeep; one that is hungry. Until `until_ms`.
+// stops upkeep; one that is hungry. For so long in the full run, else for a few rounds.
 void mixed_act(uint64_t milliseconds);
+bool mixed_is_over(void);
 
 // Bytes in memory, and number, of the mappings whose name begins so; 0 where the kernel keeps no names.
 size_t mixed_named_resident(const char *name);

@@ -209,10 +209,10 @@ static void lost_pages_are_not_charged(case_report_t *report) {
 }
 
 const test_case_t pending_cases[] = {
-    {"pending: the page being filled of an idle heap goes on offer", page_being_filled},
-    {"pending: no page is closed while stores go on", stores_go_on},
-    {"pending: what waits in a heap has a bound", bound_on_pending},
-    {"pending: what another thread filled counts from its second offer on", filled_by_another_thread},
-    {"pending: what is known to be gone is not charged", lost_pages_are_not_charged},
-    {NULL, NULL},
+    CASE("pending: the page being filled of an idle heap goes on offer", page_being_filled),
+    CASE("pending: no page is closed while stores go on", stores_go_on),
+    CASE("pending: what waits in a heap has a bound", bound_on_pending),
+    CASE("pending: what another thread filled counts from its second offer on", filled_by_another_thread),
+    CASE("pending: what is known to be gone is not charged", lost_pages_are_not_charged),
+    END_OF_CASES,
 };

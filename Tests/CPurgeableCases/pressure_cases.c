@@ -147,6 +147,6 @@ static void beside_a_hungry_neighbour(case_report_t *report) {
 }
 
 const test_case_t pressure_cases[] = {
-    {"pressure: a group that is too small, and a hungry neighbour", beside_a_hungry_neighbour},
-    {NULL, NULL},
+    FULL_CASE("pressure: a group that is too small, and a hungry neighbour", beside_a_hungry_neighbour),
+    END_OF_CASES,
 };

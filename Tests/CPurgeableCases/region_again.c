@@ -345,12 +345,12 @@ static bool cancelled_in_destroy(void) {
 static void destroy_is_no_cancellation_point(case_report_t *report) { IN_CHILD(cancelled_in_destroy()); }
 
 const test_case_t region_again_cases[] = {
-    {"region offer: filled on one processor, offered from another", offered_from_another_processor},
-    {"region offer: again and again while it is on offer", offered_again_until_used},
-    {"region offer: pages of zeros are not on offer", zeros_are_not_on_offer},
-    {"region offer: mlocked after the offer", mlocked_after_the_offer},
-    {"region offer: what waits has a bound", pending_has_a_bound},
-    {"region offer: a thousand MiB through a group of 200", survives_in_a_group},
-    {"region: destroy is no cancellation point", destroy_is_no_cancellation_point},
-    {NULL, NULL},
+    FULL_CASE("region offer: filled on one processor, offered from another", offered_from_another_processor),
+    CASE("region offer: again and again while it is on offer", offered_again_until_used),
+    CASE("region offer: pages of zeros are not on offer", zeros_are_not_on_offer),
+    CASE("region offer: mlocked after the offer", mlocked_after_the_offer),
+    CASE("region offer: what waits has a bound", pending_has_a_bound),
+    FULL_CASE("region offer: a thousand MiB through a group of 200", survives_in_a_group),
+    CASE("region: destroy is no cancellation point", destroy_is_no_cancellation_point),
+    END_OF_CASES,
 };

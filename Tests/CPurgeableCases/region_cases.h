@@ -31,7 +31,10 @@ static inline bool same_statistics(const purgeable_region_statistics_t *left, co
 #define IN_CHILD(body)                     \
   do {                                     \
     int child_ = fork();                   \
-    if (child_ == 0) _exit((body) ? 0 : 1); \
+    if (child_ == 0) {                     \
+      (void)alarm(CHILD_SECONDS);          \
+      _exit((body) ? 0 : 1);               \
+    }                                      \
     EXPECT_EQUAL(wait_for_child(child_), 0); \
   } while (0)
 

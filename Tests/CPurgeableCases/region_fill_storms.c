@@ -33,8 +33,11 @@ typedef enum way {
 
 static struct {
   way_t way;
+  // Some fills are given up; threads are cancelled, and calls fail.
   bool some_fail, with_cancels;
-  uint64_t until_ms, seed;
+  // Of each thread that acts, and of each that cancels others or has calls fail.
+  span_t acting, breaking;
+  uint64_t seed;
   _Atomic uint64_t intact, busy, discarded, filled, given_up, told_given_up, cancelled, wrong, broken;
 } storm;
 
@@ -107,6 +110,9 @@ static void use(size_t i, uint64_t *state) {
   atomic_fetch_add(&storm.intact, 1);
 }
 
+// Whether an errno is that of the calls that fail. (Which call has failed is asked in vain: the next fault may be set already.)
+static bool is_fault(int error) { return storm.with_cancels && error == EAGAIN; }
+
 static void one_round(size_t i, uint64_t *state) {
   purgeable_region_t *region = shared[i].region;
   bool is_filler = false;
@@ -116,14 +122,14 @@ static void one_round(size_t i, uint64_t *state) {
   switch (outcome) {
     case purgeable_outcome_intact: use(i, state); return;
     case purgeable_outcome_busy: atomic_fetch_add(&storm.busy, 1); return;
-    case purgeable_outcome_error: atomic_fetch_add(&storm.broken, purgeable_testing_has_failed() ? 0 : 1); return;
+    case purgeable_outcome_error: atomic_fetch_add(&storm.broken, !is_fault(errno)); return;
     case purgeable_outcome_discarded: break;
   }
   atomic_fetch_add(&storm.discarded, 1);
   if (storm.way == by_hand) {
     int error = purgeable_region_refill(region);
     if (error == 0) fill(i, state);
-    if (error != 0 && error != EBUSY && !purgeable_testing_has_failed()) atomic_fetch_add(&storm.broken, 1);
+    if (error != 0 && error != EBUSY && !is_fault(error)) atomic_fetch_add(&storm.broken, 1);
     return;
   }
   if (!is_filler) {
@@ -135,7 +141,7 @@ static void one_round(size_t i, uint64_t *state) {
 
 static void *acts(void *context) {
   uint64_t state = storm.seed + *(uint64_t *)context;
-  while (now_ms() < storm.until_ms) {
+  for (uint64_t round = 0; span_goes_on(storm.acting, round); round++) {
     size_t i = next_random(&state) % REGIONS;
     switch (next_random(&state) % 12) {
       case 0: (void)purgeable_region_discard(shared[i].region); break;
@@ -181,8 +187,8 @@ static void end(case_report_t *report) {
   }
 }
 
-static void run_for(uint64_t milliseconds) {
-  storm.until_ms = now_ms() + milliseconds;
+static void run_for(span_t span) {
+  storm.acting = span;
   uint64_t actors[ACTORS] = {0, 1, 2, 3};
   run_threads(ACTORS, acts, actors, sizeof actors[0]);
 }
@@ -191,11 +197,12 @@ static void fills_beside_locks(case_report_t *report) {
   NEED_DISCARDS();
   for (way_t way = by_hand; way <= by_election; way++) {
     REQUIRE(begin(report, way, true));
-    run_for(700 * report->scale);
+    run_for(span_of(report, 500, 700));
     note(report, way == by_hand ? "by hand" : "elected");
     EXPECT_EQUAL(storm.wrong, 0);
     EXPECT_EQUAL(storm.broken, 0);
-    EXPECT(storm.intact > 0 && storm.filled > 0 && storm.given_up > 0);
+    EXPECT(storm.filled > 0);
+    if (report->is_full) EXPECT(storm.intact > 0 && storm.given_up > 0);
     end(report);
   }
 }
@@ -211,7 +218,7 @@ static void without_exclusion(case_report_t *report) {
   NEED_RULES();
   REQUIRE(begin(report, by_hand, false));
   purgeable_testing_switch_off(purgeable_testing_rule_fill_excludes);
-  for (int i = 0; i < 10 && storm.wrong == 0; i++) run_for(300 * report->scale);
+  for (int i = 0; i < 10 && storm.wrong == 0; i++) run_for(span_of(report, 0, 300));
   purgeable_testing_switch_off(0);
   note(report, "locked beside fills");
   EXPECT(storm.wrong > 0);
@@ -222,7 +229,7 @@ static void given_up_in_two_steps(case_report_t *report) {
   NEED_RULES();
   REQUIRE(begin(report, by_election, true));
   purgeable_testing_switch_off(purgeable_testing_rule_abandon_at_once);
-  for (int i = 0; i < 10 && storm.wrong == 0; i++) run_for(300 * report->scale);
+  for (int i = 0; i < 10 && storm.wrong == 0; i++) run_for(span_of(report, 0, 300));
   purgeable_testing_switch_off(0);
   note(report, "unlocked, then discarded");
   EXPECT(storm.wrong > 0);
@@ -237,7 +244,7 @@ static struct {
   purgeable_region_t *region;
   pthread_barrier_t barrier;
   _Atomic uint64_t rounds, fills, wrong;
-  uint64_t until_ms;
+  span_t span;
   _Atomic bool stop;
 } elected;
 
@@ -260,14 +267,14 @@ static void *asks(void *context) {
     if (!leads) continue;
     atomic_fetch_add(&elected.rounds, 1);
     if (purgeable_region_discard(elected.region) != 0) atomic_fetch_add(&elected.wrong, 1);
-    if (now_ms() >= elected.until_ms) atomic_store(&elected.stop, true);
+    if (!span_goes_on(elected.span, elected.rounds)) atomic_store(&elected.stop, true);
   }
 }
 
-static bool elect_for(uint64_t milliseconds) {
+static bool elect_for(span_t span) {
   memset(&elected, 0, sizeof elected);
   if (purgeable_region_create_discarded(PAGE, &not_at_all, &elected.region) != 0) return false;
-  elected.until_ms = now_ms() + milliseconds;
+  elected.span = span;
   int roles[ROUND_THREADS] = {0, 1, 2, 3};
   (void)pthread_barrier_init(&elected.barrier, NULL, ROUND_THREADS);
   run_threads(ROUND_THREADS, asks, roles, sizeof roles[0]);
@@ -276,11 +283,11 @@ static bool elect_for(uint64_t milliseconds) {
 }
 
 static void one_is_elected(case_report_t *report) {
-  REQUIRE(elect_for(250 * report->scale));
+  REQUIRE(elect_for(span_of(report, 200, 250)));
   EXPECT_EQUAL(elected.fills, elected.rounds);
   EXPECT_EQUAL(elected.wrong, 0);
   purgeable_testing_slow_reads(20000);
-  bool ran = elect_for(250 * report->scale);
+  bool ran = elect_for(span_of(report, 200, 250));
   purgeable_testing_slow_reads(0);
   REQUIRE(ran);
   NOTE("%llu rounds of %d threads, %llu fills", (unsigned long long)elected.rounds, ROUND_THREADS,
@@ -295,7 +302,7 @@ static void elected_twice(case_report_t *report) {
   // A pause between the lock that says discarded and the claim, so that another thread has filled the region by then.
   purgeable_testing_slow_reads(20000);
   bool ran = true;
-  for (int i = 0; i < 20 && ran && elected.fills == elected.rounds; i++) ran = elect_for(300 * report->scale);
+  for (int i = 0; i < 20 && ran && elected.fills == elected.rounds; i++) ran = elect_for(span_of(report, 0, 300));
   purgeable_testing_slow_reads(0);
   purgeable_testing_switch_off(0);
   REQUIRE(ran);
@@ -308,7 +315,7 @@ static void elected_twice(case_report_t *report) {
 static void *cancels(void *context) {
   uint64_t state = storm.seed ^ *(uint64_t *)context;
   uint64_t number = *(uint64_t *)context;
-  while (now_ms() < storm.until_ms) {
+  for (uint64_t round = 0; span_goes_on(storm.breaking, round); round++) {
     pthread_t thread;
     uint64_t seed = number += 1000;
     if (pthread_create(&thread, NULL, acts, &seed) != 0) abort();
@@ -322,7 +329,6 @@ static void *cancels(void *context) {
 }
 
 static bool child_of_a_storm(void) {
-  alarm(30);
   for (size_t i = 0; i < REGIONS; i++) {
     bool is_filler = false;
     CHECK(purgeable_region_lock_waiting(shared[i].region) == purgeable_outcome_discarded);
@@ -339,7 +345,7 @@ static bool child_of_a_storm(void) {
 static void *forks_and_fails(void *context) {
   case_report_t *report = *(case_report_t **)context;
   uint64_t state = storm.seed ^ 77;
-  while (now_ms() < storm.until_ms) {
+  for (uint64_t round = 0; span_goes_on(storm.breaking, round); round++) {
     // A call that fails, in whichever thread is next.
     unsigned calls = next_random(&state) % 2 == 0 ? purgeable_testing_call_madvise_free : purgeable_testing_call_madvise_dontneed;
     purgeable_testing_fail(calls, 1 + next_random(&state) % 50, EAGAIN, false);
@@ -368,13 +374,16 @@ static void everything_at_once(case_report_t *report) {
   for (way_t way = by_hand; way <= by_election; way++) {
     REQUIRE(begin(report, way, true));
     storm.with_cancels = true;
-    storm.until_ms = now_ms() + 1000 * report->scale;
+    storm.breaking = span_of(report, 10, 1000);
+    // Until they are cancelled.
+    storm.acting = report->is_full ? storm.breaking : (span_t){.rounds = UINT64_MAX};
     role_t roles[ACTORS] = {{0, report}, {1, report}, {2, report}, {3, report}};
     run_threads(ACTORS, either, roles, sizeof roles[0]);
     no_faults();
     note(report, way == by_hand ? "by hand" : "elected");
     NOTE("%llu threads cancelled", (unsigned long long)storm.cancelled);
-    EXPECT(storm.cancelled > 0 && storm.filled > 0);
+    EXPECT(storm.cancelled > 0);
+    if (report->is_full) EXPECT(storm.filled > 0);
     EXPECT_EQUAL(storm.wrong, 0);
     EXPECT_EQUAL(storm.broken, 0);
     end(report);
@@ -390,11 +399,11 @@ static void everything_at_once(case_report_t *report) {
 }
 
 const test_case_t region_fill_storm_cases[] = {
-    {"region fill storm: nobody is told intact beside a fill", fills_beside_locks},
-    {"region fill storm: without exclusion half-made content is told intact", without_exclusion},
-    {"region fill storm: given up in two steps it is told intact in between", given_up_in_two_steps},
-    {"region fill storm: one of many is elected", one_is_elected},
-    {"region fill storm: without a second look content is made twice", elected_twice},
-    {"region fill storm: cancelled, forked and refused at any moment", everything_at_once},
-    {NULL, NULL},
+    CASE("region fill storm: nobody is told intact beside a fill", fills_beside_locks),
+    FULL_CASE("region fill storm: without exclusion half-made content is told intact", without_exclusion),
+    FULL_CASE("region fill storm: given up in two steps it is told intact in between", given_up_in_two_steps),
+    CASE("region fill storm: one of many is elected", one_is_elected),
+    FULL_CASE("region fill storm: without a second look content is made twice", elected_twice),
+    CASE("region fill storm: cancelled, forked and refused at any moment", everything_at_once),
+    END_OF_CASES,
 };

@@ -386,14 +386,14 @@ static void states_follow(case_report_t *report) {
 }
 
 const test_case_t region_fill_cases[] = {
-    {"region fill: nobody but the filler is told intact", others_are_told_busy},
-    {"region fill: who waits is told how it ended", waiters_hear_of_the_end},
-    {"region fill: published, and the lock kept", published_and_kept},
-    {"region fill: given up in one call", given_up_in_one_call},
-    {"region fill: a filler that ended is nobody else, and can be given up", filler_that_ended},
-    {"region fill: forked in the middle of it", forked_while_filled},
-    {"region fill: bad input, and refusals by the kernel", bad_input_to_fills},
-    {"region fill: born idle and discarded", born_discarded},
-    {"region fill: states follow every change", states_follow},
-    {NULL, NULL},
+    CASE("region fill: nobody but the filler is told intact", others_are_told_busy),
+    CASE("region fill: who waits is told how it ended", waiters_hear_of_the_end),
+    CASE("region fill: published, and the lock kept", published_and_kept),
+    CASE("region fill: given up in one call", given_up_in_one_call),
+    CASE("region fill: a filler that ended is nobody else, and can be given up", filler_that_ended),
+    CASE("region fill: forked in the middle of it", forked_while_filled),
+    CASE("region fill: bad input, and refusals by the kernel", bad_input_to_fills),
+    CASE("region fill: born idle and discarded", born_discarded),
+    CASE("region fill: states follow every change", states_follow),
+    END_OF_CASES,
 };

@@ -117,7 +117,6 @@ static void *offer_all_the_time(void *context) {
 }
 
 static bool child_beside(purgeable_region_t **regions) {
-  alarm(20);
   for (size_t i = 0; i < 32; i++) {
     CHECK(purgeable_region_lock(regions[i]) == purgeable_outcome_discarded);
     CHECK(purgeable_region_refill(regions[i]) == 0);

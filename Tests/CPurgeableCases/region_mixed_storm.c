@@ -212,7 +212,7 @@ static void call_something(slot_t *slot, uint64_t *state) {
 
 static void *acts(void *context) {
   uint64_t state = mixed.seed + *(uint64_t *)context;
-  while (now_ms() < atomic_load(&mixed.until_ms)) {
+  while (!mixed_is_over()) {
     slot_t *slot = &slots[next_random(&state) % SLOTS];
     if (next_random(&state) % 64 == 0) change(slot, &state);
     if (pthread_rwlock_tryrdlock(&slot->users) == 0) {
@@ -265,7 +265,7 @@ static void storms(uint64_t scale) {
   uint64_t state = mixed.seed;
   for (size_t i = 0; i < SLOTS; i++) (void)pthread_rwlock_init(&slots[i].users, NULL);
   for (size_t i = 0; i < SLOTS; i++) begin_region(&slots[i], &state);
-  mixed = (mixed_storm_t){mixed.result, mixed.seed, 0, acts, looks_in_child, holds_still};
+  mixed = (mixed_storm_t){mixed.result, mixed.seed, mixed.is_full, 0, acts, looks_in_child, holds_still};
   mixed_act(2000 * scale);
   purgeable_region_set_locked_byte_limit(0);
   for (size_t i = 0; i < SLOTS; i++) {
@@ -291,6 +291,6 @@ static void everything(case_report_t *report) {
 }
 
 const test_case_t region_mixed_storm_cases[] = {
-    {"region mixed storm: fills, forks, cancellations, failing calls and pressure at once", everything},
-    {NULL, NULL},
+    CASE("region mixed storm: fills, forks, cancellations, failing calls and pressure at once", everything),
+    END_OF_CASES,
 };

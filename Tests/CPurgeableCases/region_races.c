@@ -14,6 +14,8 @@ static struct {
   purgeable_region_t *region;
   size_t length;
   uint64_t target;
+  // 0: until the target is reached.
+  uint64_t rounds;
   _Atomic bool stop;
   uint64_t waited, lost, refused;
 } duel;
@@ -48,9 +50,9 @@ static void *locks(void *context) {
   uint64_t give_up = now_ms() + 5000 + 2 * duel.target;
   // Without hooks waits are not counted, and every lock is examined.
   bool counts = purgeable_testing_has_hooks();
-  while (duel.waited < duel.target && now_ms() < give_up) {
+  for (uint64_t round = 0; duel.rounds != 0 ? round < duel.rounds : duel.waited < duel.target && now_ms() < give_up; round++) {
     for (int spin = 0; spin < 20000 && purgeable_region_offered_bytes(duel.region) == 0; spin++) {
-      if (spin % 1000 == 999) sched_yield();
+      if (spin % 1000 == 999 && duel.rounds == 0) sched_yield();
     }
     uint64_t before = purgeable_testing_waited_lock_count();
     purgeable_outcome_t outcome = purgeable_region_lock(duel.region);
@@ -82,10 +84,12 @@ static void *either(void *context) {
   return role == 0 ? offers(NULL) : locks(NULL);
 }
 
-static bool run_duel(uint64_t target) {
+// Until so many locks have waited for an offer; `rounds` != 0: so many locks, whether they waited or not.
+static bool run_duel(uint64_t target, uint64_t rounds) {
   memset(&duel, 0, sizeof duel);
   duel.length = OFFERED_PAGES * PAGE;
   duel.target = target;
+  duel.rounds = rounds;
   if (purgeable_region_create(duel.length, NULL, &duel.region) != 0) return false;
   write_number(purgeable_region_bytes(duel.region), duel.length, 1);
   (void)purgeable_region_unlock(duel.region);
@@ -97,13 +101,13 @@ static bool run_duel(uint64_t target) {
 void locks_inside_offers(case_report_t *report) {
   NEED_DISCARDS();
   uint64_t target = 1500 * report->scale;
-  REQUIRE(run_duel(target));
+  REQUIRE(run_duel(target, report->is_full ? 0 : 200 * report->scale));
   NOTE("%llu of %llu locks %s, %llu lost, %llu discarded otherwise", (unsigned long long)duel.waited,
        (unsigned long long)target,
        purgeable_testing_has_hooks() ? "began inside a madvise" : "beside offers", (unsigned long long)duel.lost,
        (unsigned long long)(duel.refused - duel.lost));
   // On a machine that is busy with other things the time may run out first.
-  EXPECT(duel.waited > target / 50);
+  if (report->is_full) EXPECT(duel.waited > target / 50);
   EXPECT_EQUAL(duel.lost, 0);
 }
 
@@ -111,7 +115,7 @@ void locks_that_do_not_wait(case_report_t *report) {
   NEED_DISCARDS();
   if (!purgeable_testing_has_hooks()) SKIP("this build cannot switch rules off");
   purgeable_testing_switch_off(purgeable_testing_rule_wait_for_offer);
-  bool ran = run_duel(500 * report->scale);
+  bool ran = run_duel(500 * report->scale, 0);
   purgeable_testing_switch_off(0);
   REQUIRE(ran);
   NOTE("%llu of %llu locks lost content", (unsigned long long)duel.lost, (unsigned long long)duel.waited);
@@ -122,14 +126,14 @@ void locks_that_do_not_wait(case_report_t *report) {
 
 static struct {
   purgeable_region_t *region;
-  uint64_t until_ms;
+  span_t span;
   _Atomic uint64_t intact, discarded, refills, wrong;
 } tug;
 
 // A thread that waits for a madvise that ends as a discard has to go on, also while others wait to refill.
 static void *pulls(void *context) {
   const size_t length = 2 * PAGE;
-  while (now_ms() < tug.until_ms) {
+  for (uint64_t round = 0; span_goes_on(tug.span, round); round++) {
     for (int i = 0; i < 50; i++) {
       if (*(int *)context < 2) {
         (void)purgeable_region_discard(tug.region);
@@ -154,12 +158,12 @@ void locks_beside_discards(case_report_t *report) {
   memset(&tug, 0, sizeof tug);
   REQUIRE(purgeable_region_create(2 * PAGE, &at_once, &tug.region) == 0);
   EXPECT_EQUAL(purgeable_region_unlock(tug.region), 0);
-  tug.until_ms = now_ms() + 700 * report->scale;
+  tug.span = span_of(report, 40, 700);
   int roles[] = {0, 1, 2, 3};
   run_threads(4, pulls, roles, sizeof roles[0]);
   NOTE("%llu refills, %llu locks intact, %llu discarded", (unsigned long long)tug.refills, (unsigned long long)tug.intact,
        (unsigned long long)tug.discarded);
-  EXPECT(tug.refills > 0 && tug.intact > 0 && tug.discarded > 0);
+  if (report->is_full) EXPECT(tug.refills > 0 && tug.intact > 0 && tug.discarded > 0);
   EXPECT_EQUAL(tug.wrong, 0);
   EXPECT_EQUAL(purgeable_region_lock_count(tug.region), 0);
   EXPECT_EQUAL(purgeable_region_destroy(tug.region), 0);
@@ -170,7 +174,8 @@ void locks_beside_discards(case_report_t *report) {
 enum { CROWD = 400 };
 
 static struct {
-  uint64_t until_ms, seed, rounds, wrong, caught;
+  span_t span;
+  uint64_t seed, rounds, wrong, caught;
   _Atomic bool stop;
 } doomed;
 
@@ -227,7 +232,7 @@ static void *destroy_or_offer(void *context) {
     return NULL;
   }
   uint64_t state = doomed.seed;
-  for (; now_ms() < doomed.until_ms; doomed.rounds++) {
+  for (; span_goes_on(doomed.span, doomed.rounds); doomed.rounds++) {
     for (uint64_t i = 0; i < 10; i++) destroy_one_in_offer(doomed.rounds + i);
     destroy_crowd_in_queue(&state);
   }
@@ -240,7 +245,7 @@ void destroyed_beside_offers(case_report_t *report) {
   purgeable_region_statistics_t before = statistics_now();
   memset(&doomed, 0, sizeof doomed);
   doomed.seed = report->seed;
-  doomed.until_ms = now_ms() + 700 * report->scale;
+  doomed.span = span_of(report, 10, 700);
   int roles[] = {0, 1};
   run_threads(2, destroy_or_offer, roles, sizeof roles[0]);
   NOTE("%llu rounds, %llu destroyed in their offer or just after", (unsigned long long)doomed.rounds,

@@ -15,7 +15,10 @@ enum { READ_PAGES = 40, READERS = 3 };
 static struct {
   purgeable_region_t *region;
   size_t length;
-  uint64_t until_ms, seed;
+  span_t span;
+  uint64_t seed;
+  // The thread that writes has ended: so do those that read.
+  _Atomic bool is_over;
   // The newest number whose content was complete, and the newest that was begun.
   _Atomic uint64_t complete, begun;
   _Atomic uint64_t outcomes[4], wrong, rounds;
@@ -33,7 +36,7 @@ static void write_content(uint64_t number) {
 }
 
 static void *rewrites(uint64_t state) {
-  for (uint64_t number = 2; now_ms() < reading.until_ms; number++) {
+  for (uint64_t number = 2; span_goes_on(reading.span, number - 2); number++) {
     atomic_store(&reading.begun, number);
     bool in_place = next_random(&state) % 3 == 0;
     if (!in_place || purgeable_region_lock_for_writing(reading.region) != purgeable_outcome_intact) {
@@ -52,6 +55,7 @@ static void *rewrites(uint64_t state) {
     if (next_random(&state) % 8 == 0) (void)purgeable_region_discard(reading.region);
     atomic_fetch_add(&reading.rounds, 1);
   }
+  atomic_store(&reading.is_over, true);
   return NULL;
 }
 
@@ -72,7 +76,7 @@ static bool is_one_number(const uint64_t *words, size_t first, size_t count, uin
 static void *reads(uint64_t state) {
   uint64_t *buffer = malloc(reading.length);
   if (buffer == NULL) abort();
-  while (now_ms() < reading.until_ms) {
+  while (!atomic_load(&reading.is_over)) {
     size_t first = 0, count = words_in(reading.length);
     if (next_random(&state) % 4 != 0) {
       first = next_random(&state) % count;
@@ -105,7 +109,7 @@ static void reads_beside_refills(case_report_t *report) {
     memset(&reading, 0, sizeof reading);
     reading.length = READ_PAGES * PAGE;
     reading.seed = report->seed;
-    reading.until_ms = now_ms() + 1000 * report->scale;
+    reading.span = span_of(report, 100, 1000);
     atomic_store(&reading.complete, 1);
     atomic_store(&reading.begun, 1);
     REQUIRE(purgeable_region_create(reading.length, &at_once, &reading.region) == 0);
@@ -122,11 +126,11 @@ static void reads_beside_refills(case_report_t *report) {
          (unsigned long long)reading.outcomes[purgeable_outcome_busy], (unsigned long long)reading.wrong);
     EXPECT_EQUAL(reading.wrong, 0);
     EXPECT_EQUAL(reading.outcomes[purgeable_outcome_error], 0);
-    EXPECT(reading.outcomes[purgeable_outcome_intact] > 0);
+    if (report->is_full) EXPECT(reading.outcomes[purgeable_outcome_intact] > 0);
     discarded += reading.outcomes[purgeable_outcome_discarded];
     EXPECT_EQUAL(purgeable_region_destroy(reading.region), 0);
   }
-  EXPECT(discarded > 0);
+  if (report->is_full) EXPECT(discarded > 0);
 }
 
 // MARK: Anything at random
@@ -143,7 +147,8 @@ static struct {
 } shared[SHARED];
 
 static struct {
-  uint64_t until_ms, seed;
+  span_t span;
+  uint64_t seed;
   _Atomic uint64_t holds, writes, losses, reads, wrong, broken;
 } chaos;
 
@@ -256,7 +261,7 @@ static void *acts(void *context) {
   uint64_t state = chaos.seed + *(uint64_t *)context;
   purgeable_region_t *own[OWN] = {0};
   purgeable_region_statistics_t statistics;
-  while (now_ms() < chaos.until_ms) {
+  for (uint64_t round = 0; span_goes_on(chaos.span, round); round++) {
     size_t i = next_random(&state) % SHARED;
     switch (next_random(&state) % 16) {
       case 0: case 1: case 2: hold(i, false, &state); break;
@@ -291,14 +296,14 @@ static void anything_at_random(case_report_t *report) {
     EXPECT_EQUAL(purgeable_region_unlock(shared[i].region), 0);
   }
   chaos.seed = report->seed;
-  chaos.until_ms = now_ms() + 2000 * report->scale;
+  chaos.span = span_of(report, 1000, 2000);
   uint64_t actors[ACTORS] = {0, 1, 2, 3};
   run_threads(ACTORS, acts, actors, sizeof actors[0]);
   NOTE("%llu holds, %llu writes, %llu reads, %llu locks told discarded", (unsigned long long)chaos.holds,
        (unsigned long long)chaos.writes, (unsigned long long)chaos.reads, (unsigned long long)chaos.losses);
   EXPECT_EQUAL(chaos.wrong, 0);
   EXPECT_EQUAL(chaos.broken, 0);
-  EXPECT(chaos.holds > 0 && chaos.writes > 0 && chaos.reads > 0);
+  if (report->is_full) EXPECT(chaos.holds > 0 && chaos.writes > 0 && chaos.reads > 0);
   for (size_t i = 0; i < SHARED; i++) {
     EXPECT_EQUAL(purgeable_region_lock_count(shared[i].region), 0);
     if (purgeable_region_lock(shared[i].region) == purgeable_outcome_intact) expect_content(i, atomic_load(&shared[i].number));
@@ -316,12 +321,12 @@ static void anything_at_random(case_report_t *report) {
 }
 
 const test_case_t region_storm_cases[] = {
-    {"region storm: locks that began inside an offer are worth something", locks_inside_offers},
-    {"region storm: locks that do not wait for the offer lose content", locks_that_do_not_wait},
-    {"region storm: locks and refills that wait for a discard", locks_beside_discards},
-    {"region storm: regions destroyed while they are offered", destroyed_beside_offers},
-    {"region storm: reads beside discards and refills", reads_beside_refills},
-    {"region storm: anything at random", anything_at_random},
-    {"region storm: signal handlers interrupt the library", handlers_interrupt},
-    {NULL, NULL},
+    CASE("region storm: locks that began inside an offer are worth something", locks_inside_offers),
+    FULL_CASE("region storm: locks that do not wait for the offer lose content", locks_that_do_not_wait),
+    CASE("region storm: locks and refills that wait for a discard", locks_beside_discards),
+    CASE("region storm: regions destroyed while they are offered", destroyed_beside_offers),
+    CASE("region storm: reads beside discards and refills", reads_beside_refills),
+    CASE("region storm: anything at random", anything_at_random),
+    CASE("region storm: signal handlers interrupt the library", handlers_interrupt),
+    END_OF_CASES,
 };

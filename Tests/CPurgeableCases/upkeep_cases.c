@@ -84,7 +84,7 @@ static void many_heaps(case_report_t *report) {
 // MARK: The thread
 
 static bool goes_on_offer(purgeable_region_t *region) {
-  for (int i = 0; i < 500 && purgeable_region_offered_bytes(region) == 0; i++) (void)usleep(10000);
+  WAIT_UNTIL(purgeable_region_offered_bytes(region) != 0);
   return purgeable_region_offered_bytes(region) != 0;
 }
 
@@ -126,6 +126,8 @@ static void thread_begins_and_ends(case_report_t *report) {
       EXPECT_EQUAL(purgeable_region_unlock(region), 0);
       const char *reason;
       if (kernel_discards(&reason)) EXPECT(goes_on_offer(region));
+      // The thread gives itself its name when it begins.
+      WAIT_UNTIL(has_all_signals_blocked());
       EXPECT(has_all_signals_blocked());
       EXPECT_EQUAL(purgeable_region_destroy(region), 0);
     }
@@ -136,7 +138,7 @@ static void thread_begins_and_ends(case_report_t *report) {
   }
 }
 
-static int child_of_a_thread(purgeable_heap_t *heap) {
+static int child_of_a_thread(purgeable_heap_t *heap, bool offers) {
   if (purgeable_upkeep_is_running() || purgeable_upkeep_stop() != ESRCH) return 1;
   purgeable_upkeep_result_t result;
   if (purgeable_upkeep(&result) != 0 || result.heap_count == 0) return 2;
@@ -145,19 +147,22 @@ static int child_of_a_thread(purgeable_heap_t *heap) {
   if (CHILDREN_START_NONE) return 0;
   if (purgeable_upkeep_start(5) != 0) return 4;
   if (purgeable_upkeep_start(5) != EALREADY) return 5;
-  (void)usleep(20000);
+  // The thread has made a pass when nothing waits any more.
+  if (offers) WAIT_UNTIL(!purgeable_heap_has_pending(heap));
+  if (offers && purgeable_heap_has_pending(heap)) return 8;
   if (!is_intact(heap, &element)) return 6;
   return purgeable_upkeep_stop() == 0 && purgeable_heap_destroy(heap) == 0 ? 0 : 7;
 }
 
 static void forked_children(case_report_t *report) {
   MAKE_HEAP(heap, .slab_bytes = 4 * PAGE);
+  bool offers = kernel_offers();
   REQUIRE(purgeable_upkeep_start(1) == 0);
-  for (int round = 0; round < 40; round++) {
+  for (int round = 0; round < (report->is_full ? 40 : 10); round++) {
     pid_t child = fork();
     if (child == 0) {
-      (void)alarm(30);
-      _exit(child_of_a_thread(heap));
+      (void)alarm(CHILD_SECONDS);
+      _exit(child_of_a_thread(heap, offers));
     }
     REQUIRE(child > 0);
     EXPECT_EQUAL(wait_for_child(child), 0);
@@ -214,7 +219,7 @@ static bool stop_from_within(void *context, purgeable_reference_t from, purgeabl
 // Upkeep called by hand, whose callback stops the thread that waits for its turn: in a child, because a mistake here is a
 // deadlock.
 static int stop_while_it_waits(void) {
-  (void)alarm(30);
+  (void)alarm(CHILD_SECONDS);
   inside_t inside = {.stop = -1};
   const purgeable_heap_options_t options = {
       .slab_bytes = 4 * PAGE, .keeps_tags = true, .moved = stop_from_within, .context = &inside};
@@ -248,7 +253,7 @@ static void callbacks(case_report_t *report) {
     atomic_store(&inside.is_called, false);
     if (by_thread) {
       REQUIRE(purgeable_upkeep_start(1) == 0);
-      for (int i = 0; i < 1000 && atomic_load(&inside.destroy_other) == 0 && atomic_load(&inside.upkeep) == -1; i++) usleep(1000);
+      WAIT_UNTIL(atomic_load(&inside.is_called));
       EXPECT_EQUAL(purgeable_upkeep_stop(), 0);
     } else {
       EXPECT_EQUAL(purgeable_upkeep(NULL), 0);
@@ -299,7 +304,7 @@ static void heaps_come_and_go(case_report_t *report) {
     (void)usleep(10000);
     children[i] = fork();
     if (children[i] != 0) continue;
-    (void)alarm(60);
+    (void)alarm(CHILD_SECONDS);
     // No allocation: another thread of the parent may be inside of malloc, which the C library mends and sanitizers do not.
     purgeable_upkeep_result_t result;
     _exit(purgeable_upkeep_is_running() || purgeable_upkeep_stop() != ESRCH || purgeable_heap_destroy(heap) != 0 ||
@@ -351,7 +356,7 @@ static void fills_faster(case_report_t *report, int (*fill)(void)) {
   if (!memory_group_make(&group, (size_t)GROUP_MIB << 20, &reason)) SKIP("%s", reason);
   pid_t child = fork();
   if (child == 0) {
-    (void)alarm(120);
+    (void)alarm(CHILD_SECONDS);
     if (!memory_group_join(&group)) _exit(77);
     // Only the limit that an earlier case read is known yet: the library reads the group's within seconds.
     if (purgeable_upkeep_start(1000) != 0) _exit(2);
@@ -368,14 +373,14 @@ static void fill_faster_by_regions(case_report_t *report) { fills_faster(report,
 static void fill_faster_by_elements(case_report_t *report) { fills_faster(report, fill_elements); }
 
 const test_case_t upkeep_cases[] = {
-    {"upkeep: one call trims, offers, offers again and sweeps", one_call},
-    {"upkeep: many heaps", many_heaps},
-    {"upkeep: the thread begins once and ends at once", thread_begins_and_ends},
-    {"upkeep: a forked child has no thread and may start one", forked_children},
-    {"upkeep: callbacks may not end what they are called by", callbacks},
-    {"upkeep: a callback of a call may not end the thread that waits for its turn", stop_within_a_call},
-    {"upkeep: heaps come and go beside it, and children", heaps_come_and_go},
-    {"upkeep: regions filled faster than it comes survive in a small group", fill_faster_by_regions},
-    {"upkeep: elements filled faster than it comes survive in a small group", fill_faster_by_elements},
-    {NULL, NULL},
+    CASE("upkeep: one call trims, offers, offers again and sweeps", one_call),
+    CASE("upkeep: many heaps", many_heaps),
+    CASE("upkeep: the thread begins once and ends at once", thread_begins_and_ends),
+    CASE("upkeep: a forked child has no thread and may start one", forked_children),
+    CASE("upkeep: callbacks may not end what they are called by", callbacks),
+    CASE("upkeep: a callback of a call may not end the thread that waits for its turn", stop_within_a_call),
+    CASE("upkeep: heaps come and go beside it, and children", heaps_come_and_go),
+    FULL_CASE("upkeep: regions filled faster than it comes survive in a small group", fill_faster_by_regions),
+    FULL_CASE("upkeep: elements filled faster than it comes survive in a small group", fill_faster_by_elements),
+    END_OF_CASES,
 };

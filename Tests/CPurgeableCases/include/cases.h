@@ -13,7 +13,10 @@ typedef struct case_report {
   bool skipped;
   /// The first failure with its place, or the reason for skipping, or notes on what was seen. Lines end with '\n'.
   char text[4096];
-  /// 1 for the short form that CI runs; larger for storms on demand (PURGEABLE_STORM in the environment).
+  /// Whether this is the full run, which has the machine for itself and may take its time. In the gate, storms end after a number
+  /// of rounds, and nothing is expected that only the scheduler or the clock can bring about.
+  bool is_full;
+  /// 1, or larger for storms on demand (PURGEABLE_STORM in the environment).
   uint64_t scale;
   /// Every random choice follows from this. Printed when a case fails.
   uint64_t seed;
@@ -22,13 +25,19 @@ typedef struct case_report {
 typedef struct test_case {
   const char *name;
   void (*run)(case_report_t *report);
+  /// Belongs to the full run only: the outcome, or the duration, hangs on the machine.
+  bool is_full;
 } test_case_t;
 
 /// Every case of the core, in the order of the layers.
 size_t cases_count(void);
 const char *cases_name(size_t index);
-/// Runs one case in a report of its own; scale and seed come from PURGEABLE_STORM and PURGEABLE_SEED, if set.
-void cases_run(size_t index, case_report_t *report);
+/// Whether the case belongs to the full run only, and not to the gate.
+bool cases_is_full(size_t index);
+/// Runs one case in a report of its own, as in the full run or as in the gate. Scale and seed come from PURGEABLE_STORM and
+/// PURGEABLE_SEED, if set; else the seed is random in the full run, and always the same in the gate. A case that belongs to the
+/// full run only has no other form.
+void cases_run(size_t index, bool is_full, case_report_t *report);
 
 /// Calls that a test can have refused in its own process, for good: by a filter (seccomp), as sandboxes do it.
 typedef enum cases_call {
