@@ -110,8 +110,16 @@ bool purgeable_testing_set_pause(void (*pause)(void *context), void *context);
 /// In a build with hooks: how many locks of regions found a madvise running when they began, and waited for it; else 0.
 uint64_t purgeable_testing_waited_lock_count(void);
 
-/// The same for locks of elements.
+/// In a build with hooks: how many locks of regions found a fill under way and have begun to wait for its end; else 0. From then
+/// on the outcome of such a lock follows from how that fill ends.
+uint64_t purgeable_testing_waited_fill_count(void);
+
+/// The same as `purgeable_testing_waited_lock_count` for locks of elements.
 uint64_t purgeable_testing_waited_heap_lock_count(void);
+
+/// In a build with hooks: stops the clock by which regions are offered again, at this time; 0: it goes on, as the machine's does.
+/// Returns false, and does nothing, in a build without hooks.
+bool purgeable_testing_set_queue_clock_ms(uint64_t now_ms);
 
 /// What a search looks at, one after the other.
 typedef enum purgeable_testing_looks {

@@ -68,9 +68,14 @@
 static _Atomic uint64_t waited_locks;
 #define COUNT_WAITED_LOCK() ((void)add_relaxed(&waited_locks, 1))
 uint64_t purgeable_testing_waited_lock_count(void) { return load_relaxed(&waited_locks); }
+static _Atomic uint64_t waited_fills;
+#define COUNT_WAITED_FILL() ((void)add_relaxed(&waited_fills, 1))
+uint64_t purgeable_testing_waited_fill_count(void) { return load_relaxed(&waited_fills); }
 #else
 #define COUNT_WAITED_LOCK() ((void)0)
 uint64_t purgeable_testing_waited_lock_count(void) { return 0; }
+#define COUNT_WAITED_FILL() ((void)0)
+uint64_t purgeable_testing_waited_fill_count(void) { return 0; }
 #endif
 
 // A: somebody holds a lock. With the wait switched off by a test, lockers hold under a running madvise.
@@ -115,6 +120,7 @@ static uint64_t rescue(purgeable_region_t *region, uint64_t word) {
 // another fill has begun since.
 static bool wait_for_fill(purgeable_region_t *region, uint64_t *word) {
   uint64_t fill = *word & WORD_FILL_NUMBER;
+  COUNT_WAITED_FILL();
   while ((*word & WORD_FILLING) != 0 && (*word & WORD_FILL_NUMBER) == fill) *word = purgeable__word_wait(region, *word);
   return (*word & (WORD_FILLING | WORD_DISCARDED)) == 0;
 }

@@ -41,7 +41,21 @@ enum {
 // How long a ring waits from the moment it got its first region.
 static const uint64_t again_delays_ms[PURGEABLE__AGAIN_LEVELS] = {0, 0, 1000, 8000, 64000, 256000};
 
+#if defined(PURGEABLE_TEST_HOOKS)
+static _Atomic uint64_t stopped_at_ms;
+static uint64_t stopped_clock_ms(void) { return load_relaxed(&stopped_at_ms); }
+bool purgeable_testing_set_queue_clock_ms(uint64_t now_ms) {
+  store_relaxed(&stopped_at_ms, now_ms);
+  return true;
+}
+#else
+static uint64_t stopped_clock_ms(void) { return 0; }
+bool purgeable_testing_set_queue_clock_ms(uint64_t now_ms) { return now_ms == 0; }
+#endif
+
 static uint64_t now_ms(void) {
+  uint64_t stopped = stopped_clock_ms();
+  if (stopped != 0) return stopped;
   struct timespec now;
   (void)clock_gettime(CLOCK_MONOTONIC, &now);
   return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;

@@ -132,7 +132,9 @@ static void offered_from_another_processor(case_report_t *report) {
   EXPECT(left > 0);
 }
 
+// By a clock that the case sets: a wait ends at its very millisecond.
 static void offered_again_until_used(case_report_t *report) {
+  NEED_HOOKS();
   NEED_DISCARDS();
   // Entries that other cases left in the rings have gone with their regions.
   EXPECT_EQUAL(purgeable_offer_pending(NULL), 0);
@@ -140,19 +142,20 @@ static void offered_again_until_used(case_report_t *report) {
   purgeable_region_t *region = filled_region(2 * PAGE, NULL, 1);
   REQUIRE(region != NULL);
   EXPECT_EQUAL(purgeable_offer_pending_due_ms(), 0);
-  const uint64_t due_least[] = {0, 0, 500, 7500, 7500};
-  const uint64_t due_most[] = {0, 0, 1000, 8000, 8000};
-  uint64_t calls = purgeable_testing_call_count(purgeable_testing_call_madvise_free), begun = calls;
-  for (size_t round = 0; round < 5; round++) {
+  // Two offers at once, one after a second, one after another eight seconds: the calls a millisecond before those come too early.
+  const uint64_t begin_ms = now_ms();
+  const struct {
+    uint64_t at_ms, offers, due_ms;
+  } steps[] = {{0, 1, 0},    {0, 2, 0},       {0, 3, 1000},      {0, 3, 1000},     {999, 3, 1},
+               {1000, 4, 8000}, {1000, 4, 8000}, {8999, 4, 1}, {9000, 5, 64000}, {9001, 5, 63999}};
+  uint64_t begun = purgeable_testing_call_count(purgeable_testing_call_madvise_free);
+  for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
     size_t offered = 9;
-    if (round == 3) (void)usleep(1001000);
+    EXPECT(purgeable_testing_set_queue_clock_ms(begin_ms + steps[i].at_ms));
     EXPECT_EQUAL(purgeable_offer_pending(&offered), 0);
-    EXPECT_EQUAL(offered, round == 0 ? 2 * PAGE : 0);
-    calls = purgeable_testing_call_count(purgeable_testing_call_madvise_free);
-    // The fifth call comes too early.
-    EXPECT_EQUAL(calls - begun, round < 4 ? round + 1 : 4);
-    uint64_t due = purgeable_offer_pending_due_ms();
-    EXPECT(due >= due_least[round] && due <= due_most[round]);
+    EXPECT_EQUAL(offered, i == 0 ? 2 * PAGE : 0);
+    EXPECT_EQUAL(purgeable_testing_call_count(purgeable_testing_call_madvise_free) - begun, steps[i].offers);
+    EXPECT_EQUAL(purgeable_offer_pending_due_ms(), steps[i].due_ms);
     EXPECT_EQUAL(statistics_now().pending_count, 0);
   }
   // When the region is used again, counting begins anew; when it is discarded, it leaves the queue.
@@ -166,6 +169,12 @@ static void offered_again_until_used(case_report_t *report) {
   EXPECT_EQUAL(purgeable_region_discard(region), 0);
   EXPECT_EQUAL(purgeable_offer_pending(NULL), 0);
   EXPECT_EQUAL(purgeable_offer_pending_due_ms(), UINT64_MAX);
+  EXPECT_EQUAL(purgeable_region_destroy(region), 0);
+  // By the machine's clock a wait lasts no longer.
+  EXPECT(purgeable_testing_set_queue_clock_ms(0));
+  REQUIRE((region = filled_region(2 * PAGE, NULL, 1)) != NULL);
+  for (int i = 0; i < 3; i++) EXPECT_EQUAL(purgeable_offer_pending(NULL), 0);
+  EXPECT(purgeable_offer_pending_due_ms() <= 1000);
   EXPECT_EQUAL(purgeable_region_destroy(region), 0);
 }
 
@@ -321,7 +330,6 @@ static void *offers_a_crowd(void *context) {
 
 // A destroy that waits for a sort of the queue was a place where a thread could be cancelled, with the mutex of all regions.
 static bool cancelled_in_destroy(void) {
-  alarm(60);
   purgeable_set_pending_byte_limit(UINT64_MAX);
   for (size_t i = 0; i < CROWD; i++) CHECK((crowd[i] = filled_region(1, NULL, i)) != NULL);
   pthread_t sorter, destroyer;

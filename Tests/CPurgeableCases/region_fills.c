@@ -61,10 +61,16 @@ static int elsewhere(purgeable_region_t *region, act_t act) {
   return other.answer;
 }
 
-// Starts a thread that has to wait, and gives it the time to fall asleep. False when its call returned at once.
+// Starts a thread that has to wait, and returns when it does. False when its call returned at once.
 static bool begin_waiting(pthread_t *thread, other_t *other) {
+  uint64_t before = purgeable_testing_waited_fill_count();
   if (pthread_create(thread, NULL, run_other, other) != 0) abort();
-  for (int i = 0; i < 20 && !atomic_load(&other->done); i++) (void)usleep(2000);
+  if (purgeable_testing_has_hooks()) {
+    WAIT_UNTIL(purgeable_testing_waited_fill_count() != before || atomic_load(&other->done));
+  } else {
+    // Without hooks nobody can be seen waiting: time for the thread to fall asleep.
+    for (int i = 0; i < 20 && !atomic_load(&other->done); i++) (void)usleep(2000);
+  }
   return !atomic_load(&other->done);
 }
 
@@ -266,7 +272,6 @@ static void filler_that_ended(case_report_t *report) {
 }
 
 static bool child_of_a_fill(purgeable_region_t **regions) {
-  alarm(20);
   for (int i = 0; i < 2; i++) {
     bool is_filler = false;
     CHECK(purgeable_region_state(regions[i]) == purgeable_state_discarded);
