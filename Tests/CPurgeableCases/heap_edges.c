@@ -47,7 +47,7 @@ static int child_with_timer(purgeable_heap_t *heap) {
 void signals_in_children(case_report_t *report) {
   purgeable_probe_t probe;
   if (purgeable_probe(&probe) != 0 || !probe.wipe_on_fork) SKIP("no MADV_WIPEONFORK here");
-  enum { SLABS = 100000, CHILDREN = 5 };
+  enum { SLABS = 100000 };
   MAKE_HEAP(heap, .slab_bytes = PAGE);
   purgeable_reference_t reference = {0, 0};
   void *bytes;
@@ -57,7 +57,7 @@ void signals_in_children(case_report_t *report) {
   }
   heap_of_handler = heap;
   reference_of_handler = reference;
-  for (int i = 0; i < CHILDREN; i++) {
+  for (int i = 0; i < (report->is_full ? 5 : 2); i++) {
     pid_t child = fork();
     if (child == 0) _exit(child_with_timer(heap));
     EXPECT_EQUAL(wait_for_child(child), 0);

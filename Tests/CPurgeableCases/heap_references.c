@@ -49,8 +49,8 @@ void foreign_and_forged(case_report_t *report) {
     EXPECT_EQUAL(purgeable_heap_commit(heap, foreign.reference), ESTALE);
     EXPECT(purgeable_heap_unlock(heap, foreign.reference) != 0);
   }
-  // A million forgeries, ten in the full run, half of them with a right generation at a wrong place, asked without the directory's
-  // help as well.
+  // A million forgeries, or ten in the full run, half of them with a right generation at a wrong place, asked without the
+  // directory's help as well.
   uint64_t random = report->seed, passed = 0, tries = report->is_full && !HAS_SANITIZER ? 10000000 : 1000000;
   if (report->scale > 1) tries *= 4;
   const uint64_t end = own[COUNT - 1].reference.place + 64;

@@ -30,7 +30,7 @@ void probe_answers(case_report_t *report) {
 }
 
 void probe_classes_by_faults(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   purgeable_probe_t probe;
 #define PROBE_WITH(calls, n, error, and_after, expected_error) \
   purgeable_testing_forget_probe();                            \
@@ -124,7 +124,7 @@ static bool use_of_unconfirmed(void) {
 }
 
 void probe_classes_by_kernel(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   bool (*const uses[])(void) = {
       use_of_unsupported, use_of_no_op, use_of_unconfirmed,
 #if defined(CAN_ANSWER_TRAPS)
@@ -151,7 +151,7 @@ static bool ignores_wipe(void) {
 }
 
 void probe_tries(case_report_t *report) {
-  NEED_DISCARDS();
+  NEED_EXACT_DISCARDS();
   purgeable_probe_t probe;
   for (int i = 0; i < 5; i++) {
     purgeable_testing_pretend(purgeable_testing_pretence_half_offers);
