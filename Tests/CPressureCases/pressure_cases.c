@@ -77,7 +77,7 @@ const char *pressure_case_watch(void (*set_level)(int32_t level)) {
   // The last call of the second watch, which ended it, was seconds ago: the level has fallen since.
   int32_t last = atomic_load(&heard.call_count), calls = atomic_load(&other.call_count);
   set_level(PURGEABLE_PRESSURE_CRITICAL);
-  usleep(1500 * 1000);
+  usleep(500 * 1000);
   if (atomic_load(&heard.call_count) != last || atomic_load(&other.call_count) != calls) return "nobody is called any more";
   return NULL;
 }

@@ -142,6 +142,7 @@ static void offered_after_it_was_emptied(case_report_t *report) {
 
 const test_case_t chunk_race_cases[] = {
     CASE("chunk: figures are answered beside mappings that end", figures_beside_mappings),
-    CASE("chunk: an offer passes over slabs that were emptied and forgotten since they were listed", offered_after_it_was_emptied),
+    CASE("chunk: an offer passes over slabs that were emptied and forgotten since they were listed",
+         offered_after_it_was_emptied),
     END_OF_CASES,
 };

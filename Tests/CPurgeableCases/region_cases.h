@@ -72,6 +72,7 @@ void mlocked_process(case_report_t *report);
 // region_races.c
 void locks_inside_offers(case_report_t *report);
 void locks_that_do_not_wait(case_report_t *report);
+void lock_between_calls(case_report_t *report);
 void locks_beside_discards(case_report_t *report);
 void destroyed_beside_offers(case_report_t *report);
 

@@ -302,6 +302,99 @@ static void forked_while_filled(case_report_t *report) {
   }
 }
 
+// MARK: The rules, each switched off
+
+typedef struct pause_once {
+  purgeable_region_t *region;
+  other_t other;
+  pthread_t thread;
+  _Atomic bool has_begun;
+} pause_once_t;
+
+// While content is half made: what another thread is told.
+static int told_beside_fill(case_report_t *report, unsigned off) {
+  purgeable_region_t *region = NULL;
+  if (purgeable_region_create(PAGE, &not_at_all, &region) != 0) return -1;
+  fill_pattern(purgeable_region_bytes(region), PAGE / 2, 1);
+  EXPECT(purgeable_testing_switch_off(off));
+  int told = elsewhere(region, act_lock);
+  EXPECT(purgeable_testing_switch_off(0));
+  EXPECT_EQUAL(purgeable_region_abandon(region), 0);
+  EXPECT_EQUAL(purgeable_region_destroy(region), 0);
+  return told;
+}
+
+// Called between two calls of an offer, which waits for nobody: another thread begins to lock.
+static void lock_in_between(void *context) {
+  pause_once_t *pause = context;
+  if (atomic_exchange(&pause->has_begun, true)) return;
+  if (pthread_create(&pause->thread, NULL, run_other, &pause->other) != 0) abort();
+  WAIT_UNTIL(purgeable_region_lock_count(pause->region) != 0);
+}
+
+// Given up in two steps, an unlock and a discard: the unlock offers, and whoever locks meanwhile is told intact.
+static void given_up_in_two(case_report_t *report) {
+  pause_once_t pause = {.region = NULL};
+  REQUIRE(purgeable_region_create(PAGES * PAGE, &at_once, &pause.region) == 0);
+  pause.other = (other_t){.region = pause.region, .act = act_lock};
+  // Content on the first page and on the last: calls of their own.
+  char *bytes = purgeable_region_bytes(pause.region);
+  for (size_t page = 0; page < PAGES; page += PAGES - 1) bytes[page * PAGE] = 1;
+  EXPECT(purgeable_testing_switch_off(purgeable_testing_rule_abandon_at_once));
+  (void)purgeable_testing_set_pause(lock_in_between, &pause);
+  EXPECT_EQUAL(purgeable_region_abandon(pause.region), EBUSY);
+  (void)purgeable_testing_set_pause(NULL, NULL);
+  EXPECT(purgeable_testing_switch_off(0));
+  REQUIRE(atomic_load(&pause.has_begun));
+  (void)pthread_join(pause.thread, NULL);
+  EXPECT_EQUAL(pause.other.answer, purgeable_outcome_intact);
+  EXPECT_EQUAL(purgeable_region_unlock(pause.region), 0);
+  EXPECT_EQUAL(purgeable_region_destroy(pause.region), 0);
+}
+
+static void *fills_it(void *context) {
+  purgeable_region_t *region = *(purgeable_region_t **)context;
+  bool is_filler = false;
+  if (purgeable_region_lock_or_fill(region, &is_filler) != purgeable_outcome_discarded || !is_filler) abort();
+  fill_pattern(purgeable_region_bytes(region), PAGE, 8);
+  if (purgeable_region_unlock(region) != 0) abort();
+  return NULL;
+}
+
+// Called between the look that finds a region discarded and the claim of the fill.
+static void fill_in_between(void *context) {
+  pause_once_t *pause = context;
+  if (!atomic_exchange(&pause->has_begun, true)) run_threads(1, fills_it, &pause->region, sizeof pause->region);
+}
+
+// Whether a thread is elected for a region that another one has filled meanwhile.
+static bool is_elected_late(case_report_t *report, unsigned off) {
+  pause_once_t pause = {.region = NULL};
+  bool is_filler = false;
+  if (purgeable_region_create_discarded(PAGE, &not_at_all, &pause.region) != 0) return false;
+  EXPECT(purgeable_testing_switch_off(off));
+  (void)purgeable_testing_set_pause(fill_in_between, &pause);
+  purgeable_outcome_t outcome = purgeable_region_lock_or_fill(pause.region, &is_filler);
+  (void)purgeable_testing_set_pause(NULL, NULL);
+  EXPECT(purgeable_testing_switch_off(0));
+  EXPECT(atomic_load(&pause.has_begun));
+  EXPECT_EQUAL(outcome, is_filler ? purgeable_outcome_discarded : purgeable_outcome_intact);
+  if (!is_filler) EXPECT(check_pattern(purgeable_region_bytes(pause.region), PAGE, 8));
+  EXPECT_EQUAL(purgeable_region_unlock(pause.region), 0);
+  EXPECT_EQUAL(purgeable_region_destroy(pause.region), 0);
+  return is_filler;
+}
+
+// The storms of region_fill_storms.c show the same by chance.
+static void rules_are_needed(case_report_t *report) {
+  NEED_HOOKS();
+  EXPECT_EQUAL(told_beside_fill(report, 0), purgeable_outcome_busy);
+  EXPECT_EQUAL(told_beside_fill(report, purgeable_testing_rule_fill_excludes), purgeable_outcome_intact);
+  given_up_in_two(report);
+  EXPECT(!is_elected_late(report, 0));
+  EXPECT(is_elected_late(report, purgeable_testing_rule_fill_only_discarded));
+}
+
 // MARK: Elected
 
 static void bad_input_to_fills(case_report_t *report) {
@@ -400,5 +493,6 @@ const test_case_t region_fill_cases[] = {
     CASE("region fill: bad input, and refusals by the kernel", bad_input_to_fills),
     CASE("region fill: born idle and discarded", born_discarded),
     CASE("region fill: states follow every change", states_follow),
+    CASE("region fill: each rule alone, switched off, shows what it is for", rules_are_needed),
     END_OF_CASES,
 };

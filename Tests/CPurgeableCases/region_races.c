@@ -122,6 +122,52 @@ void locks_that_do_not_wait(case_report_t *report) {
   EXPECT(duel.lost > 0);
 }
 
+typedef struct early_lock {
+  purgeable_region_t *region;
+  purgeable_outcome_t outcome;
+  bool is_done;
+} early_lock_t;
+
+static void lock_now(void *context) {
+  early_lock_t *lock = context;
+  if (lock->is_done) return;
+  lock->is_done = true;
+  lock->outcome = purgeable_region_lock(lock->region);
+}
+
+// The same without a race: the lock comes between two calls of the offer, in the same thread. (With the rule on it would wait for
+// itself.) The later calls put pages on offer that are locked.
+void lock_between_calls(case_report_t *report) {
+  if (!purgeable_testing_has_hooks()) SKIP("this build cannot switch rules off");
+  NEED_EXACT_DISCARDS();
+  enum { PAGES = 16, ROUNDS = 20 };
+  int lost = 0;
+  for (int round = 0; round < ROUNDS; round++) {
+    early_lock_t lock = {.region = NULL, .outcome = purgeable_outcome_error};
+    REQUIRE(purgeable_region_create(PAGES * PAGE, NULL, &lock.region) == 0);
+    char *bytes = purgeable_region_bytes(lock.region);
+    // Every other page has content, so that each gets a call of its own.
+    for (size_t page = 0; page < PAGES; page += 2) bytes[page * PAGE] = 1;
+    EXPECT_EQUAL(purgeable_region_unlock(lock.region), 0);
+    // Drains the batch of young pages, which a madvise skips.
+    (void)kernel_discard(bytes, PAGES * PAGE);
+    purgeable_testing_switch_off(purgeable_testing_rule_wait_for_offer | purgeable_testing_rule_lockers_end_offers);
+    (void)purgeable_testing_set_pause(lock_now, &lock);
+    EXPECT_EQUAL(purgeable_region_offer(lock.region), 0);
+    (void)purgeable_testing_set_pause(NULL, NULL);
+    purgeable_testing_switch_off(0);
+    REQUIRE(lock.outcome == purgeable_outcome_intact);
+    (void)kernel_discard(bytes, PAGES * PAGE);
+    int found = 0;
+    for (size_t page = 0; page < PAGES; page += 2) found += bytes[page * PAGE];
+    lost += found != PAGES / 2;
+    EXPECT_EQUAL(purgeable_region_unlock(lock.region), 0);
+    EXPECT_EQUAL(purgeable_region_destroy(lock.region), 0);
+  }
+  NOTE("rule off: %d of %d locks lost content", lost, ROUNDS);
+  EXPECT(lost > 0);
+}
+
 // MARK: Locks that wait for a discard
 
 static struct {

@@ -323,6 +323,7 @@ static void anything_at_random(case_report_t *report) {
 const test_case_t region_storm_cases[] = {
     CASE("region storm: locks that began inside an offer are worth something", locks_inside_offers),
     FULL_CASE("region storm: locks that do not wait for the offer lose content", locks_that_do_not_wait),
+    CASE("region storm: a lock between two calls of an offer, without the wait, loses content", lock_between_calls),
     CASE("region storm: locks and refills that wait for a discard", locks_beside_discards),
     CASE("region storm: regions destroyed while they are offered", destroyed_beside_offers),
     CASE("region storm: reads beside discards and refills", reads_beside_refills),

@@ -228,6 +228,7 @@ const test_case_t stale_cases[] = {
     FULL_CASE("stale: a reader of an element that migrates accepts zeros, unless the sentinel falls", element_migration),
     FULL_CASE("stale: a refilled region is read with its old content, unless MADV_DONTNEED came first", region_refill),
     FULL_CASE("stale: an element appended to a page on offer looks discarded, unless such pages are left alone", element_append),
-    FULL_CASE("stale: an element in a slab that is filled again without a wipe is refused, unless it was never on offer", slab_again),
+    FULL_CASE("stale: an element in a slab that is filled again without a wipe is refused, unless it was never on offer",
+              slab_again),
     END_OF_CASES,
 };
