@@ -31,10 +31,11 @@ static void note(int32_t level, void *context) {
   atomic_store(&heard->level, level);
   purgeable_pressure_watch_t *ending = atomic_exchange(&heard->ending, NULL);
   if (ending != NULL) purgeable_pressure_unwatch(ending);
-  atomic_store(&heard->is_inside, 0);
   atomic_fetch_add(&heard->call_count, 1);
+  atomic_store(&heard->is_inside, 0);
 }
 
+/// With patience, since a level falls two seconds after it was set lower, and the machine may be busy.
 static int waits_for(const heard_t *heard, int32_t level) {
   for (int i = 0; i < 12000; i++) {
     if (atomic_load(&heard->call_count) > 0 && atomic_load(&heard->level) == level) return 1;
@@ -44,8 +45,8 @@ static int waits_for(const heard_t *heard, int32_t level) {
 }
 
 const char *pressure_case_watch(void (*set_level)(int32_t level)) {
-  static heard_t heard, other;
-  purgeable_pressure_watch_t *watch = NULL, *second = NULL;
+  static heard_t heard, other, last;
+  purgeable_pressure_watch_t *watch = NULL, *second = NULL, *third = NULL;
   if (purgeable_pressure_watch(NULL, &heard, &watch) != EINVAL || watch != NULL) return "a missing callback is refused";
   if (purgeable_pressure_watch(note, &heard, NULL) != EINVAL) return "a missing place for the watch is refused";
   purgeable_pressure_unwatch(NULL);
@@ -54,18 +55,19 @@ const char *pressure_case_watch(void (*set_level)(int32_t level)) {
   if (purgeable_pressure_watch(note, &heard, &watch) != 0 || watch == NULL) return "watches";
   if (!waits_for(&heard, PURGEABLE_PRESSURE_NORMAL)) return "the current level first";
   if (pthread_equal(heard.caller, pthread_self())) return "on the library's thread";
-  set_level(PURGEABLE_PRESSURE_CRITICAL);
-  if (!waits_for(&heard, PURGEABLE_PRESSURE_CRITICAL)) return "hears of critical";
-  if (purgeable_pressure_level() != PURGEABLE_PRESSURE_CRITICAL) return "the level can be asked for";
+  set_level(PURGEABLE_PRESSURE_WARNING);
+  if (!waits_for(&heard, PURGEABLE_PRESSURE_WARNING)) return "hears of the warning";
+  if (purgeable_pressure_level() != PURGEABLE_PRESSURE_WARNING) return "the level can be asked for";
 
   // A watch that begins later is told the present level, and may end itself.
   other.level = -1;
   if (purgeable_pressure_watch(note, &other, &second) != 0) return "a second watch";
-  if (!waits_for(&other, PURGEABLE_PRESSURE_CRITICAL)) return "the second hears of the level that there is";
+  if (!waits_for(&other, PURGEABLE_PRESSURE_WARNING)) return "the second hears of the level that there is";
   atomic_store(&other.ending, second);
-  set_level(PURGEABLE_PRESSURE_WARNING);
-  if (!waits_for(&other, PURGEABLE_PRESSURE_WARNING) || !waits_for(&heard, PURGEABLE_PRESSURE_WARNING))
-    return "both hear of the warning";
+  set_level(PURGEABLE_PRESSURE_CRITICAL);
+  if (!waits_for(&other, PURGEABLE_PRESSURE_CRITICAL) || !waits_for(&heard, PURGEABLE_PRESSURE_CRITICAL))
+    return "both hear of critical";
+  for (int i = 0; i < 12000 && atomic_load(&other.is_inside); i++) usleep(10 * 1000);
 
   // Ending waits for the call that is under way.
   atomic_store(&heard.is_slow, 1);
@@ -73,11 +75,15 @@ const char *pressure_case_watch(void (*set_level)(int32_t level)) {
   for (int i = 0; i < 12000 && !atomic_load(&heard.is_inside); i++) usleep(10 * 1000);
   purgeable_pressure_unwatch(watch);
   if (atomic_load(&heard.is_inside)) return "no call is under way when the watch has ended";
-  if (atomic_load(&heard.level) != PURGEABLE_PRESSURE_NORMAL) return "hears of the normal level";
-  // The last call of the second watch, which ended it, was seconds ago: the level has fallen since.
-  int32_t last = atomic_load(&heard.call_count), calls = atomic_load(&other.call_count);
+  if (atomic_load(&heard.level) != PURGEABLE_PRESSURE_WARNING) return "hears of the first step down";
+
+  // The next change is told to a watch that is there, and to none that has ended.
+  int32_t calls = atomic_load(&heard.call_count), other_calls = atomic_load(&other.call_count);
+  last.level = -1;
+  if (purgeable_pressure_watch(note, &last, &third) != 0) return "a third watch";
   set_level(PURGEABLE_PRESSURE_CRITICAL);
-  usleep(500 * 1000);
-  if (atomic_load(&heard.call_count) != last || atomic_load(&other.call_count) != calls) return "nobody is called any more";
+  if (!waits_for(&last, PURGEABLE_PRESSURE_CRITICAL)) return "the third hears of critical";
+  purgeable_pressure_unwatch(third);
+  if (atomic_load(&heard.call_count) != calls || atomic_load(&other.call_count) != other_calls) return "nobody else is called";
   return NULL;
 }

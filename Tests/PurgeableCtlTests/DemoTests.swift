@@ -36,26 +36,13 @@ struct DemoTests {
     return try #require(try JSONSerialization.jsonObject(with: Data(child.output.utf8)) as? [String: Any])
   }
 
-  /// Groups that demonstrations left behind, without those that were there before: another one may have been killed.
-  private func forgottenGroups() -> Set<String> { Self.groupsOfTheDead().subtracting(groupsBefore) }
-
-  private let groupsBefore = Self.groupsOfTheDead()
-
-  private static func groupsOfTheDead() -> Set<String> {
-    guard let own = MemoryGroup.current()?.directories[0] else { return [] }
-    let names = (DiskFile.names(in: own) ?? []).map(\.name)
-    return Set(
-      names.filter { name in
-        guard name.hasPrefix("purgeable-demo-"), let process = Int32(name.split(separator: "-")[2]) else { return false }
-        return kill(process, 0) != 0
-      })
-  }
+  private let groups = GroupsOfTheDead(of: "demo")
 
   private static func number(_ object: [String: Any], _ name: String) throws -> Int {
     try #require(object[name] as? Int, "\(name)")
   }
 
-  @Test("on a part of /usr: discards really happen, no byte is wrong, all is reported, nothing is left behind")
+  @Test("on a part of /usr: discards really happen, no byte is wrong, all is reported, nothing is left behind", .fullRun)
   func partOfUsr() throws {
     let size = Sanitizer.isAddress ? 128 : 32
     var words = ["--size", "\(size)M", "--seed", "7", "--json"]
@@ -83,28 +70,34 @@ struct DemoTests {
     #expect((object["dictionaryOutcome"] as? String)?.isEmpty == false)
     let pressure = try #require(object["pressure"] as? String)
     if !pressure.hasPrefix("none") && !Sanitizer.isThread {
-      #expect(try Self.number(object, "discardedEntries") * 10 >= entries, "\(pressure)")
+      #expect(try Self.number(object, "discardedEntries") > 0, "\(pressure)")
       #expect(try Self.number(object, "discardedBytes") > 0)
     }
-    #expect(forgottenGroups() == [])
+    #expect(groups.added == [])
   }
 
-  @Test("on a small directory: all of its files are entries, links and empty files are none; the table names the directory")
+  @Test(
+    "on a small directory: all of its files are entries, links and empty files are none; the table names the directory",
+    .fullRun)
   func smallDirectory() throws {
     let root = try Self.makeDirectory()
     defer { root.remove() }
+    let start = Clock.now
     let child = try Self.run([root.path])
+    let seconds = Int((Clock.now - start) / 1_000_000_000)
     #expect(child.status == 0, "\(child.errors)")
     #expect(child.output.contains("96 files of \(root.path), 6 MiB, seed 1"))
     #expect(child.output.contains("No wrong byte."))
     #expect(child.output.contains("a plain dictionary: "))
     // Standard error is a file here: a line for each part at most every ten seconds, and nothing that rewrites itself.
-    #expect(child.errors.split(separator: "\n").count < 15)
+    #expect(child.errors.split(separator: "\n").count < 15 + seconds / 10)
     #expect(!child.errors.contains("\r"))
-    #expect(forgottenGroups() == [])
+    #expect(groups.added == [])
   }
 
-  @Test("a spoiled byte is found, by digest and by comparison, and makes the exit status 1", arguments: ["hits", "rest"])
+  @Test(
+    "a spoiled byte is found, by digest and by comparison, and makes the exit status 1", .fullRun,
+    arguments: ["hits", "rest"])
   func spoiled(what: String) throws {
     let root = try Self.makeDirectory(fileCount: 48)
     defer { root.remove() }
@@ -113,17 +106,26 @@ struct DemoTests {
     let wrong = try Self.number(Self.object(child), "wrongBytes")
     // One byte of each spoiled hit; and there is one first entry.
     #expect(what == "hits" ? wrong >= 1 : wrong == 1)
-    #expect(forgottenGroups() == [])
+    #expect(groups.added == [])
   }
 
-  @Test("ended by a signal, it ends its children and removes its group")
+  @Test("ended by a signal, it ends its children and removes its group", .fullRun)
   func interrupted() throws {
-    let script = #""$0" demo --size 32M & demo=$!; sleep 2; kill -TERM $demo; wait $demo"#
-    let child = try ChildProcess.run("/bin/sh", ["-c", script, Self.program])
+    let root = try FakeRoot()
+    defer { root.remove() }
+    // The signal comes when there is a group, or else when the second part has begun, of which a line tells.
+    let script = #"""
+      "$0" demo --size 32M 2>"$1/errors" & demo=$!
+      until [ -d "$2/purgeable-demo-$demo" ] || [ $(wc -l <"$1/errors") -gt 1 ] || ! grep -q demo /proc/$demo/cmdline
+      do sleep 0.05; done
+      kill -TERM $demo; wait $demo; status=$?
+      cat "$1/errors" >&2; exit $status
+      """#
+    let child = try ChildProcess.run("/bin/sh", ["-c", script, Self.program, root.path, OwnGroup.directory ?? "/nowhere"])
     #expect(child.status == 143)
     #expect(child.errors.contains("ended by signal 15"))
     #expect(child.output.isEmpty)
-    #expect(forgottenGroups() == [])
+    #expect(groups.added == [])
   }
 
   @Test("called wrongly it says so and ends with 2; with nothing to read, with 1")

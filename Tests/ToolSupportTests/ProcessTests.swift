@@ -49,18 +49,19 @@ struct ProcessTests {
   }
 
   @Test("signals that this process ignores do what they usually do where that is asked for")
-  func usualSignals() throws {
-    // SIGUSR2, which nothing else here uses.
-    let before = signal(SIGUSR2, SIG_IGN)
-    defer { _ = signal(SIGUSR2, before) }
-    func end(usually: Bool) -> ChildEnd? {
-      var launch = Launch("/bin/sh", ["sh", "-c", "kill -USR2 $$; exit 5"])
-      if usually { unsafe sigaddset(&launch.usualSignals, SIGUSR2) }
-      var process: pid_t = 0
-      return launch.start(&process) == 0 ? ChildEnd.of(process) : nil
+  func usualSignals() async {
+    // In a process of its own: what this one ignores, the children of other tests would ignore too.
+    await #expect(processExitsWith: .success) {
+      _ = signal(SIGUSR2, SIG_IGN)
+      func end(usually: Bool) -> ChildEnd? {
+        var launch = Launch("/bin/sh", ["sh", "-c", "kill -USR2 $$; exit 5"])
+        if usually { unsafe sigaddset(&launch.usualSignals, SIGUSR2) }
+        var process: pid_t = 0
+        return launch.start(&process) == 0 ? ChildEnd.of(process) : nil
+      }
+      #expect(end(usually: false) == .exited(5))
+      #expect(end(usually: true) == .killed(SIGUSR2))
     }
-    #expect(end(usually: false) == .exited(5))
-    #expect(end(usually: true) == .killed(SIGUSR2))
   }
 
   @Test("this program's path leads to it, and to those built beside it")

@@ -44,7 +44,7 @@ final class StallSource: SystemSourcePart {
 
     /// nil where the kernel refuses, and where `total=` cannot be read: without it no event could be believed, and polling
     /// tells more.
-    init?(_ line: Line, _ file: String) {
+    init?(_ line: Line, _ file: String, at now: UInt64) {
       guard let descriptor = OwnedDescriptor.open(file, O_RDWR | O_NONBLOCK) else { return nil }
       // The kernel wants the terminating zero.
       guard let total = line.total(descriptor), descriptor.write(line.trigger + "\0") else {
@@ -53,7 +53,7 @@ final class StallSource: SystemSourcePart {
       }
       self.line = line
       self.descriptor = descriptor
-      ledger = StallLedger(thresholdMicroseconds: line.thresholdMicroseconds, total: total, at: MonotonicTime.now)
+      ledger = StallLedger(thresholdMicroseconds: line.thresholdMicroseconds, total: total, at: now)
     }
 
     /// The level of an event; normal if the event is not believed. One system call.
@@ -72,21 +72,26 @@ final class StallSource: SystemSourcePart {
   private let file: String
   private let root: String
   private let scope: Scope
+  private let now: @Sendable () -> UInt64
   private let state: Guarded<State>
 
-  /// Opens the file twice, one trigger each; nil where the kernel refuses, or PSI is off or not there.
-  init?(file: String, scope: Scope, root: String = "/") {
+  /// Opens the file twice, one trigger each; nil where the kernel refuses, or PSI is off or not there. `now`: the clock, which
+  /// tests set.
+  init?(
+    file: String, scope: Scope, root: String = "/", now: @escaping @Sendable () -> UInt64 = { MonotonicTime.now }
+  ) {
     self.file = file
     self.root = root
     self.scope = scope
-    guard let opened = Self.open(file) else { return nil }
+    self.now = now
+    guard let opened = Self.open(file, at: now()) else { return nil }
     state = Guarded(opened)
   }
 
-  private static func open(_ file: String) -> State? {
-    guard let some = Trigger(.some, file) else { return nil }
+  private static func open(_ file: String, at now: UInt64) -> State? {
+    guard let some = Trigger(.some, file, at: now) else { return nil }
     // The root group has no "full" in old kernels: "some" alone is worth having.
-    return State(some: some, full: Trigger(.full, file))
+    return State(some: some, full: Trigger(.full, file, at: now))
   }
 
   var name: String { scope == .machine ? "stalls of the machine (PSI)" : "stalls of the group (PSI)" }
@@ -102,7 +107,7 @@ final class StallSource: SystemSourcePart {
 
   func level(of ready: DescriptorList) -> PressureLevel {
     let level = state.withLock { state -> PressureLevel in
-      let now = MonotonicTime.now
+      let now = now()
       for item in ready {
         Self.take(item, &state.some, &state.events, at: now)
         Self.take(item, &state.full, &state.events, at: now)
@@ -135,11 +140,11 @@ final class StallSource: SystemSourcePart {
   }
 
   func reopen() {
-    let file = file
+    let (file, now) = (file, now())
     state.withLock { state in
       state.some?.descriptor.close()
       state.full?.descriptor.close()
-      let opened = Self.open(file)
+      let opened = Self.open(file, at: now)
       state.some = opened?.some
       state.full = opened?.full
     }

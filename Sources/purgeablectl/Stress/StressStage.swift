@@ -89,6 +89,8 @@ final class StressStage {
   }
 
   private func start(_ name: String, _ words: [String], isQuiet: Bool = false) throws -> StressChild {
+    // From the signal on none can be started.
+    if Children.interruption != 0 { throw StressFailure.interrupted }
     let child = StressChild(name, try Children.start(words + GroupProcess.words(group.files), isQuiet: isQuiet))
     children.append(child)
     return child

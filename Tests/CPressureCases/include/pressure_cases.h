@@ -8,4 +8,7 @@
 /// Watches, has the caller set levels, and stops watching. NULL when all went as the header promises, else what did not.
 const char *pressure_case_watch(void (*set_level)(int32_t level));
 
+/// Written in Swift (QuietMachine.swift), and called once, before `main`: the tests' process hears nothing of the machine.
+void pressure_cases_begin(void);
+
 #endif

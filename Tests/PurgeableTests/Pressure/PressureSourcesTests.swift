@@ -76,7 +76,8 @@ struct PressureSourcesTests {
     let root = try FakeRoot(files)
     defer { root.remove() }
     let group = try #require(MemoryGroup.current(root: root.path))
-    let source = try #require(GroupEventsSource(group: group))
+    let clock = SetClock()
+    let source = try #require(GroupEventsSource(group: group, now: clock.cacheClock.now))
     defer { source.close() }
     let descriptors = source.descriptors
     #expect(descriptors.count == 2)
@@ -177,16 +178,18 @@ struct PressureSourcesTests {
   func moved() throws {
     let root = try FakeRoot(FieldMachine.unified)
     defer { root.remove() }
-    let source = SystemPressureSource(root: root.path)
+    let clock = SetClock()
+    let source = SystemPressureSource(root: root.path, now: clock.cacheClock.now)
     defer { source.close() }
     #expect(source.partNames == ["polling"])
     try root.write("sys/fs/cgroup/other/memory.events", "max 0\n")
     try root.write("proc/self/cgroup", "0::/other\n")
-    #expect(
-      patiently {
-        _ = source.level(ready: [])
-        return source.partNames == ["events of the group (cgroup v2)", "polling of the machine"]
-      })
+    clock.advance(seconds: 4.5)
+    _ = source.level(ready: [])
+    #expect(source.partNames == ["polling"], "looked a moment ago")
+    clock.advance(seconds: 0.5)
+    _ = source.level(ready: [])
+    #expect(source.partNames == ["events of the group (cgroup v2)", "polling of the machine"])
   }
 
   @Test("a descriptor that means something else by now is not closed")

@@ -127,15 +127,55 @@ struct TestGroup {
   }
 }
 
-/// Cancels the test where a group of that kind cannot be made, and says why.
+/// Cancels the test where a group of that kind cannot be made, limited or entered, and says why.
 func needGroup(_ version: MemoryGroup.Version, limitBytes: UInt64?) throws {
-  let (group, why) = TestGroup.make(version: version, limitBytes: limitBytes)
-  guard let group else { try Test.cancel("\(why)") }
-  group.leave()
+  let why = PossibleGroups.whyNot(version, limitBytes: limitBytes)
+  if !why.isEmpty { try Test.cancel("\(why)") }
 }
 
-/// Fills memory, offers it and fills more, so that the kernel has to take what is on offer, again and again. For a forked child.
-func churn(megabytes: Int, seconds: Int) {
+/// What groups this machine allows, each kind asked once. A child enters the group: this process, which all tests share, would
+/// have its memory charged and reclaimed there.
+private enum PossibleGroups {
+  private struct Kind: Hashable {
+    var version: MemoryGroup.Version
+    var limitBytes: UInt64?
+  }
+
+  private static let known = Mutex<[Kind: String]>([:])
+
+  static func whyNot(_ version: MemoryGroup.Version, limitBytes: UInt64?) -> String {
+    known.withLock { known in
+      let kind = Kind(version: version, limitBytes: limitBytes)
+      if let why = known[kind] { return why }
+      let why = tryOut(kind)
+      known[kind] = why
+      return why
+    }
+  }
+
+  /// Empty where all went well.
+  private static func tryOut(_ kind: Kind) -> String {
+    let found = kind.version == .v1 ? MemoryGroup.current() : MemoryGroup.currentUnified()
+    guard let found, found.version == kind.version, found.isOwnDirectory else {
+      return "no own group of \(kind.version) is visible"
+    }
+    let directory = MemoryGroup.join(found.directories[0], "purgeable-possible-\(getpid())")
+    let files = GroupFiles(version: kind.version, directory: directory)
+    var error = files.make()
+    guard error == 0 else { return "\(directory) cannot be made: \(SystemError.text(error))" }
+    defer { _ = files.remove() }
+    if let limitBytes = kind.limitBytes { error = files.setLimit(limitBytes, allowsSwap: true) }
+    guard error == 0 else { return "\(directory) cannot be limited: \(SystemError.text(error))" }
+    guard let child = try? ChildProcess.run("/bin/sh", ["-c", "echo 0 >\"$0\"", files.processes]), child.status == 0 else {
+      return "\(directory) cannot be entered"
+    }
+    return ""
+  }
+}
+
+/// Fills memory, offers it and fills more, so that the kernel has to take what is on offer, again and again, until it is told
+/// that this is enough. For a forked child.
+func churn(megabytes: Int, seconds: Int, until enough: OwnedDescriptor) {
   let count = megabytes << 20
   let end = MonotonicTime.now + UInt64(seconds) * 1_000_000_000
   // Two mappings in turn: while one is filled the other is on offer.
@@ -149,5 +189,5 @@ func churn(megabytes: Int, seconds: Int) {
     unsafe memset(place, 1, count)
     unsafe madvise(place, count, 8)
     number += 1
-  } while MonotonicTime.now < end
+  } while MonotonicTime.now < end && enough.drain() == 0
 }

@@ -2,31 +2,40 @@
 // Sources and the kernel of this machine: a group with a limit, and a child that needs more than there is.
 
 import Glibc
+import PurgeableTestSupport
 import Testing
 import ToolSupport
 
 @testable import Purgeable
 
-@Suite("pressure: the real kernel", .serialized)
+@Suite("pressure: the real kernel", .serialized, .fullRun)
 struct RealPressureTests {
   /// The limit of the test's group, in bytes.
   private static let limit: UInt64 = 96 << 20
 
-  /// Waits for an event of a source while a child keeps the kernel busy. Returns whether there was one.
+  /// Whether the condition comes to hold while a child keeps the kernel busy, which ends then.
+  private static func comesUnderPressure(_ holds: () -> Bool) -> Bool {
+    let enough = OwnedDescriptor.event()!
+    return childSays {
+      churn(megabytes: 64, seconds: 50, until: enough)
+      return true
+    } meanwhile: {
+      let comes = patiently(seconds: 50, holds)
+      enough.signal()
+      return comes
+    }
+  }
+
+  /// Waits for an event of a source under pressure. Returns whether there was one.
   private static func fires(_ source: any PressureSource) -> Bool {
     let descriptors = source.descriptors
     require(!descriptors.isEmpty, "something to wait for")
-    return childSays {
-      churn(megabytes: 64, seconds: 20)
-      return true
-    } meanwhile: {
-      patiently(seconds: 60) {
-        var records = descriptors.map { pollfd(fd: $0.descriptor, events: $0.events, revents: 0) }
-        // Safe: the array is used by no other code while its buffer is lent.
-        _ = unsafe records.withUnsafeMutableBufferPointer { unsafe poll($0.baseAddress, nfds_t($0.count), 100) }
-        let ready = records.filter { $0.revents != 0 }.map { PressureDescriptor(descriptor: $0.fd, events: $0.revents) }
-        return !ready.isEmpty && source.level(ready: ready) >= .warning
-      }
+    return comesUnderPressure {
+      var records = descriptors.map { pollfd(fd: $0.descriptor, events: $0.events, revents: 0) }
+      // Safe: the array is used by no other code while its buffer is lent.
+      _ = unsafe records.withUnsafeMutableBufferPointer { unsafe poll($0.baseAddress, nfds_t($0.count), 0) }
+      let ready = records.filter { $0.revents != 0 }.map { PressureDescriptor(descriptor: $0.fd, events: $0.revents) }
+      return !ready.isEmpty && source.level(ready: ready) >= .warning
     }
   }
 
@@ -91,13 +100,11 @@ struct RealPressureTests {
     await #expect(processExitsWith: .success) {
       let (group, reason) = TestGroup.make(version: MemoryGroup.current()!.version, limitBytes: Self.limit)
       guard let group else { fatalError(reason) }
+      hearThisMachine()
       let cache = try PressureThreadTests.filled()
       let monitor = PressureMonitor()
-      let heard = childSays {
-        churn(megabytes: 64, seconds: 20)
-        return true
-      } meanwhile: {
-        patiently(seconds: 60) { monitor.level >= .warning && PurgeableMemory.pressureStatistics.reactionCount > 0 }
+      let heard = Self.comesUnderPressure {
+        monitor.level >= .warning && PurgeableMemory.pressureStatistics.reactionCount > 0
       }
       let ended = patiently { monitor.level == .normal }
       let numbers = PurgeableMemory.pressureStatistics

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Reactions of the library's thread to pressure, and its sleep: a process for each test, since a process has one such thread.
+// That it sleeps is seen by its doing nothing for seconds, which is for the full run; when each source is asked, and when caches
+// react, is also tested by values that have the time given (PressureFeedTests, ReactionPaceTests).
 
 import Glibc
+import PurgeableTestSupport
 import Synchronization
 import Testing
 import ToolSupport
@@ -19,6 +22,7 @@ struct PressureThreadTests {
 
   /// As `filled`, with the sources of this machine open and the library's thread asleep.
   static func rested() throws -> PurgeableCache<Int, [UInt8]> {
+    hearThisMachine()
     let cache = try filled()
     require(patiently { PurgeableMemory.pressureStatistics.sourceName != "" }, "watches")
     require(comesToRest(seconds: 2), "rest")
@@ -42,7 +46,7 @@ struct PressureThreadTests {
     }
   }
 
-  @Test("with events: not one wake-up while caches hold memory and nothing happens")
+  @Test("with events: not one wake-up while caches hold memory and nothing happens", .fullRun)
   func noWakeUps() async {
     await #expect(processExitsWith: .success) {
       let source = FakeSource()
@@ -60,13 +64,14 @@ struct PressureThreadTests {
     }
   }
 
-  @Test("with the sources of this machine there is rest too, where all of them are events")
+  @Test("with the sources of this machine there is rest too, where all of them are events", .fullRun)
   func noWakeUpsHere() async throws {
     let probe = SystemPressureSource()
     defer { probe.close() }
     try #require(!probe.descriptors.isEmpty || probe.pollingInterval != nil)
     guard probe.pollingInterval == nil else { try Test.cancel("something has to be polled here: \(probe.name)") }
     await #expect(processExitsWith: .success) {
+      hearThisMachine()
       let cache = try Self.filled()
       // Other processes on this machine may be short of memory meanwhile, hence the patience.
       require(Self.comesToRest(seconds: 3), "three seconds without a wake-up")
@@ -74,7 +79,7 @@ struct PressureThreadTests {
     }
   }
 
-  @Test("with polling: once a second, and only while a cache holds anything")
+  @Test("with polling: once a second, and only while a cache holds anything", .fullRun)
   func polling() async {
     await #expect(processExitsWith: .success) {
       let source = FakeSource(hasEvents: false, pollingInterval: .milliseconds(10))
@@ -97,7 +102,7 @@ struct PressureThreadTests {
     }
   }
 
-  @Test("reacts when the level rises and while memory is short, counts it, and stops when that has ended")
+  @Test("reacts when the level rises and while memory is short, and counts it")
   func reacting() async {
     await #expect(processExitsWith: .success) {
       let source = FakeSource()
@@ -113,12 +118,24 @@ struct PressureThreadTests {
       let numbers = PurgeableMemory.pressureStatistics
       require(numbers.warningCount == 1 && numbers.criticalCount == 1, "counts")
       require(numbers.lastOfferNanoseconds! <= numbers.lastReactionNanoseconds!, "and takes the time")
+    }
+  }
+
+  @Test("stops reacting when the shortage has ended, and sleeps", .fullRun)
+  func recovering() async {
+    await #expect(processExitsWith: .success) {
+      let source = FakeSource()
+      PurgeableMemory.pressureSource = source
+      let cache = try Self.filled()
+      source.set(.critical)
+      require(patiently { PurgeableMemory.pressureStatistics.reactionCount >= 4 }, "reacts, again and again")
       source.set(.normal)
       require(patiently { PurgeableMemory.pressureLevel == .normal }, "ends")
       require(Self.comesToRest(seconds: 3), "rest")
       let count = PurgeableMemory.pressureStatistics.reactionCount
       require(Self.comesToRest(seconds: 2), "more rest")
       require(PurgeableMemory.pressureStatistics.reactionCount == count, "nothing to react to")
+      require(cache.count >= 0, "alive")
     }
   }
 
@@ -143,6 +160,7 @@ struct PressureThreadTests {
   @Test("no thread and no descriptor without cache and monitor; every descriptor is closed on exec")
   func nothingLeft() async {
     await #expect(processExitsWith: .success) {
+      hearThisMachine()
       require(!hasLibraryThread() && Self.libraryDescriptors.isEmpty, "none at first")
       var cache: PurgeableCache<Int, [UInt8]>? = try Self.filled()
       require(patiently { PurgeableMemory.pressureStatistics.sourceName != "" }, "watches")
@@ -171,7 +189,8 @@ struct PressureThreadTests {
       let cache = try Self.filled()
       let own = FakeSource()
       let monitor = PressureMonitor(source: own)
-      require(Self.comesToRest(seconds: 2), "rest")
+      let isAsked = { source.askCount.load(ordering: .relaxed) > 0 && own.askCount.load(ordering: .relaxed) > 0 }
+      require(patiently { isAsked() && !cache.engine.heap.hasPending }, "both are watched, and all is on offer")
       let parents = source.descriptors
       let childIsWell = childSays {
         guard !hasLibraryThread() else { return false }
@@ -196,9 +215,10 @@ struct PressureThreadTests {
     }
   }
 
-  @Test("a child that was forked with the sources of this machine open has descriptors of its own", .forks)
+  @Test("a child that was forked with the sources of this machine open has descriptors of its own", .forks, .fullRun)
   func forkingHere() async {
     await #expect(processExitsWith: .success) {
+      hearThisMachine()
       let cache = try Self.filled()
       require(patiently { PurgeableMemory.pressureStatistics.sourceName != "" }, "watches")
       let before = openDescriptors().count
@@ -214,9 +234,12 @@ struct PressureThreadTests {
     }
   }
 
-  @Test("out of descriptors: what is idle is offered, nothing crashes, and sources are opened when there are descriptors again")
+  @Test(
+    "out of descriptors: what is idle is offered, nothing crashes, and sources are opened when there are descriptors again",
+    .fullRun)
   func outOfDescriptors() async {
     await #expect(processExitsWith: .success) {
+      hearThisMachine()
       var limit = rlimit()
       let resource = __rlimit_resource_t(RLIMIT_NOFILE.rawValue)
       unsafe getrlimit(resource, &limit)
@@ -242,7 +265,7 @@ struct PressureThreadTests {
     }
   }
 
-  @Test("descriptors that the program closed are opened anew")
+  @Test("descriptors that the program closed are opened anew", .fullRun)
   func closedByProgram() async {
     await #expect(processExitsWith: .success) {
       let cache = try Self.rested()
@@ -260,7 +283,7 @@ struct PressureThreadTests {
     }
   }
 
-  @Test("what the program has opened under the numbers that it closed is neither written to nor read")
+  @Test("what the program has opened under the numbers that it closed is neither written to nor read", .fullRun)
   func reusedByProgram() async {
     await #expect(processExitsWith: .success) {
       let cache = try Self.rested()
