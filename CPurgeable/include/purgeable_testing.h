@@ -86,6 +86,8 @@ typedef enum purgeable_testing_rule {
   purgeable_testing_rule_generation_before_reuse = 1 << 23,
   /// A page of a region that holds nothing when a writer unlocks loses the witness that it had in an earlier fill.
   purgeable_testing_rule_forget_untouched = 1 << 24,
+  /// A sweep asks again about pages that were not resident, after it has seen that they were offered.
+  purgeable_testing_rule_ask_again_before_loss = 1 << 25,
 } purgeable_testing_rule_t;
 
 /// Whether this build can switch rules off.
@@ -98,12 +100,12 @@ bool purgeable_testing_switch_off(unsigned rules);
 bool purgeable_testing_rule_holds(purgeable_testing_rule_t rule);
 
 /// In a build with hooks: every read without lock spins this many rounds between copy and check (0: none), and so do the births
-/// of large elements, the beginnings of offers in a heap, drains of the regions' queue while they sort it, and offers of one
+/// of large elements, the beginnings of offers in a heap, sweeps before each slab, drains of the regions' queue while they sort it, and offers of one
 /// region after each call, so that races show.
 void purgeable_testing_slow_reads(uint32_t rounds);
 
 /// In a build with hooks: every read without lock, in every thread, calls `pause` between copy and check, once per try (NULL: no
-/// more), and so do those births and offers. Whoever changes it sees to it that none of them is under way. Returns false, and
+/// more), and so do those births, offers and sweeps. Whoever changes it sees to it that none of them is under way. Returns false, and
 /// does nothing, in a build without hooks.
 bool purgeable_testing_set_pause(void (*pause)(void *context), void *context);
 

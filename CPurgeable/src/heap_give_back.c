@@ -148,6 +148,8 @@ void purgeable__give_back_kept(purgeable_heap_t *heap) {
 
 bool purgeable__give_back_if_empty(purgeable_heap_t *heap, purgeable__spot_t spot, uint32_t generation) {
   purgeable__slab_t *slab = spot.slab;
+  // A word of 0 is that of no life: its slab ended a moment ago, and the unit may be on its way to the next one.
+  if (generation == 0) return true;
   // Looked at before the word: while open, an element could be born and the slab sealed between a look at the living and the
   // claim, and the word would be what it was. From a word that is read later with count 0, a sealed slab's living only go down.
   bool sealed = purgeable__is_sealed(slab);

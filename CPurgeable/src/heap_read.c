@@ -165,6 +165,11 @@ static inline __attribute__((always_inline)) purgeable_outcome_t read_life(purge
       wish->error = ESTALE;
       return purgeable_outcome_error;
     }
+    // A place where no element begins has no header to lose.
+    if (!purgeable__is_living(heap, spot)) {
+      wish->error = ESTALE;
+      return purgeable_outcome_error;
+    }
     // Gone, in a life that is still going on; or in a forked child, where nothing has been put right yet, and nothing is
     // recorded.
     if (!purgeable__is_put_right(heap)) return purgeable_outcome_discarded;
@@ -292,7 +297,8 @@ purgeable_outcome_t purgeable_heap_read_matching(purgeable_heap_t *heap, purgeab
                                                  size_t prefix_bytes, size_t skip_bytes, void *buffer,
                                                  size_t capacity_bytes, size_t *rest_bytes, bool *matches) {
   purgeable__spot_t spot = purgeable__find(heap, reference.place);
-  if (spot.slab == NULL) return purgeable_outcome_busy;
+  // Generation 0 is that of no life: `purgeable_heap_generation` found none, and there may be no content mapped.
+  if (spot.slab == NULL || reference.generation == 0) return purgeable_outcome_busy;
   wish_t wish = {.kind = wish_rest, .prefix = prefix, .prefix_bytes = prefix_bytes, .skip_bytes = skip_bytes,
                  .buffer = buffer, .capacity = capacity_bytes};
   purgeable_outcome_t outcome = read_unlocked(heap, spot, reference, &wish);

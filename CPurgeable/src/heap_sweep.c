@@ -6,6 +6,9 @@
 #include "heap_layout.h"
 #include "heap_release.h"
 
+// Pages of a slab: a bit of a word each.
+enum { PAGES_MAX = 64 };
+
 // Whether the page's first living element, touched, turns out to be gone. False where none begins in this page.
 static bool touch_proves_loss(purgeable_heap_t *heap, purgeable__spot_t spot, size_t page) {
   uint32_t granules = (uint32_t)(heap->page_bytes / PURGEABLE_GRANULE_BYTES);
@@ -36,6 +39,7 @@ static void book_run(purgeable_heap_t *heap, purgeable__slab_t *slab, const unsi
 static size_t sweep_slab(purgeable_heap_t *heap, purgeable__spot_t spot, const unsigned char *resident, bool swap) {
   assert(purgeable__is_held(&heap->control->mutex));
   purgeable__slab_t *slab = spot.slab;
+  PURGEABLE_TEST_PAUSE();
   uint64_t offered = load_relaxed(&slab->offered);
   uint64_t known = load_relaxed(&slab->lost);
   uint64_t word = purgeable__slab_word_acquire(slab);
@@ -53,6 +57,19 @@ static size_t sweep_slab(purgeable_heap_t *heap, purgeable__spot_t spot, const u
     // The first loss found has been recorded; for a run, that is the whole run. A page that is swapped out is not gone.
     if (purgeable__is_run(slab) || swap) return gone << heap->page_shift;
     gone = 0;
+  }
+  bool has_suspect = false;
+  for (size_t page = 0; page < pages && !has_suspect; page++) {
+    has_suspect = (resident[page] & 1) == 0 && (offered & ~known & purgeable__page_bit(slab, page)) != 0;
+  }
+  if (!has_suspect) return 0;
+  // Asked again: a page that was not resident then may have been filled and offered since, under the stream's mutex alone. What
+  // `offered` names has been filled, so what is not resident now is gone. Without an answer, the next sweep asks.
+  unsigned char now[PAGES_MAX];
+  assert(pages <= PAGES_MAX);
+  if (PURGEABLE_RULE(ask_again_before_loss)) {
+    if (purgeable__mincore(purgeable__pages_of(heap, spot), pages << heap->page_shift, now) != 0) return 0;
+    resident = now;
   }
   for (size_t page = 0; page < pages; page++) {
     uint64_t bit = purgeable__page_bit(slab, page);

@@ -62,16 +62,19 @@ static bool lines_next(lines_t *lines, char *line, size_t room) {
   return length != 0;
 }
 
-// The number in a file, or UINT64_MAX: "max", no file, nothing that is a number.
-static uint64_t number_in(const char *path) {
+// The number in a file, behind `key` at the beginning of a line, or UINT64_MAX: "max", no file, nothing that is a number.
+static uint64_t number_in(const char *path, const char *key) {
   lines_t lines;
-  char text[32];
+  char text[64];
+  size_t length = strlen(key);
   if (!lines_open(&lines, path)) return UINT64_MAX;
-  bool is_there = lines_next(&lines, text, sizeof text);
+  bool is_there;
+  do is_there = lines_next(&lines, text, sizeof text);
+  while (is_there && strncmp(text, key, length) != 0);
   lines_close(&lines);
-  if (!is_there || text[0] == 0) return UINT64_MAX;
+  if (!is_there || text[length] == 0) return UINT64_MAX;
   uint64_t value = 0;
-  for (const char *digit = text; *digit != 0; digit++) {
+  for (const char *digit = text + length; *digit != 0; digit++) {
     if (*digit < '0' || *digit > '9') return UINT64_MAX;
     if (value > (UINT64_MAX - 9) / 10) return UINT64_MAX;
     value = value * 10 + (uint64_t)(*digit - '0');
@@ -150,17 +153,22 @@ static const char *path_below(const char *path, const char *top) {
   return "";
 }
 
-// The smallest limit of a group's directory and of those around it, up to the mount point.
+// The smallest limit of a group's directory and of those around it, up to the mount point. In version 1 the outermost one also
+// tells of those around it that are not mounted here.
 static uint64_t smallest_limit(char *directory, size_t mount_length, bool is_version2) {
   static const char *const files[2][2] = {{"/memory.limit_in_bytes", NULL}, {"/memory.max", "/memory.high"}};
   uint64_t smallest = UINT64_MAX;
   for (size_t length = strlen(directory);;) {
     for (int i = 0; i < 2 && files[is_version2][i] != NULL; i++) {
       strcpy(directory + length, files[is_version2][i]);
-      uint64_t limit = number_in(directory);
+      uint64_t limit = number_in(directory, "");
       if (limit < smallest) smallest = limit;
     }
-    if (length <= mount_length) return smallest;
+    if (length <= mount_length) {
+      strcpy(directory + length, "/memory.stat");
+      uint64_t limit = is_version2 ? UINT64_MAX : number_in(directory, "hierarchical_memory_limit ");
+      return limit < smallest ? limit : smallest;
+    }
     do length--;
     while (length > mount_length && directory[length] != '/');
   }

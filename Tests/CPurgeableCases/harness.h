@@ -205,5 +205,6 @@ extern const test_case_t upkeep_cases[];
 extern const test_case_t pressure_cases[];
 extern const test_case_t kept_cases[];
 extern const test_case_t kept_rule_cases[];
+extern const test_case_t heap_doubt_cases[];
 
 #endif

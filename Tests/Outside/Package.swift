@@ -8,13 +8,15 @@ let package = Package(
   name: "outside",
   dependencies: [.package(name: "purgeable", path: "../..")],
   targets: [
+    .target(name: "ThreadStorage", path: "ThreadStorage"),
     .executableTarget(
       name: "outside",
       dependencies: [
+        "ThreadStorage",
         .product(name: "Purgeable", package: "purgeable"),
         .product(name: "CPurgeable", package: "purgeable"),
       ],
       path: "Sources",
-      swiftSettings: [.swiftLanguageMode(.v6), .strictMemorySafety(), .treatAllWarnings(as: .error)])
+      swiftSettings: [.swiftLanguageMode(.v6), .strictMemorySafety(), .treatAllWarnings(as: .error)]),
   ]
 )

@@ -15,6 +15,7 @@ final class CacheRoster: ForkProtected {
       let first = items.count
       for engine in ListedEngines() { items.append(engine) }
       for at in first..<items.count { if let table = (items[at] as? CacheEngine)?.base.observer { items.append(table) } }
+      items.append(GivingBackTurn.shared)
     }
     ForkGuard.shared.announce(.lists) { $0.append(CacheRoster.shared) }
   }

@@ -26,7 +26,7 @@ extension ForkProtected {
 /// The order of mutexes: the holder of one may take those further down, never those further up. A fork takes all of them in
 /// this order.
 enum MutexOrder: Int {
-  /// Caches in the order of their making, then their key tables.
+  /// Caches in the order of their making, then their key tables, then the turn of those who give back many slabs together.
   case caches
   case monitors
   case sources
@@ -54,7 +54,7 @@ final class ForkGuard: @unchecked Sendable {
   private let turn = Guarded<Void>(())
   /// Has room for all objects, reserved when each is made: a fork takes no memory, whose lack would end the program.
   private var held: [any ForkProtected] = []
-  /// Objects that exist once, beside those that come and go: two sources, the thread, lists, the group.
+  /// Objects that exist once, beside those that come and go: two sources, the thread, lists, the group, the turn.
   private static let lastingCount = 8
   private let count = Atomic<Int>(lastingCount)
 

@@ -14,30 +14,42 @@ class Teller: @unchecked Sendable {
   /// default). All signals are blocked in it, so that the program's signal handlers run on the threads where they ran before.
   /// False: no thread could be made.
   final func startTelling() -> Bool {
-    var attributes = pthread_attr_t()
-    guard unsafe pthread_attr_init(&attributes) == 0 else { return false }
-    defer { unsafe pthread_attr_destroy(&attributes) }
-    unsafe pthread_attr_setdetachstate(&attributes, Int32(PTHREAD_CREATE_DETACHED))
-    var all = sigset_t()
-    var before = sigset_t()
-    unsafe sigfillset(&all)
-    unsafe pthread_sigmask(SIG_SETMASK, &all, &before)
-    defer { unsafe pthread_sigmask(SIG_SETMASK, &before, nil) }
     // Given back by the thread, or below.
     let teller = unsafe Unmanaged.passRetained(self)
-    var thread = pthread_t()
-    let error = unsafe pthread_create(
-      &thread, &attributes,
-      { context in
-        // Safe: the thread was given this reference.
-        let teller = unsafe Unmanaged<Teller>.fromOpaque(context!).takeRetainedValue()
-        nameThread("purgeable-tell")
-        teller.run()
-        return nil
-      }, teller.toOpaque())
+    let error = unsafe startDetachedThread(context: teller.toOpaque()) { context in
+      // Safe: the thread was given this reference.
+      let teller = unsafe Unmanaged<Teller>.fromOpaque(context!).takeRetainedValue()
+      nameThread("purgeable-tell")
+      teller.run()
+      return nil
+    }
     if error != 0 { unsafe teller.release() }
     return error == 0
   }
+}
+
+/// Starts a thread that nobody joins, with all signals blocked, so that the program's signal handlers run on the threads where
+/// they ran before. With a stack of `stackByteCount`, and where that is refused with the default size: the C library takes
+/// thread-local storage out of the stack, and a program may have more of it than that. 0, or pthread_create's error.
+func startDetachedThread(
+  stackByteCount: Int? = nil, context: UnsafeMutableRawPointer? = nil,
+  _ body: @convention(c) (UnsafeMutableRawPointer?) -> UnsafeMutableRawPointer?
+) -> Int32 {
+  var attributes = pthread_attr_t()
+  let error = unsafe pthread_attr_init(&attributes)
+  guard error == 0 else { return error }
+  defer { unsafe pthread_attr_destroy(&attributes) }
+  unsafe pthread_attr_setdetachstate(&attributes, Int32(PTHREAD_CREATE_DETACHED))
+  if let stackByteCount { unsafe pthread_attr_setstacksize(&attributes, stackByteCount) }
+  var all = sigset_t()
+  var before = sigset_t()
+  unsafe sigfillset(&all)
+  unsafe pthread_sigmask(SIG_SETMASK, &all, &before)
+  defer { unsafe pthread_sigmask(SIG_SETMASK, &before, nil) }
+  var thread = pthread_t()
+  let refusal = unsafe pthread_create(&thread, &attributes, body, context)
+  guard refusal == EINVAL, stackByteCount != nil else { return refusal }
+  return unsafe startDetachedThread(context: context, body)
 }
 
 /// Names the calling thread for tools. Without /proc the thread stays unnamed. Takes no memory, which the path as a String

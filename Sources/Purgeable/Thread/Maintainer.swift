@@ -171,26 +171,12 @@ final class Maintainer: ForkProtected {
     _ = CacheRoster.shared
     _ = ThreadRole.isLibrary
     _ = Self.typesOfThread
-    var attributes = pthread_attr_t()
-    guard unsafe pthread_attr_init(&attributes) == 0 else { return false }
-    defer { unsafe pthread_attr_destroy(&attributes) }
-    unsafe pthread_attr_setdetachstate(&attributes, Int32(PTHREAD_CREATE_DETACHED))
-    unsafe pthread_attr_setstacksize(&attributes, 512 << 10)
-    // The thread handles none of the program's signals.
-    var all = sigset_t()
-    var before = sigset_t()
-    unsafe sigfillset(&all)
-    unsafe pthread_sigmask(SIG_SETMASK, &all, &before)
-    defer { unsafe pthread_sigmask(SIG_SETMASK, &before, nil) }
-    var thread = pthread_t()
-    return unsafe pthread_create(
-      &thread, &attributes,
-      { _ in
-        nameThread("purgeable")
-        ThreadRole.enterLibrary()
-        Maintainer.shared.run()
-        return nil
-      }, nil) == 0
+    return unsafe startDetachedThread(stackByteCount: 512 << 10) { _ in
+      nameThread("purgeable")
+      ThreadRole.enterLibrary()
+      Maintainer.shared.run()
+      return nil
+    } == 0
   }
 }
 

@@ -4,6 +4,7 @@
 import CPurgeable
 import Glibc
 import Purgeable
+import ThreadStorage
 
 var passed = 0
 var failed = 0
@@ -92,9 +93,25 @@ print("this kernel: \(support.behavior), pages of \(support.pageByteCount) bytes
   expect(unsafe purgeable_region_destroy(region) == 0, "C: destroy")
 }
 
+// MARK: The library's thread, in a program with a megabyte of thread-local storage
+
+@MainActor func useThread() throws {
+  unsafe thread_storage().pointee = 1
+  let cache = try PurgeableCache<Int, [UInt8]>()
+  for key in 0..<1000 { cache[key] = [UInt8](repeating: 1, count: 100) }
+  var looks = 0
+  while PurgeableMemory.pressureStatistics.wakeUpCount == 0, looks < 600 {
+    usleep(100_000)
+    looks += 1
+  }
+  expect(PurgeableMemory.pressureStatistics.wakeUpCount > 0, "the library's thread runs, however much storage each thread has")
+  expect(cache.count == 1000, "the entries stay")
+}
+
 try useRegion()
 try useData()
 try useHeap()
 useCore()
+try useThread()
 print("\(passed) passed, \(failed) failed")
 exit(failed == 0 ? 0 : 1)

@@ -193,9 +193,10 @@ struct Leading {
   }
 }
 
-/// Serializes the use of the memory. Its mutex is only taken while a shard's mutex is held; a fork, which takes the mutexes of
-/// all shards, therefore finds it free.
-final class GivingBackTurn: Sendable {
+/// Serializes the use of the memory. Its mutex is taken while a shard's mutex is held. A fork takes the mutexes of all shards that
+/// are listed, then this one: a cache that its program has let go of is listed no more, and the library's thread may still be
+/// giving its memory back.
+final class GivingBackTurn: ForkProtected {
   static let shared = GivingBackTurn()
   private let turn = Guarded<Void>(())
   private let address = Atomic<UInt>(0)
@@ -210,6 +211,9 @@ final class GivingBackTurn: Sendable {
     if !exchanged { unsafe purgeable_bookkeeping_unmap(raw, GivingBackRoom.byteCount) }
     return true
   }
+
+  func lockForFork() { turn.lock() }
+  func unlockAfterFork() { turn.unlock() }
 
   /// Runs `body` under the mutex; nil when the memory was never mapped.
   func use<R>(_ body: (inout GivingBackRoom) -> R) -> R? {
