@@ -96,8 +96,8 @@ static void empty_places_are_no_losses(case_report_t *report) {
 }
 
 const test_case_t heap_doubt_cases[] = {
-    {"heap: a sweep beside a writer calls nothing lost that is there", sweep_sees_no_loss_beside_a_writer},
-    {"heap: a reference without a generation is nobody's", nobody_is_read},
-    {"heap: a look at a place where no element begins loses nothing", empty_places_are_no_losses},
-    {NULL, NULL},
+    CASE("heap: a sweep beside a writer calls nothing lost that is there", sweep_sees_no_loss_beside_a_writer),
+    CASE("heap: a reference without a generation is nobody's", nobody_is_read),
+    CASE("heap: a look at a place where no element begins loses nothing", empty_places_are_no_losses),
+    END_OF_CASES,
 };
