@@ -144,20 +144,31 @@ struct StressTests {
     #expect(object["passed"] as? Bool == false)
   }
 
-  @Test("a process that is gone makes the exit status 1, and is told; nothing is left behind", .fullRun)
-  func killed() throws {
-    // A process of this run: a child of the shell's own child.
-    let script = #"""
-      "$0" stress locked --short --json --limit 96M --seconds 8 & stress=$!
+  /// For scripts: waits until the process with the cache, a child of `stress`, has content, and leaves its number in `number`.
+  /// False when `stress` has ended before that.
+  private static let cacheAtWork = #"""
+    cache_at_work() {
       while grep -q stress /proc/$stress/cmdline; do
         for status in /proc/[0-9]*/stat; do
           read -r number name state parent others <$status 2>/dev/null || continue
-          if [ "$parent" = $stress ] && grep -q stress-cache /proc/$number/cmdline; then kill -KILL $number; break 2; fi
+          [ "$parent" = $stress ] && grep -q stress-cache /proc/$number/cmdline &&
+            awk '/^VmRSS/ { exit !($2 > 40000) }' /proc/$number/status && return 0
         done
         sleep 0.05
       done
-      wait $stress
-      """#
+      return 1
+    }
+
+    """#
+
+  @Test("a process that is gone makes the exit status 1, and is told; nothing is left behind", .fullRun)
+  func killed() throws {
+    let script =
+      Self.cacheAtWork + #"""
+        "$0" stress locked --short --json --limit 96M --seconds 30 & stress=$!
+        cache_at_work && kill -KILL $number
+        wait $stress
+        """#
     let child = try ChildProcess.run("/bin/sh", ["-c", script, Self.program])
     guard let object = try Self.object(child, "locked") else { return }
     #expect(child.status == 1)
@@ -167,13 +178,13 @@ struct StressTests {
 
   @Test("ended by a signal, it ends its children and removes its group", .fullRun)
   func interrupted() throws {
-    // The signal comes when there is a group.
-    let script = #"""
-      "$0" stress locked --short --seconds 30 & stress=$!
-      until [ -d "$1/purgeable-stress-$stress" ] || ! grep -q stress /proc/$stress/cmdline; do sleep 0.05; done
-      kill -TERM $stress; wait $stress
-      """#
-    let child = try ChildProcess.run("/bin/sh", ["-c", script, Self.program, OwnGroup.directory ?? "/nowhere"])
+    let script =
+      Self.cacheAtWork + #"""
+        "$0" stress locked --short --limit 96M --seconds 30 & stress=$!
+        cache_at_work && kill -TERM $stress
+        wait $stress
+        """#
+    let child = try ChildProcess.run("/bin/sh", ["-c", script, Self.program])
     if child.output.contains("skipped") { return }
     #expect(child.status == 143)
     #expect(child.errors.contains("ended by signal 15"))
