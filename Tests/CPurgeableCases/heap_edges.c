@@ -84,15 +84,15 @@ typedef struct locker {
   purgeable_heap_t *heap;
   const element_t *element;
   _Atomic bool *done;
-  // How often the other thread was refused.
-  _Atomic uint64_t *refusals;
+  // How often the other thread has tried.
+  _Atomic uint64_t *turns;
   uint64_t locked, refused;
 } locker_t;
 
 static void *lock_often(void *context) {
   locker_t *locker = context;
   // Until the other thread, too, has had its turns.
-  for (int round = 0; round < 200000 || atomic_load(locker->refusals) <= 100; round++) {
+  for (int round = 0; round < 200000 || atomic_load(locker->turns) < 100; round++) {
     if (purgeable_heap_lock(locker->heap, locker->element->reference, NULL, NULL) != purgeable_outcome_intact) {
       locker->refused++;
     } else {
@@ -106,9 +106,8 @@ static void *lock_often(void *context) {
 static void *ask_in_vain(void *context) {
   locker_t *locker = context;
   while (!atomic_load(locker->done)) {
-    bool is_locked = purgeable_heap_lock(locker->heap, locker->element->reference, NULL, NULL) == purgeable_outcome_intact;
-    locker->locked += is_locked;
-    atomic_fetch_add(locker->refusals, !is_locked);
+    locker->locked += purgeable_heap_lock(locker->heap, locker->element->reference, NULL, NULL) == purgeable_outcome_intact;
+    atomic_fetch_add(locker->turns, 1);
   }
   return NULL;
 }
@@ -119,9 +118,9 @@ void two_lockers(case_report_t *report) {
   element_t fits, too_large;
   REQUIRE(make(heap, 1000, 1, &fits) == 0 && make(heap, 2000, 2, &too_large) == 0);
   _Atomic bool done = false;
-  _Atomic uint64_t refusals = 0;
-  locker_t often = {.heap = heap, .element = &fits, .done = &done, .refusals = &refusals};
-  locker_t in_vain = {.heap = heap, .element = &too_large, .done = &done, .refusals = &refusals};
+  _Atomic uint64_t turns = 0;
+  locker_t often = {.heap = heap, .element = &fits, .done = &done, .turns = &turns};
+  locker_t in_vain = {.heap = heap, .element = &too_large, .done = &done, .turns = &turns};
   pthread_t thread;
   REQUIRE(pthread_create(&thread, NULL, ask_in_vain, &in_vain) == 0);
   (void)lock_often(&often);
