@@ -113,6 +113,9 @@ uint64_t purgeable_testing_waited_lock_count(void);
 /// The same for locks of elements.
 uint64_t purgeable_testing_waited_heap_lock_count(void);
 
+/// In a build with hooks: how many locks of regions are waiting for the end of a fill now; else 0.
+uint64_t purgeable_testing_fill_waiter_count(void);
+
 /// What a search looks at, one after the other.
 typedef enum purgeable_testing_looks {
   /// Slabs that a compaction looks at to choose one, while it holds the heap's mutex.

@@ -68,7 +68,14 @@
 static _Atomic uint64_t waited_locks;
 #define COUNT_WAITED_LOCK() ((void)add_relaxed(&waited_locks, 1))
 uint64_t purgeable_testing_waited_lock_count(void) { return load_relaxed(&waited_locks); }
+static _Atomic uint64_t fill_waiters;
+#define BEGIN_FILL_WAIT() ((void)add_relaxed(&fill_waiters, 1))
+#define END_FILL_WAIT() ((void)subtract_relaxed(&fill_waiters, 1))
+uint64_t purgeable_testing_fill_waiter_count(void) { return load_relaxed(&fill_waiters); }
 #else
+#define BEGIN_FILL_WAIT() ((void)0)
+#define END_FILL_WAIT() ((void)0)
+uint64_t purgeable_testing_fill_waiter_count(void) { return 0; }
 #define COUNT_WAITED_LOCK() ((void)0)
 uint64_t purgeable_testing_waited_lock_count(void) { return 0; }
 #endif
@@ -115,7 +122,9 @@ static uint64_t rescue(purgeable_region_t *region, uint64_t word) {
 // another fill has begun since.
 static bool wait_for_fill(purgeable_region_t *region, uint64_t *word) {
   uint64_t fill = *word & WORD_FILL_NUMBER;
+  BEGIN_FILL_WAIT();
   while ((*word & WORD_FILLING) != 0 && (*word & WORD_FILL_NUMBER) == fill) *word = purgeable__word_wait(region, *word);
+  END_FILL_WAIT();
   return (*word & (WORD_FILLING | WORD_DISCARDED)) == 0;
 }
 
