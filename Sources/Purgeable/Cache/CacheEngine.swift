@@ -31,6 +31,8 @@ struct EngineOptions {
   var idleNanoseconds: UInt64?
   var keyLayout = KeyLayout.variable
   var clock = CacheClock.monotonic
+  /// Of the keys' hashes; nil for a random one.
+  var hashSeed: UInt64?
 }
 
 final class CacheEngine: ForkProtected {
@@ -63,7 +65,8 @@ final class CacheEngine: ForkProtected {
       throw outOfMemory
     }
     self.heap = heap
-    base = CacheBase(heap: heap, keys: KeyHashing(layout: options.keyLayout), founder: index, limits: limits, observer)
+    let keys = KeyHashing(layout: options.keyLayout, seed: options.hashSeed)
+    base = CacheBase(heap: heap, keys: keys, founder: index, limits: limits, observer)
     shards = CacheShards(base, founder: index, streams)
     base.limits.apply(to: heap)
     shards.reviewOpening()

@@ -110,11 +110,11 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
       lockedByteLimit: lockedByteLimit, idleTime: idleTime, tracksKeys: tracksKeys, clock: .monotonic, onDeparture: onDeparture)
   }
 
-  /// As above, with a clock of the caller's.
+  /// As above, with a clock of the caller's, and a seed of the keys' hashes (nil: a random one).
   init(
     name: String = "cache", countLimit: Int? = nil, costLimit: Int? = nil, byteLimit: Int? = nil, memoryShare: Double? = nil,
     lockedByteLimit: Int? = nil, idleTime: Duration? = nil, tracksKeys: Bool = false, clock: CacheClock,
-    onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
+    hashSeed: UInt64? = nil, onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
     // Swift's runtime ends the program when it gets no memory for objects and arrays.
     guard MemoryReserve.isThere(MemoryReserve.ofObjects) else {
@@ -139,7 +139,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
       EngineOptions(
         countLimit: countLimit, costLimit: costLimit.map { UInt64($0) }, byteLimit: byteLimit, memoryShare: memoryShare,
         lockedByteLimit: lockedByteLimit, idleNanoseconds: idleTime.map(CacheBudget.nanoseconds), keyLayout: form.layout,
-        clock: clock),
+        clock: clock, hashSeed: hashSeed),
       observer: table)
     // Needed by this cache when it is empty, key table included.
     let (limit, needed) = (engine.base.limits.bytes.load(ordering: .relaxed), engine.base.neededBytes)

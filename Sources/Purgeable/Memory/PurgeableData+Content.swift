@@ -59,6 +59,8 @@ extension PurgeableData {
     var unbalancedEnds = 0
     /// How often making the content anew has failed, for threads that waited for it.
     var failedRemakes = 0
+    /// Threads that make the content anew, or wait for the one that does.
+    var remakers = 0
 
     init(storage: Storage, count: Int) {
       self.storage = storage

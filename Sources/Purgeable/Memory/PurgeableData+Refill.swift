@@ -36,7 +36,11 @@ extension PurgeableData {
     guard let recreate else { return false }
     // The recreating closure itself asks for the content, which is not there yet.
     guard !isChangingHere else { return false }
-    let failures = content.withLock { $0.failedRemakes }
+    let failures = content.withLock { content in
+      content.remakers += 1
+      return content.failedRemakes
+    }
+    defer { content.withLock { $0.remakers -= 1 } }
     return whileChanging {
       if content.withLock({ $0.begin(holder) }) { return true }
       // Refused by the limit on locked bytes: the content need not be made again.
@@ -54,6 +58,9 @@ extension PurgeableData {
       return true
     }
   }
+
+  /// For tests: how many threads are in `remake`, and know how often it had failed before.
+  var remakerCount: Int { content.withLock { $0.remakers } }
 
   /// Whether this thread is in the middle of a change.
   var isChangingHere: Bool { content.withLock { $0.changer } == currentThread() }

@@ -105,7 +105,7 @@ private final class BooksRun<Key: Hashable & Sendable> {
       switch random.index(below: 4) {
       case 0: cache.trim(toCount: cache.count * 3 / 4)
       case 1: cache.trim(toFraction: 0.8)
-      case 2: cache.trim(level: .critical)
+      case 2: cache.trimUntimed(level: .critical)
       default: break
       }
       cache.recountBooks()

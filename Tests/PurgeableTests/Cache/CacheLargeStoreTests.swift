@@ -26,7 +26,7 @@ private enum Between: CaseIterable {
     case .shardsClose:
       try cache.setCostLimit(1 << 30)
       #expect(!cache.isOpen)
-    case .trim: cache.trim(level: .critical)
+    case .trim: cache.trimUntimed(level: .critical)
     case .lowerLimit: try cache.setByteLimit(600_000)
     case .losses:
       cache.offerIdle()

@@ -47,7 +47,7 @@ struct CacheLimitsTests {
       // Used entries are copied on.
       cache.trim(toCount: 500)
       #expect(cache.count <= 500)
-      cache.trim(level: .critical)
+      cache.trimUntimed(level: .critical)
       cache.checkBooks()
     }
   }

@@ -3,8 +3,10 @@
 
 import CPurgeable
 import Glibc
+import PurgeableTestSupport
 import Synchronization
 import Testing
+import ToolSupport
 
 @testable import Purgeable
 
@@ -38,16 +40,6 @@ private func mappingCount() -> Int {
   (try? SmallFile.read("/proc/self/maps", limit: 16 << 20))?.split(separator: "\n").count ?? -1
 }
 
-/// Whether a condition becomes true within some seconds. `seconds`: for an idle machine; a busy one gets twenty times as long
-/// before the test gives up.
-private func within(_ seconds: Double, _ isSo: () -> Bool) -> Bool {
-  for _ in 0..<Int(seconds * 400) {
-    if isSo() { return true }
-    usleep(50_000)
-  }
-  return isSo()
-}
-
 @Suite("PurgeableCache, memory of the process")
 struct CacheMemoryTests {
   @Test(
@@ -60,7 +52,7 @@ struct CacheMemoryTests {
         let first = try PurgeableCache<Int, [UInt8]>(tracksKeys: tracksKeys)
         for key in 0..<2000 { first[key] = [1] }
       }
-      usleep(300_000)
+      require(patiently { threadCount() == 0 }, "the library's thread ends with the last cache")
       let before = residentKilobytes()
       let mappings = mappingCount()
       let value = pattern(100)
@@ -70,16 +62,17 @@ struct CacheMemoryTests {
       require(cache!.count == count, "all there")
       let full = residentKilobytes()
       require(full - before > count * 100 / 1024, "\(full - before) KiB for \(count) entries")
-      // Measured in processor time: other tests run beside this one.
+      // Measured in processor time: other tests run beside this one. Bounded in the full run only, since beside others the same
+      // work takes more of it.
       let begin = clock()
       cache = nil
       let time = Double(clock() - begin) / Double(CLOCKS_PER_SEC)
-      require(time < 1, "dropping took \(time) s")
+      require(!TestRun.isFull || time < 1, "dropping took \(time) s")
       // The library's thread may hold the last reference until the end of its round. malloc keeps some of the memory that keys
       // took.
       let limit = before + (full - before) / (tracksKeys ? 3 : 10) + 4096
-      require(within(2) { residentKilobytes() < limit }, "\(residentKilobytes()) KiB, \(before) before, \(full) full")
-      require(within(2) { mappingCount() <= mappings + 8 }, "\(mappingCount()) mappings, \(mappings) before")
+      require(patiently { residentKilobytes() < limit }, "\(residentKilobytes()) KiB, \(before) before, \(full) full")
+      require(patiently { mappingCount() <= mappings + 8 }, "\(mappingCount()) mappings, \(mappings) before")
     }
   }
 
@@ -89,9 +82,9 @@ struct CacheMemoryTests {
       for round in 0..<20 {
         let cache = try PurgeableCache<String, [UInt8]>(byteLimit: 1 << 20, tracksKeys: round % 2 == 0)
         cache["a"] = [1]
-        require(within(1) { threadCount() == 1 }, "\(threadCount()) threads")
+        require(patiently { threadCount() == 1 }, "\(threadCount()) threads")
       }
-      require(within(5) { threadCount() == 0 }, "the library's thread ends with the last cache")
+      require(patiently { threadCount() == 0 }, "the library's thread ends with the last cache")
       let before = mappingCount()
       for round in 0..<200 {
         let cache = try PurgeableCache<String, [UInt8]>(
@@ -100,12 +93,12 @@ struct CacheMemoryTests {
         require(cache["19"] == pattern(2000), "the newest")
         if round % 4 == 0 { cache.offerIdle() }
       }
-      require(within(5) { threadCount() == 0 }, "\(threadCount()) threads without a cache")
-      require(within(1) { mappingCount() <= before + 12 }, "\(mappingCount()) mappings, \(before) before")
+      require(patiently { threadCount() == 0 }, "\(threadCount()) threads without a cache")
+      require(patiently { mappingCount() <= before + 12 }, "\(mappingCount()) mappings, \(before) before")
       // The thread starts again for the next cache.
       let next = try PurgeableCache<Int, [UInt8]>()
       for key in 0..<5000 { next[key] = pattern(100) }
-      require(within(5) { next.statistics.memory.offeredBytes > 300_000 }, "\(next.statistics.memory.offeredBytes) on offer")
+      require(patiently { next.statistics.memory.offeredBytes > 300_000 }, "\(next.statistics.memory.offeredBytes) on offer")
       require(threadCount() == 1, "\(threadCount()) threads")
     }
   }
@@ -127,7 +120,7 @@ struct CacheMemoryTests {
     }
   }
 
-  @Test("everything sealed and idle is on offer within some seconds, without anybody asking")
+  @Test("everything sealed and idle is on offer within some seconds, without anybody asking", .fullRun)
   func offering() async throws {
     try needRealDiscards()
     await #expect(processExitsWith: .success) {
@@ -136,7 +129,7 @@ struct CacheMemoryTests {
       let held = cache.statistics.memory.heldBytes
       // Two open slabs in each of 16 shards are at most a quarter of what is held.
       require(
-        within(4) { cache.statistics.memory.offeredBytes > held * 3 / 4 }, "\(cache.statistics.memory.offeredBytes) of \(held)")
+        patiently { cache.statistics.memory.offeredBytes > held * 3 / 4 }, "\(cache.statistics.memory.offeredBytes) of \(held)")
     }
   }
 
@@ -159,7 +152,36 @@ struct CacheMemoryTests {
     }
   }
 
-  @Test("a fork at any moment, beside stores and the library's thread, leaves both sides with caches that work", .forks)
+  @Test("a child that is forked while another thread makes the process's first cache without limits makes caches too", .forks)
+  func forkBesideTheFirst() async {
+    await #expect(processExitsWith: .success) {
+      // Swift's runtime makes types when they are first used, under locks of its own that no fork waits for: a child that is
+      // forked meanwhile hangs in its first use of any such type. So all that the children do was done before, by this process.
+      let usesCache = {
+        guard let cache = try? PurgeableCache<Int, Int>() else { return false }
+        cache[1] = 2
+        return cache[1] == 2
+      }
+      let usesCacheBeside = { (delay: UInt32) in
+        let making = TestThread { _ = try? PurgeableCache<Int, Int>() }
+        usleep(delay)
+        let isWell = childSays(usesCache)
+        making.join()
+        return isWell
+      }
+      require(usesCache(), "the first cache")
+      TestThread { _ = try? PurgeableCache<Int, Int>() }.join()
+      for round in 0..<30 {
+        let isWell = childSays {
+          CacheLimits.forgetMachine()
+          return usesCacheBeside(UInt32(round) * 100)
+        }
+        require(isWell, "round \(round)")
+      }
+    }
+  }
+
+  @Test("a fork at any moment, beside stores and the library's thread, leaves both sides with caches that work", .forks, .fullRun)
   func forkInTheMiddle() async {
     await #expect(processExitsWith: .success) {
       let source = FakeSource()

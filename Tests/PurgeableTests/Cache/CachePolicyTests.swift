@@ -24,7 +24,8 @@ struct CachePolicyTests {
     let capacity = objects * percent / 100
     var exact = ExactS3FIFO(capacity: capacity)
     let expected = Double(requests.count { !exact.request($0) }) / Double(requests.count)
-    let cache = try PurgeableCache<Int, [UInt8]>(countLimit: capacity, tracksKeys: tracksKeys)
+    let cache = try PurgeableCache<Int, [UInt8]>(
+      countLimit: capacity, tracksKeys: tracksKeys, clock: .monotonic, hashSeed: chosenSeed)
     let measured = missRatio(requests, cache)
     #expect(abs(measured - expected) <= 0.01, "\(measured) against \(expected)")
     #expect(cache.count <= capacity)
@@ -35,7 +36,7 @@ struct CachePolicyTests {
   func byBytes() throws {
     let objects = 40_000
     let requests = skewedRequests(count: 100_000 / slowness, objects: objects, seed: 43)
-    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 4 << 20)
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 4 << 20, clock: .monotonic, hashSeed: chosenSeed)
     let measured = missRatio(requests, cache) { 200 + $0 % 600 }
     var exact = ExactS3FIFO(capacity: cache.count)
     let expected = Double(requests.count { !exact.request($0) }) / Double(requests.count)
@@ -46,7 +47,7 @@ struct CachePolicyTests {
 
   @Test("what is used again survives a scan of many times the capacity")
   func scan() throws {
-    let cache = try PurgeableCache<Int, Int>(countLimit: 1000)
+    let cache = try PurgeableCache<Int, Int>(countLimit: 1000, clock: .monotonic, hashSeed: chosenSeed)
     for _ in 0..<4 {
       for key in 0..<500 where cache[key] == nil { cache[key] = key }
     }

@@ -147,7 +147,7 @@ struct EvictionOrderTests {
     for _ in 0..<3 {
       for key in stride(from: 0, to: count, by: 5) { _ = cache.value(forKey: key) }
     }
-    cache.trim(level: .critical)
+    cache.trimUntimed(level: .critical)
     var byCounter = [0, 0, 0, 0]
     let engine = cache.engine
     for shard in engine.shards.all {

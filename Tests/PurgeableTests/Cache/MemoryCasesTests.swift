@@ -2,6 +2,7 @@
 // Every operation while memory is refused: runs memory-cases in processes of its own. Here only a few of its steps;
 // `.ci/run memory` runs all of them, and an optimized build in which only the allocations that an operation declares are allowed.
 
+import PurgeableTestSupport
 import Testing
 import ToolSupport
 
@@ -9,7 +10,7 @@ import ToolSupport
 struct MemoryCasesTests {
   @Test(
     "no operation dies: the n-th call of the core refused, so many bytes left, no more address space",
-    .notUnderThreadSanitizer, .countsMemory,
+    .notUnderThreadSanitizer, .countsMemory, .fullRun,
     arguments: [
       "cache: read into", "cache: value", "cache: stores at a", "cache: removals", "cache: trim at", "cache: made",
       "cache: statistics",

@@ -84,14 +84,29 @@ func needRealDiscards() throws {
 }
 
 /// Has the kernel take what is on offer, until `isGone`. Repeated, because the kernel skips pages in a processor's batch.
-func waitForDiscard(of range: PageRange, isGone: () throws -> Bool, offerAgain: () throws -> Void) rethrows -> Bool {
-  for _ in 0..<200 {
+/// `offerAgain` may find the content busy: the library's thread offers it too.
+func waitForDiscard(of range: PageRange, isGone: () throws -> Bool, offerAgain: () throws -> Void) throws -> Bool {
+  for _ in 0..<6000 {
     range.advise(advicePageout)
     if try isGone() { return true }
-    try offerAgain()
+    drainBatches()
+    do { try offerAgain() } catch let error as PurgeableError where error.kind == .busy {}
     usleep(1000)
   }
   return false
+}
+
+extension PurgeableRegion {
+  /// Offers the region, again while the library's thread is at it.
+  borrowing func offerBesideOthers() throws(PurgeableError) {
+    for _ in 0..<60_000 {
+      do throws(PurgeableError) { return try offer() } catch {
+        guard error.kind == .busy else { throw error }
+        usleep(1000)
+      }
+    }
+    try offer()
+  }
 }
 
 /// Has every processor put the pages in its batch on the kernel's lists: until then they can be neither offered nor taken. Any

@@ -130,7 +130,7 @@ struct PurgeableDataTests {
     range.advise(advicePageout)
     #expect(data.array() == pattern(64 * pageSize))
     data.endContentAccess()
-    let isGone = waitForDiscard(of: range) {
+    let isGone = try waitForDiscard(of: range) {
       data.isContentDiscarded
     } offerAgain: {
       if data.beginContentAccess() { data.endContentAccess() }

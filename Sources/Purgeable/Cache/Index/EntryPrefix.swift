@@ -82,8 +82,15 @@ enum KeyLayout: Equatable {
 /// How a cache computes a key's identity from its bytes, with seeds of its own.
 struct KeyHashing: Sendable {
   let layout: KeyLayout
-  let seed = UInt64.random(in: .min ... .max)
-  let secondSeed = UInt64.random(in: .min ... .max) | 1
+  let seed: UInt64
+  let secondSeed: UInt64
+
+  /// `seed`: nil for a random one. A test that gives one makes caches whose keys of 8 bytes have the same hashes each time.
+  init(layout: KeyLayout, seed: UInt64? = nil) {
+    self.layout = layout
+    self.seed = seed ?? .random(in: .min ... .max)
+    secondSeed = (seed.map { $0 &* 0x9E37_79B9_7F4A_7C15 } ?? .random(in: .min ... .max)) | 1
+  }
 
   /// The key of a payload's prefix. Hasher is SipHash keyed by the process; the cache's seed is hashed too, so that keys that
   /// collide in one cache do not collide in another. Keys of 8 bytes are mixed by two multiplications with two secret words

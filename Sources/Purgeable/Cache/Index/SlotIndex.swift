@@ -248,6 +248,12 @@ import Synchronization
     return (Int(count) + 63) / 64 * 64
   }
 
+  /// The next size with more buckets: some small sizes are rounded to the same number. A full table does not fit well into one
+  /// that is no larger. `classCount` after the last.
+  static func nextSizeClass(after sizeClass: Int) -> Int {
+    (sizeClass + 1..<classCount).first { bucketCount(of: $0) > bucketCount(of: sizeClass) } ?? classCount
+  }
+
   static func byteCount(of sizeClass: Int) -> Int { bucketCount(of: sizeClass) * 64 }
 
   var sizeClass: Int { Int(words[0].relaxed & 0xFF) }

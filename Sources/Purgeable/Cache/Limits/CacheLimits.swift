@@ -65,18 +65,44 @@ struct CacheLimits: ~Copyable, Sendable {
     clock = options.clock
   }
 
+  // What takes system calls to find out is no lazy `static let`: a child that is forked while another thread initialises one
+  // waits for that thread for ever. Of threads that come at the same time, each finds it out.
+
   /// A quarter of the group's or the machine's memory where the kernel takes nothing back by itself; nil where it does.
-  private static let limitWhereNothingIsDiscarded: Int? = {
+  private static var limitWhereNothingIsDiscarded: Int? {
+    var limit = knownLimit.load(ordering: .relaxed)
+    if limit == 0 {
+      limit = findLimit() ?? .max
+      knownLimit.store(limit, ordering: .relaxed)
+    }
+    return limit == .max ? nil : limit
+  }
+  private static let knownLimit = Atomic<Int>(0)
+
+  private static func findLimit() -> Int? {
     guard let support = try? KernelSupport.probe() else { return nil }
     switch support.behavior {
     case .works, .immediate: return nil
     case .noEffect, .unsupported, .mlocked, .partial:
-      return Int(clamping: ProcessMemory.limit() / 4)
+      return max(1, Int(clamping: ProcessMemory.limit() / 4))
     }
-  }()
+  }
 
   /// Read once: the default of the locked limit need not follow every change.
-  private static let memoryAtStart = ProcessMemory.limit()
+  private static var memoryAtStart: UInt64 {
+    let known = knownMemory.load(ordering: .relaxed)
+    if known != 0 { return known }
+    let memory = ProcessMemory.limit()
+    knownMemory.store(memory, ordering: .relaxed)
+    return memory
+  }
+  private static let knownMemory = Atomic<UInt64>(0)
+
+  /// For tests: the next cache finds out again what the machine has and does.
+  static func forgetMachine() {
+    knownLimit.store(0, ordering: .relaxed)
+    knownMemory.store(0, ordering: .relaxed)
+  }
 
   /// The smaller of a budget's limit and its share, and the memory of which it is a share.
   private static func byteLimit(of budget: CacheBudget) -> (limit: Int, memory: UInt64?) {

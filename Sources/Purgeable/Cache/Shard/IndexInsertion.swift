@@ -59,8 +59,9 @@ struct IndexInsertion {
   private func grow(_ held: inout HeldShard) -> Bool {
     let limit = held.base.limits.bytes.load(ordering: .relaxed)
     let before = held.index.byteCount
-    for step in 1...3 {
-      let sizeClass = held.index.sizeClass + step
+    var sizeClass = held.index.sizeClass
+    for _ in 0..<3 {
+      sizeClass = SlotIndex.nextSizeClass(after: sizeClass)
       guard sizeClass < SlotIndex.classCount else { return false }
       let growth = SlotIndex.byteCount(of: sizeClass) - before
       if limit != .max, held.base.chargedBytes + growth > limit, held.evictSlab(.bytes) { return true }

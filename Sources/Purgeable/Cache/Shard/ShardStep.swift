@@ -201,8 +201,8 @@ struct ShardStep {
         target.slots.fill()
         return true
       }
-      let sizeClass = target.index.sizeClass
-      guard target.resizeIndex(to: sizeClass + 1) || target.resizeIndex(to: sizeClass + 2) else { return false }
+      let larger = SlotIndex.nextSizeClass(after: target.index.sizeClass)
+      guard target.resizeIndex(to: larger) || target.resizeIndex(to: SlotIndex.nextSizeClass(after: larger)) else { return false }
     }
     return false
   }
