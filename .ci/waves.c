@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Takes memory and gives it back, in waves of a second, until it is ended: a neighbour for `.ci/repeat`. Takes a quarter of what is
-// free, and 1 GiB at most.
+// Takes memory and gives it back, in waves of a second, until it is ended: a neighbour for `.ci/repeat`. Takes a quarter of what
+// is free, and 1 GiB at most.
 
 #define _DEFAULT_SOURCE
 #include <stdio.h>

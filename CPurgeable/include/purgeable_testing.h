@@ -100,13 +100,13 @@ bool purgeable_testing_switch_off(unsigned rules);
 bool purgeable_testing_rule_holds(purgeable_testing_rule_t rule);
 
 /// In a build with hooks: every read without lock spins this many rounds between copy and check (0: none), and so do the births
-/// of large elements, the beginnings of offers in a heap, sweeps before each slab, drains of the regions' queue while they sort it, and offers of one
-/// region after each call, so that races show.
+/// of large elements, the beginnings of offers in a heap, sweeps before each slab, drains of the regions' queue while they sort
+/// it, and offers of one region after each call, so that races show.
 void purgeable_testing_slow_reads(uint32_t rounds);
 
 /// In a build with hooks: every read without lock, in every thread, calls `pause` between copy and check, once per try (NULL: no
-/// more), and so do those births, offers and sweeps. Whoever changes it sees to it that none of them is under way. Returns false, and
-/// does nothing, in a build without hooks.
+/// more), and so do those births, offers and sweeps. Whoever changes it sees to it that none of them is under way. Returns false,
+/// and does nothing, in a build without hooks.
 bool purgeable_testing_set_pause(void (*pause)(void *context), void *context);
 
 /// In a build with hooks: how many locks of regions found a madvise running when they began, and waited for it; else 0.

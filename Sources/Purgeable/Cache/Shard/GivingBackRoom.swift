@@ -193,9 +193,9 @@ struct Leading {
   }
 }
 
-/// Serializes the use of the memory. Its mutex is taken while a shard's mutex is held. A fork takes the mutexes of all shards that
-/// are listed, then this one: a cache that its program has let go of is listed no more, and the library's thread may still be
-/// giving its memory back.
+/// Serializes the use of the memory. Its mutex is taken while a shard's mutex is held. A fork takes the mutexes of all listed
+/// shards, then this one: a cache that its program has let go of is listed no more, and the library's thread may still be giving
+/// its memory back.
 final class GivingBackTurn: ForkProtected {
   static let shared = GivingBackTurn()
   private let turn = Guarded<Void>(())
