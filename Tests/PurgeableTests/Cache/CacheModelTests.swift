@@ -109,7 +109,7 @@ private final class ModelRun<Key: Hashable & Sendable> {
   func disturb() {
     switch random.index(below: 8) {
     case 0: cache.discardOffered()
-    case 1: cache.discardAll()
+    case 1: cache.discardMost()
     case 2:
       let hand = random.index(below: 4)
       for range in cache.slabRanges() {

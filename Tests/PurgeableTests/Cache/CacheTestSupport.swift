@@ -181,21 +181,26 @@ extension PurgeableCache {
     }
   }
 
-  /// Has the kernel take all slabs, of which none is locked, without telling the library.
+  /// Has the kernel take all slabs, of which none is locked, without telling the library. For caches that have lost nothing so
+  /// far: a page without any entry that is whole cannot be locked, and so goes on offer no more if an offer skipped it.
   func discardAll() {
     sealAll()
     discardOffered()
     // A page that both offers skipped, on a busy machine, goes on offer again only after it was locked.
-    _ = patiently {
-      if statistics.memory.residentBytes! == 0 { return true }
+    var left = statistics.memory.residentBytes!
+    var roundsWithoutProgress = 0
+    while left > 0, roundsWithoutProgress < 200 {
       drainBatches()
       lockEach()
       discardOffered()
-      return statistics.memory.residentBytes! == 0
+      let now = statistics.memory.residentBytes!
+      roundsWithoutProgress = now < left ? 0 : roundsWithoutProgress + 1
+      left = now
     }
   }
 
-  /// Has the kernel take what it will of unlocked slabs. For caches of which something is locked, or which other threads use.
+  /// Has the kernel take what it will of unlocked slabs. For caches of which something is locked or lost, or which other threads
+  /// use.
   func discardMost() {
     sealAll()
     discardOffered()
@@ -290,6 +295,13 @@ func refuseThreads() {
   let setDefault = unsafe unsafeBitCast(dlsym(nil, "pthread_setattr_default_np"), to: SetDefault.self)
   let status = unsafe withUnsafeMutablePointer(to: &attributes) { unsafe setDefault($0) }
   require(status == 0, "pthread_setattr_default_np: \(status)")
+}
+
+/// The library's thread does not begin in this process: it counts as called, and nobody calls it again. For exit tests that count
+/// what other threads do.
+func keepLibraryThreadAway() {
+  WorkBell.isRung.store(true, ordering: .relaxed)
+  Maintainer.shared.hasNews.store(true, ordering: .relaxed)
 }
 
 extension CacheEngine {

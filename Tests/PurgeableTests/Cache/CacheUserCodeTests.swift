@@ -142,22 +142,25 @@ struct CacheUserCodeTests {
     }
   }
 
-  @Test("a key's hash(into:) may look up another key", arguments: [nil, 1000 as Int?])
-  func hashing(costLimit: Int?) async {
-    await #expect(processExitsWith: .success) { [costLimit] in
+  @Test("a key's hash(into:) may look up another key")
+  func hashing() async {
+    await #expect(processExitsWith: .success) {
       alarm(600)
-      let cache = try PurgeableCache<HashKey, Int>(costLimit: costLimit)
-      for number in 0..<40 { cache[HashKey(number: number)] = number }
-      manners.withLock { manners in
-        manners = { number in
-          let other = (number + 1) % 40
-          require(cache[HashKey(number: other)] == other, "inside")
-          cache[HashKey(number: other)] = other
+      for costLimit in [nil, 1000 as Int?] {
+        manners.withLock { $0 = nil }
+        let cache = try PurgeableCache<HashKey, Int>(costLimit: costLimit)
+        for number in 0..<40 { cache[HashKey(number: number)] = number }
+        manners.withLock { manners in
+          manners = { number in
+            let other = (number + 1) % 40
+            require(cache[HashKey(number: other)] == other, "inside")
+            cache[HashKey(number: other)] = other
+          }
         }
+        for number in 0..<40 { require(cache[HashKey(number: number)] == number, "outside") }
+        for number in 40..<80 { cache[HashKey(number: number)] = number }
+        cache.checkBooksSwept()
       }
-      for number in 0..<40 { require(cache[HashKey(number: number)] == number, "outside") }
-      for number in 40..<80 { cache[HashKey(number: number)] = number }
-      cache.checkBooksSwept()
     }
   }
 
@@ -208,30 +211,33 @@ struct CacheUserCodeTests {
     }
   }
 
-  @Test("encoding and decoding may use the cache and fork", .forks, arguments: [false, true])
-  func encoding(tracksKeys: Bool) async {
-    await #expect(processExitsWith: .success) { [tracksKeys] in
+  @Test("encoding and decoding may use the cache and fork", .forks)
+  func encoding() async {
+    await #expect(processExitsWith: .success) {
       alarm(600)
-      let cache = try PurgeableCache<Int, BusyValue>(tracksKeys: tracksKeys)
-      let forks = Atomic<Int>(0)
-      manners.withLock { manners in
-        manners = { number in
-          cache[number + 500] = BusyValue(number: number)
-          _ = cache[number + 500]?.number
-          cache.remove(forKey: number + 500)
-          _ = cache.statistics
-          if forks.add(1, ordering: .relaxed).newValue % 20 == 1 {
-            let isWell = childSays {
-              cache[1] = BusyValue(number: 7)
-              return cache[1]?.number == 7
+      for tracksKeys in [false, true] {
+        manners.withLock { $0 = nil }
+        let cache = try PurgeableCache<Int, BusyValue>(tracksKeys: tracksKeys)
+        let forks = Atomic<Int>(0)
+        manners.withLock { manners in
+          manners = { number in
+            cache[number + 500] = BusyValue(number: number)
+            _ = cache[number + 500]?.number
+            cache.remove(forKey: number + 500)
+            _ = cache.statistics
+            if forks.add(1, ordering: .relaxed).newValue % 20 == 1 {
+              let isWell = childSays {
+                cache[1] = BusyValue(number: 7)
+                return cache[1]?.number == 7
+              }
+              require(isWell, "the child")
             }
-            require(isWell, "the child")
           }
         }
+        for number in 0..<50 { cache[number] = BusyValue(number: number) }
+        for number in 0..<50 { require(cache[number]?.number == number, "\(number)") }
+        require(cache.count == 50, "\(cache.count)")
       }
-      for number in 0..<50 { cache[number] = BusyValue(number: number) }
-      for number in 0..<50 { require(cache[number]?.number == number, "\(number)") }
-      require(cache.count == 50, "\(cache.count)")
     }
   }
 }

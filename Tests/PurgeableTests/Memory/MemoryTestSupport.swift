@@ -185,7 +185,7 @@ func childSays(_ isWell: () -> Bool, meanwhile: () -> Bool = { true }) -> Bool {
     unsafe sigemptyset(&signals)
     unsafe sigaddset(&signals, SIGALRM)
     unsafe pthread_sigmask(SIG_UNBLOCK, &signals, nil)
-    alarm(60)
+    alarm(300)
     _exit(isWell() ? 0 : 1)
   }
   let holds = meanwhile()
