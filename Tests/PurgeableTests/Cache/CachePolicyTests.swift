@@ -17,8 +17,8 @@ struct CachePolicyTests {
     return Double(misses) / Double(requests.count)
   }
 
-  /// The hashes of tracked keys differ from process to process: over 25 caches the difference is 0.0020 or -0.0029 on average, with
-  /// a standard deviation of 0.0004.
+  /// The hashes of tracked keys differ from process to process: over 25 caches the difference is 0.0020 or -0.0029 on average,
+  /// with a standard deviation of 0.0004.
   @Test("misses as often as exact S3-FIFO does, within 0.01", arguments: [1, 10], [false, true])
   func againstExact(percent: Int, tracksKeys: Bool) throws {
     let objects = 8000
