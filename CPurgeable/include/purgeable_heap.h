@@ -216,7 +216,7 @@ bool purgeable_heap_has_pending(const purgeable_heap_t *PURGEABLE_NULLABLE heap)
 /// Finds out which pages on offer are gone (mincore; where swap is in use, a look at the elements) and records it.
 /// `*discarded_bytes` (may be NULL) gets the bytes of pages newly found gone. The elements stay for their owners to free; those
 /// of a page are found by `purgeable_slab_next_element`. Returns 0, EINVAL, ENOMEM or the errno of mincore.
-/// Cost: one system call per chunk; 1 ms per GiB on offer.
+/// Cost: one system call per chunk, and one for each slab of which pages are newly gone; 1 ms per GiB on offer.
 int purgeable_heap_sweep(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t *PURGEABLE_NULLABLE discarded_bytes);
 
 /// Has the kernel discard what is on offer now (MADV_PAGEOUT), slab by slab, until `wanted_bytes` or a little more are gone: what

@@ -161,12 +161,8 @@ static inline __attribute__((always_inline)) purgeable_outcome_t read_life(purge
       tries = -1;
       continue;
     }
-    if (!valid && header != 0) {
-      wish->error = ESTALE;
-      return purgeable_outcome_error;
-    }
-    // A place where no element begins has no header to lose.
-    if (!purgeable__is_living(heap, spot)) {
+    // Not this element's header; or a place where no element begins, which has none to lose.
+    if ((!valid && header != 0) || !purgeable__is_living(heap, spot)) {
       wish->error = ESTALE;
       return purgeable_outcome_error;
     }
