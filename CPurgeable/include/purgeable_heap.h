@@ -95,6 +95,12 @@ typedef struct purgeable_heap_options {
   /// slab less than the limit is left for allocations then, so that there is room for the copies; above it an allocation answers
   /// ENOMEM, and may be tried again after a trim.
   bool defers_compaction;
+  /// For owners that free under a mutex of their own: a slab that ends is not wiped there and then, which is a system call.
+  /// `purgeable_heap_wipe_deferred` does it, or the next slab that begins, `purgeable_heap_offer_idle` or `purgeable_heap_trim`.
+  bool defers_wipes;
+  /// For owners that write every byte of an element before they commit it: `*bytes` may hold bytes of elements that ended, where
+  /// they would be cleared otherwise.
+  bool fills_whole;
   /// For owners that keep a place + 1 in this many low bits of a slot: no place is handed out that does not fit. 0: any place.
   uint32_t place_bits;
   /// 8 (also for 0) or 16: the alignment of every payload. 16 is what malloc gives: for vectors, long double, structs with
@@ -283,9 +289,10 @@ uint64_t purgeable_heap_given_back_bytes(const purgeable_heap_t *PURGEABLE_NULLA
 /// limit holds for both together. Three atomic loads; 0 for NULL.
 uint64_t purgeable_heap_charged_bytes(const purgeable_heap_t *PURGEABLE_NULLABLE heap);
 
-/// The slab bytes held now, gone or not, and empty slabs that are kept. A slab that ends and was never on offer is kept and
-/// filled again as it is: a sixteenth of the slabs in use, 16 slabs and 1 MiB at most. Upkeep, trims, giving back in bulk,
-/// `page_out`, and what would otherwise exceed the limit, give them back. One atomic load; 0 for NULL.
+/// The slab bytes held now, gone or not, and empty slabs that are kept. A slab of which the kernel took no page is kept
+/// when it ends, off offer, and filled again as it is: a sixteenth of the slabs in use, 16 slabs and 1 MiB at most. Upkeep,
+/// trims, giving back in bulk, `page_out`, and what would otherwise exceed the limit, give them back. One atomic load; 0 for
+/// NULL.
 uint64_t purgeable_heap_held_bytes(const purgeable_heap_t *PURGEABLE_NULLABLE heap);
 
 /// The heap's bookkeeping outside of slabs now, in bytes. One atomic load; 0 for NULL.

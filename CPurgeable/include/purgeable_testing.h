@@ -80,8 +80,8 @@ typedef enum purgeable_testing_rule {
   purgeable_testing_rule_parting_stay_out = 1 << 20,
   /// An offer of one region ends early where a locker waits for it.
   purgeable_testing_rule_lockers_end_offers = 1 << 21,
-  /// Only a slab that was never on offer since its last wipe is filled again without one.
-  purgeable_testing_rule_keep_only_unoffered = 1 << 22,
+  /// A slab that was on offer is filled again without a wipe only if all of its pages are rescued before.
+  purgeable_testing_rule_rescue_before_reuse = 1 << 22,
   /// A slab that is filled again without a wipe has its new generation before its first new byte (off: it keeps the old one).
   purgeable_testing_rule_generation_before_reuse = 1 << 23,
   /// A page of a region that holds nothing when a writer unlocks loses the witness that it had in an earlier fill.

@@ -16,7 +16,7 @@
 
 // A look at content must not call the kernel, nor take a mutex in a signal handler. The upkeep does the rest.
 void purgeable__release_quietly(purgeable_heap_t *heap, purgeable__slab_t *slab) {
-  if (purgeable__lock_count(purgeable__count_down(slab)) == 1) store_relaxed(&heap->pending, true);
+  if (purgeable__lock_count(purgeable__count_down(slab)) == 1) purgeable__note_pending(heap);
 }
 
 bool purgeable__release(purgeable_heap_t *heap, purgeable__spot_t spot) {
@@ -36,7 +36,7 @@ bool purgeable__release(purgeable_heap_t *heap, purgeable__spot_t spot) {
   } else if (heap->offering == purgeable_offering_immediate) {
     (void)purgeable__offer_run(heap, &spot, 1, false, NULL);
   } else {
-    store_relaxed(&heap->pending, true);
+    purgeable__note_pending(heap);
   }
   return true;
 }

@@ -194,7 +194,7 @@ struct purgeable_heap {
   purgeable_offering_t offering;
   // How far into its granule a header lies: 8 where payloads are aligned to 16 bytes, else 0.
   uint32_t lead_bytes;
-  bool keeps_tags, keeps_ages, defers_compaction;
+  bool keeps_tags, keeps_ages, defers_compaction, defers_wipes, fills_whole;
   purgeable_moved_t moved;
   void *context;
   uint64_t secret[2];
@@ -259,6 +259,13 @@ static inline purgeable__stream_t *purgeable__stream(purgeable_heap_t *heap, pur
 static inline pthread_mutex_t *purgeable__stream_mutex(purgeable_heap_t *heap, purgeable_stream_t stream) {
   return &heap->control->streams[stream % STREAM_MUTEX_COUNT].mutex;
 }
+// There is work for the upkeep. Every commit and free says so. It is written only where it is news, since all threads share it.
+// Called after the slab's word was counted down. All sequentially consistent, as the upkeep's exchange and fence are: who finds
+// the note of before the exchange has counted down before the upkeep looks at the slab.
+static inline void purgeable__note_pending(purgeable_heap_t *heap) {
+  if (!atomic_load(&heap->pending)) store_relaxed(&heap->pending, true);
+}
+
 static inline purgeable__tally_t *purgeable__tally(const purgeable_heap_t *heap) {
   return &heap->control->tallies[purgeable_processor_hint() % TALLY_COUNT];
 }
