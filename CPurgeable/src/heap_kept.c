@@ -42,7 +42,7 @@ void purgeable__clear_standing_part(const purgeable_heap_t *heap, purgeable__spo
   memset(bytes, 0, left < length_bytes ? left : length_bytes);
 }
 
-void purgeable__wipe_tail(purgeable_heap_t *heap, purgeable__spot_t spot) {
+void purgeable__wipe_tail(purgeable_heap_t *heap, purgeable__spot_t spot, bool seals) {
   purgeable__slab_t *slab = spot.slab;
   uint32_t standing = purgeable__standing_pages(slab);
   if (standing == 0) return;
@@ -51,8 +51,16 @@ void purgeable__wipe_tail(purgeable_heap_t *heap, purgeable__spot_t spot) {
   uint32_t used = (uint32_t)(purgeable__slab_held_bytes(heap, slab) >> heap->page_shift);
   if (standing <= used) return;
   char *tail = purgeable__pages_of(heap, spot) + ((size_t)used << heap->page_shift);
-  // Nobody has room there, and no offer covers it. Refused: it stays until the slab is wiped, which this flag sees to.
-  if (purgeable__wipe(tail, (size_t)(standing - used) << heap->page_shift) != 0) purgeable__note_offered(slab);
+  // Nobody has room there, and no offer covers it.
+  if (purgeable__wipe(tail, (size_t)(standing - used) << heap->page_shift) != 0) {
+    // Refused. If the fill goes on, elements that follow have to clear their payload still, and the next upkeep tries again. Of a
+    // slab that is being sealed the tail stays until the slab is wiped, which this flag sees to.
+    if (!seals) {
+      store_relaxed(&heap->pending, true);
+      return;
+    }
+    purgeable__note_offered(slab);
+  }
   (void)atomic_fetch_sub_explicit(&slab->standing, (uint8_t)(standing - used), memory_order_relaxed);
 }
 

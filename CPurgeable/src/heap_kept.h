@@ -34,8 +34,9 @@ static inline void purgeable__clear_standing(const purgeable_heap_t *heap, purge
                                              size_t length_bytes) {
   if (purgeable__standing_pages(spot.slab) != 0) purgeable__clear_standing_part(heap, spot, bytes, length_bytes);
 }
-// Wipes the pages of earlier lives behind the page that is being filled. The stream's mutex held, and the slab open.
-void purgeable__wipe_tail(purgeable_heap_t *heap, purgeable__spot_t spot);
+// Wipes the pages of earlier lives behind the page that is being filled. `seals`: the slab is being sealed, and nothing more will
+// be written there. The stream's mutex held, and the slab open.
+void purgeable__wipe_tail(purgeable_heap_t *heap, purgeable__spot_t spot, bool seals);
 
 // MARK: The list. Heap's mutex held.
 

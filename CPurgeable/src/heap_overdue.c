@@ -184,7 +184,7 @@ void purgeable__close_idle_page(purgeable_heap_t *heap, purgeable_stream_t strea
       is_partial = false;
     }
     // What earlier lives left behind the fill is idle too, and is not purgeable.
-    if (is_idle) purgeable__wipe_tail(heap, spot);
+    if (is_idle) purgeable__wipe_tail(heap, spot, false);
     if (!is_idle && purgeable__standing_pages(spot.slab) != 0) store_relaxed(&heap->pending, true);
     // The last unlock offers a page that is held now.
     if ((is_partial && !is_held) || again) store_relaxed(&heap->pending, true);

@@ -74,7 +74,7 @@ void purgeable__seal(purgeable_heap_t *heap, purgeable__spot_t spot) {
   assert(atomic_load(&slab->state) == slab_open);
   assert(purgeable__is_held(purgeable__stream_mutex(heap, load_relaxed(&slab->stream))));
   fit_tags(heap, spot);
-  purgeable__wipe_tail(heap, spot);
+  purgeable__wipe_tail(heap, spot, true);
   // Pages that were never touched are not held.
   subtract_relaxed(&heap->held_bytes, heap->slab_bytes - purgeable__slab_held_bytes(heap, slab));
   // Pinned over the change of state: so the slab's elements may be freed by others meanwhile, and the unpin sees that.
