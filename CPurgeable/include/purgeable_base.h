@@ -108,7 +108,8 @@ typedef struct purgeable_memory_use {
   uint64_t held_bytes;
   /// Of the held: on offer, and not known to be gone.
   uint64_t offered_bytes;
-  /// Of the held: idle, and waiting for an offer. `purgeable_set_pending_byte_limit` bounds it.
+  /// Of the held: idle, and waiting for an offer. `purgeable_set_pending_byte_limit` bounds it, but for what the kernel refused
+  /// and is offered again later.
   uint64_t pending_bytes;
   /// Of the held: known to be gone.
   uint64_t discarded_bytes;

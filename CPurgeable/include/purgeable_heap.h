@@ -64,7 +64,8 @@ enum {
 /// mutexes is held, and the callback may call the heap. **A mutex of the owner that is held around one of these calls must not be
 /// taken in the callback.** An owner who holds one around allocations sets `defers_compaction`: then an allocation never calls
 /// back, and compaction is left to trims and upkeep, which are called without that mutex. The thread cannot be cancelled during
-/// the callback.
+/// the callback. The callback may fork: in the child every element is gone, an allocation around it answers an element of the
+/// child, and `purgeable_heap_move` answers ESTALE.
 typedef bool (*purgeable_moved_t)(void *PURGEABLE_NULLABLE context, purgeable_reference_t from, purgeable_reference_t to,
                                   uint64_t tag, const void *bytes, size_t length_bytes);
 

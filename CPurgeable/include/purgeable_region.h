@@ -225,8 +225,8 @@ int purgeable_region_offer(purgeable_region_t *PURGEABLE_NULLABLE region);
 /// Again, because the kernel passes over pages that wait in another processor's batch (up to 31 for each): a region that was
 /// filled on one processor and offered from another is not all on offer, and nothing tells so. Whatever is on offer, in immediate
 /// mode too, is therefore offered again by the next two calls, then at most 1, 8 and 64 seconds later, and every 256 seconds from
-/// there on, for as long as it stays on offer: 46 ns a page each time. Call it about once a second, or have
-/// `purgeable_upkeep_start` do so.
+/// there on, for as long as it stays on offer: 46 ns a page each time. What the kernel refused is offered again as often. Call it
+/// about once a second, or have `purgeable_upkeep_start` do so.
 int purgeable_offer_pending(size_t *PURGEABLE_NULLABLE offered_bytes);
 
 /// In how many milliseconds `purgeable_offer_pending` has something to do: 0 for now, UINT64_MAX for never as things are. For
@@ -235,7 +235,8 @@ uint64_t purgeable_offer_pending_due_ms(void);
 
 /// All regions of this process together, and what happened to them since the process began. Bytes in whole pages.
 typedef struct purgeable_region_statistics {
-  /// Pages that wait for `purgeable_offer_pending` are pending. Pages of discards that were asked for are given back.
+  /// Pages that wait for `purgeable_offer_pending` are pending, also where the kernel has refused them so far. Pages of discards
+  /// that were asked for are given back.
   purgeable_memory_use_t memory;
   /// Regions that exist.
   uint64_t region_count;

@@ -20,12 +20,13 @@ static uint64_t pages_waiting(const purgeable_heap_t *heap, purgeable__slab_t *s
   return waiting == ALL_WAIT ? purgeable__offerable_pages(heap, slab) : waiting;
 }
 
-static void set_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab, uint8_t now) {
+// `quietly`: the limit, which is read from files now and then, is not looked at. The next call that books sees the sum.
+static void set_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab, uint8_t now, bool quietly) {
   if (load_relaxed(&slab->waiting) == now) return;
   uint8_t before = atomic_exchange_explicit(&slab->waiting, now, memory_order_relaxed);
   uint64_t change = (pages_waiting(heap, slab, now) - pages_waiting(heap, slab, before)) << heap->page_shift;
   uint64_t sum = add_relaxed(&heap->waiting_bytes, change) + change;
-  if (now > before && sum > purgeable__pending_byte_limit()) {
+  if (!quietly && now > before && sum > purgeable__pending_byte_limit()) {
     store_relaxed(&heap->overdue, true);
   }
 }
@@ -34,21 +35,21 @@ uint64_t purgeable__pages_waiting(const purgeable_heap_t *heap, purgeable__slab_
   return pages_waiting(heap, slab, load_relaxed(&slab->waiting));
 }
 
-void purgeable__begin_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab) {
+void purgeable__begin_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab, bool quietly) {
   if (heap->offering != purgeable_offering_deferred || !purgeable__is_sealed(slab)) return;
   size_t pages = purgeable__offerable_pages(heap, slab);
   uint64_t off = purgeable__pages_mask(slab, pages) & ~load_relaxed(&slab->offered) & ~load_relaxed(&slab->lost);
   uint8_t some = (uint8_t)__builtin_popcountll(off);
-  set_waiting(heap, slab, purgeable__is_run(slab) && off != 0 ? ALL_WAIT : some);
+  set_waiting(heap, slab, purgeable__is_run(slab) && off != 0 ? ALL_WAIT : some, quietly);
 }
 
-void purgeable__stop_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab) { set_waiting(heap, slab, 0); }
+void purgeable__stop_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab) { set_waiting(heap, slab, 0, true); }
 
 void purgeable__stop_waiting_if_held(purgeable_heap_t *heap, purgeable__slab_t *slab) {
   if (purgeable__lock_count(purgeable__slab_word_ordered(slab)) == 0) return;
   purgeable__stop_waiting(heap, slab);
   // The last unlock may have come between the two, and what that unlock booked would be lost.
-  if (purgeable__is_unheld(purgeable__slab_word_ordered(slab))) purgeable__begin_waiting(heap, slab);
+  if (purgeable__is_unheld(purgeable__slab_word_ordered(slab))) purgeable__begin_waiting(heap, slab, false);
 }
 
 // MARK: What is gone

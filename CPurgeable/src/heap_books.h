@@ -9,8 +9,9 @@
 
 // How many pages of a slab wait.
 uint64_t purgeable__pages_waiting(const purgeable_heap_t *heap, purgeable__slab_t *slab);
-// Books the pages of a sealed slab that are not on offer. The caller has the slab pinned.
-void purgeable__begin_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab);
+// Books the pages of a sealed slab that are not on offer. The caller has the slab pinned. `quietly`: without a system call; more
+// than the limit is found out by the next call that books.
+void purgeable__begin_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab, bool quietly);
 // The slab does not wait any more. The caller has claimed it, for an offer or for giving back.
 void purgeable__stop_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab);
 // The same for a slab that is locked. Heap's mutex held, and the slab in a stream.

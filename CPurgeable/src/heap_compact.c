@@ -191,7 +191,11 @@ int purgeable_heap_allocate_in(purgeable_heap_t *heap, purgeable_stream_t stream
     if (error == ENOMEM && compacts(heap, stream) && purgeable__compact_step(heap, true)) continue;
     if (error != 0) return error;
     // When a fresh slab begins, and much of the held memory is dead, compaction wins a slab back.
-    if (is_fresh && compacts(heap, stream)) (void)purgeable__compact_step(heap, false);
+    if (is_fresh && compacts(heap, stream)) {
+      (void)purgeable__compact_step(heap, false);
+      // Only a callback that forked ends the life of a slab that the writer holds: in the child the element is gone.
+      if (purgeable__resolve(heap, *reference).slab == NULL) continue;
+    }
     purgeable__offer_if_overdue(heap);
     return 0;
   }

@@ -59,8 +59,12 @@ void purgeable__wipe_tail(purgeable_heap_t *heap, purgeable__spot_t spot) {
   uint32_t used = (uint32_t)(purgeable__slab_held_bytes(heap, slab) >> heap->page_shift);
   if (standing <= used) return;
   char *tail = purgeable__pages_of(heap, spot) + ((size_t)used << heap->page_shift);
-  // Nobody has room there, and no offer covers it. Refused: it stays, and the slab does not stand after its end.
-  if (purgeable__wipe(tail, (size_t)(standing - used) << heap->page_shift) != 0) return;
+  // Nobody has room there, and no offer covers it. Refused: it stays, and the slab does not stand after its end. If the fill goes
+  // on, elements that follow have to clear their payload still, and the next upkeep tries again.
+  if (purgeable__wipe(tail, (size_t)(standing - used) << heap->page_shift) != 0) {
+    store_relaxed(&heap->pending, true);
+    return;
+  }
   (void)atomic_fetch_sub_explicit(&slab->standing, (uint8_t)(standing - used), memory_order_relaxed);
 }
 

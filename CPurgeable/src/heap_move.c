@@ -51,6 +51,10 @@ int purgeable__move(purgeable_heap_t *heap, purgeable_reference_t reference, pur
   bool taken = pinned && move->moved(move->context, reference, copy, tag, bytes, length);
   (void)pthread_setcancelstate(cancel_state, NULL);
   (void)purgeable_heap_free(heap, taken ? reference : copy);
+  // The pin keeps the life going, unless the callback has forked: in the child all elements are gone, and a count that is found
+  // there is somebody else's.
+  if (pinned) spot = purgeable__resolve(heap, copy);
+  if (spot.slab == NULL) return ESTALE;
   if (pinned) purgeable__release(heap, spot);
   if (!taken) return EBUSY;
   add_relaxed(&heap->moved_element_count, 1);

@@ -14,22 +14,30 @@
 
 // MARK: Counting down
 
-// A look at content must not call the kernel, nor take a mutex in a signal handler. The upkeep does the rest.
-void purgeable__release_quietly(purgeable_heap_t *heap, purgeable__slab_t *slab) {
-  if (purgeable__lock_count(purgeable__count_down(slab)) == 1) purgeable__note_pending(heap);
-}
-
-bool purgeable__release(purgeable_heap_t *heap, purgeable__spot_t spot) {
-  uint64_t before = purgeable__slab_word_relaxed(spot.slab);
+// Answers the word before. An extra unlock steals another holder's count; it must not underflow into the flags.
+static uint64_t count_down(purgeable_heap_t *heap, purgeable__slab_t *slab, bool quietly) {
+  uint64_t before = purgeable__slab_word_relaxed(slab);
   bool booked = false;
   do {
     if (purgeable__lock_count(before) == 0) break;
     // Booked while the slab is still held, so the books are of this life.
-    if (purgeable__lock_count(before) == 1 && !booked && purgeable__is_sealed(spot.slab)) {
-      purgeable__begin_waiting(heap, spot.slab);
+    if (purgeable__lock_count(before) == 1 && !booked && purgeable__is_sealed(slab)) {
+      purgeable__begin_waiting(heap, slab, quietly);
       booked = true;
     }
-  } while (!purgeable__slab_word_change(spot.slab, &before, before - 1));
+    // Before the look at the living (3 in heap_word.c).
+  } while (!purgeable__slab_word_change(slab, &before, before - 1));
+  return before;
+}
+
+// A look at content must not call the kernel, nor take a mutex in a signal handler. The upkeep does the rest, or the next call
+// that finds too much waiting.
+void purgeable__release_quietly(purgeable_heap_t *heap, purgeable__slab_t *slab) {
+  if (purgeable__lock_count(count_down(heap, slab, true)) == 1) purgeable__note_pending(heap);
+}
+
+bool purgeable__release(purgeable_heap_t *heap, purgeable__spot_t spot) {
+  uint64_t before = count_down(heap, spot.slab, false);
   if (purgeable__lock_count(before) != 1) return purgeable__lock_count(before) != 0;
   if (atomic_load(&spot.slab->element_count) == 0 && purgeable__is_sealed(spot.slab)) {
     purgeable__give_back_if_empty(heap, spot, purgeable__generation(before));

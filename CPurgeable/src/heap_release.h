@@ -9,8 +9,8 @@
 
 // Gives a count back. The last one may give the slab back or offer it, by system calls. False: there was no count to give back.
 bool purgeable__release(purgeable_heap_t *heap, purgeable__spot_t spot);
-// Gives a count back without a system call or a mutex; the upkeep does what a last count may ask for. For reads in signal
-// handlers.
+// Gives a count back without a system call or a mutex, for reads in signal handlers. What a last count leaves is booked as
+// waiting; later calls and the upkeep do the rest.
 void purgeable__release_quietly(purgeable_heap_t *heap, purgeable__slab_t *slab);
 // Seals an open slab. The stream's mutex held, not the heap's.
 void purgeable__seal(purgeable_heap_t *heap, purgeable__spot_t spot);

@@ -41,13 +41,6 @@ int purgeable__pin(purgeable__slab_t *slab, uint32_t generation) {
   }
 }
 
-// An extra unlock steals another holder's count; it must not underflow into the flags. Before the look at the living (3 above).
-uint64_t purgeable__count_down(purgeable__slab_t *slab) {
-  uint64_t word = purgeable__slab_word_relaxed(slab);
-  while (purgeable__lock_count(word) != 0 && !purgeable__slab_word_change(slab, &word, word - 1)) continue;
-  return word;
-}
-
 bool purgeable__note_waiter(purgeable__slab_t *slab, uint64_t word) {
   assert(purgeable__is_offering(word));
   return atomic_compare_exchange_strong(&slab->word, &word, word | WAITERS);

@@ -89,8 +89,6 @@ static inline bool purgeable__slab_word_change(purgeable__slab_t *slab, uint64_t
 
 // Counts up in the life of this generation. 0; ESTALE: it is over; EOVERFLOW: as many locks as the word can count hold it.
 int purgeable__pin(purgeable__slab_t *slab, uint32_t generation);
-// Counts down, never below 0. Answers the word before.
-uint64_t purgeable__count_down(purgeable__slab_t *slab);
 // Notes that somebody is about to sleep until the offer in `word` has ended. False: the word has changed.
 bool purgeable__note_waiter(purgeable__slab_t *slab, uint64_t word);
 // Sleeps while the word is `word` with that note. Spurious returns are allowed.

@@ -45,9 +45,11 @@ int purgeable_region_statistics(purgeable_region_statistics_t *statistics) {
       sum.unbalanced_unlock_count += read_counter(&shard->unbalanced_unlocks);
       sum.refused_offer_count += read_counter(&shard->refused_offers);
       sum.abandoned_fill_count += read_counter(&shard->abandoned_fills);
+      sum.memory.pending_bytes += read_counter(&shard->refused_bytes);
+      sum.pending_count += read_counter(&shard->refused_regions);
     }
-    sum.pending_count = read_counter(&shared->pending_count);
-    sum.memory.pending_bytes = read_counter(&shared->pending_bytes);
+    sum.pending_count = at_least_zero(sum.pending_count) + read_counter(&shared->pending_count);
+    sum.memory.pending_bytes = at_least_zero(sum.memory.pending_bytes) + read_counter(&shared->pending_bytes);
   }
   sum.memory.locked_bytes = at_least_zero(sum.memory.locked_bytes);
   sum.memory.offered_bytes = at_least_zero(sum.memory.offered_bytes);

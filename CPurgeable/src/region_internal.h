@@ -101,7 +101,10 @@ typedef struct purgeable__counters {
   _Atomic uint64_t discarded_by_kernel_bytes;
   _Atomic uint64_t given_back_bytes;
   _Atomic uint64_t abandoned_fills;
-  uint64_t unused[5];
+  // Idle, refused by the kernel, and in a ring to be offered again.
+  _Atomic uint64_t refused_bytes;
+  _Atomic uint64_t refused_regions;
+  uint64_t unused[3];
 } purgeable__counters_t;
 
 // Lives in a mapping that a fork wipes: a child finds an unlocked mutex (zeros are one, in glibc and musl), an empty queue, and

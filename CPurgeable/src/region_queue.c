@@ -24,7 +24,8 @@
 //
 // Why again: MADV_FREE passes over pages that wait in another processor's batch on their way to the kernel's lists, 31 at the
 // most, answers 0 all the same, and nothing that is cheap tells which. Waiting pages leave their batch when that processor takes
-// 31 more, or when a process there offers memory or ends. So each later offer finds fewer; the last ring repeats.
+// 31 more, or when a process there offers memory or ends. So each later offer finds fewer; the last ring repeats. What the kernel
+// refused stays in the rings as well: memory that was mlocked for a while is not for ever.
 
 #include "region_internal.h"
 
@@ -275,20 +276,19 @@ static claim_t claim_queued(purgeable__shared_t *shared, purgeable_region_t *reg
   }
 }
 
-// Takes one region out of what was `taken` from a ring, and puts it into the next one. What is locked, discarded or was refused
-// leaves.
+// Takes one region out of what was `taken` from a ring, and puts it into the next one. What is locked or discarded leaves.
 static claim_t claim_from_ring(purgeable__shared_t *shared, purgeable_region_t *region, size_t level) {
   ring_remove(&region->link);
   uint64_t word = purgeable__word_load(region);
   for (;;) {
     bool is_busy = (word & WORD_OFFERING) != 0;
-    bool is_idle = (word & WORD_REFUSED) == 0 && purgeable__can_offer(word, true);
+    bool is_idle = purgeable__can_offer(word, true);
     uint64_t wanted = is_idle ? purgeable__word_claimed(word) : is_busy ? word : word & ~WORD_AGAIN;
     if (!purgeable__word_change(region, &word, wanted)) continue;
     size_t next = is_idle && level + 1 < PURGEABLE__AGAIN_LEVELS ? level + 1 : level;
     if ((wanted & WORD_AGAIN) != 0) again_append(shared, next, region);
     if (!is_idle) return claim_none;
-    return (word & WORD_ON_OFFER) != 0 ? claim_again : claim_first;
+    return (word & (WORD_ON_OFFER | WORD_REFUSED)) == WORD_ON_OFFER ? claim_again : claim_first;
   }
 }
 

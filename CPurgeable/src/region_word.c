@@ -33,7 +33,7 @@ uint64_t purgeable__word_load(purgeable_region_t *region) {
 
 // MARK: Change
 
-// Adds or takes off bytes, by what the word says before and after.
+// Adds or takes off an amount, by what the word says before and after.
 static void count(_Atomic uint64_t *counter, size_t bytes, bool before, bool after) {
   if (before == after) return;
   add_relaxed(counter, after ? (uint64_t)bytes : -(uint64_t)bytes);
@@ -41,10 +41,17 @@ static void count(_Atomic uint64_t *counter, size_t bytes, bool before, bool aft
 
 static bool is_offered(uint64_t word) { return (word & (WORD_ON_OFFER | WORD_REFUSED)) == WORD_ON_OFFER; }
 
+// Idle, and to be offered again because the kernel refused. What is in the queue is counted there.
+static bool is_refused(uint64_t word) {
+  return (word & (WORD_REFUSED | WORD_AGAIN | WORD_QUEUED | WORD_COUNT)) == (WORD_REFUSED | WORD_AGAIN);
+}
+
 static void count_all(purgeable__counters_t *counters, size_t bytes, size_t offered, uint64_t before, uint64_t after) {
   count(&counters->locked_bytes, bytes, purgeable__word_count(before) != 0, purgeable__word_count(after) != 0);
   count(&counters->offered_bytes, offered, is_offered(before), is_offered(after));
   count(&counters->discarded_bytes, bytes, (before & WORD_DISCARDED) != 0, (after & WORD_DISCARDED) != 0);
+  count(&counters->refused_bytes, bytes, is_refused(before), is_refused(after));
+  count(&counters->refused_regions, 1, is_refused(before), is_refused(after));
 }
 
 void purgeable__word_account(const purgeable_region_t *region, uint64_t before, uint64_t after) {
@@ -73,7 +80,8 @@ static __attribute__((noinline)) bool change_state(purgeable_region_t *region, u
 bool purgeable__word_change(purgeable_region_t *region, uint64_t *seen, uint64_t wanted) {
   assert(purgeable__word_is_valid(*seen) && purgeable__word_is_valid(wanted));
   assert(purgeable__word_version(wanted) - purgeable__word_version(*seen) <= 1);
-  if (((*seen ^ wanted) & (WORD_ON_OFFER | WORD_REFUSED | WORD_DISCARDED)) != 0) return change_state(region, seen, wanted);
+  uint64_t changed = (*seen ^ wanted) & (WORD_ON_OFFER | WORD_REFUSED | WORD_DISCARDED);
+  if ((changed | (*seen & WORD_REFUSED)) != 0) return change_state(region, seen, wanted);
   purgeable__counters_t *counters = region->counters;
   size_t bytes = purgeable__region_bytes(region);
   if (exchange(region, seen, wanted)) {

@@ -171,9 +171,99 @@ static void fork_beside_storm(case_report_t *report) {
   storm_end(&storm);
 }
 
+// MARK: A callback that forks
+
+enum { MOVED_SLABS = 12 };
+
+typedef struct forking {
+  purgeable_heap_t *heap;
+  // What the child allocates inside of the callback and does not commit: each in a slab of its own, held by its writer.
+  element_t own[MOVED_SLABS];
+  bool is_child;
+  pid_t child;
+} forking_t;
+
+static bool fork_in_callback(void *context, purgeable_reference_t from, purgeable_reference_t to, uint64_t tag,
+                             const void *bytes, size_t length) {
+  forking_t *forking = context;
+  (void)from, (void)to, (void)tag, (void)bytes, (void)length;
+  if (forking->child != 0 || forking->is_child) return true;
+  forking->child = fork();
+  forking->is_child = forking->child == 0;
+  if (!forking->is_child) return true;
+  (void)alarm(CHILD_SECONDS);
+  for (uint64_t i = 0; i < MOVED_SLABS; i++) {
+    void *own;
+    element_t *element = &forking->own[i];
+    if (purgeable_heap_allocate(forking->heap, 3 * PAGE, &element->reference, &own) != 0) _exit(20);
+    fill_pattern(own, 3 * PAGE, 100 + i);
+    *element = (element_t){element->reference, own, 3 * PAGE, 100 + i};
+  }
+  return true;
+}
+
+// What a call has made of the child after such a callback: `error` and, if that is 0, `reference` and `bytes` of an element of
+// `length` that can be written.
+static int after_callback(forking_t *forking, int error, purgeable_reference_t reference, void *bytes, size_t length) {
+  purgeable_heap_t *heap = forking->heap;
+  if (error == 0) {
+    fill_pattern(bytes, length, 7);
+    if (purgeable_heap_commit(heap, reference) != 0) return 2;
+    if (!is_intact(heap, &(element_t){reference, bytes, length, 7})) return 3;
+  }
+  for (size_t i = 0; i < MOVED_SLABS; i++) {
+    element_t *own = &forking->own[i];
+    purgeable_slab_information_t slab;
+    if (purgeable_slab_information(heap, slab_of(heap, own), &slab) != 0 || slab.lock_count != 1) return 4;
+    if (!check_pattern(own->bytes, own->length, own->number)) return 5;
+    if (purgeable_heap_commit(heap, own->reference) != 0 || !is_intact(heap, own)) return 6;
+  }
+  if (purgeable_heap_trim(heap, NULL) != 0 || purgeable_heap_offer_idle(heap, NULL) != 0) return 7;
+  return purgeable_testing_heap_is_valid(heap, NULL) ? 0 : 8;
+}
+
+// Allocates among slabs of which most is dead, until a compaction calls back.
+static int allocate_until_forked(forking_t *forking, size_t length, purgeable_reference_t *reference, void **bytes) {
+  for (int i = 0; i < 10000; i++) {
+    int error = purgeable_heap_allocate(forking->heap, length, reference, bytes);
+    if (error != 0 || forking->is_child || forking->child != 0) return error;
+    error = i % 8 == 0 ? purgeable_heap_commit(forking->heap, *reference) : purgeable_heap_free(forking->heap, *reference);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+static void fork_in_compaction(case_report_t *report) {
+  NEED_WIPE_ON_FORK();
+  const size_t length = PAGE / 2 - 64;
+  for (int is_move = 0; is_move < 2; is_move++) {
+    forking_t forking = {.child = 0};
+    MAKE_HEAP(heap, .slab_bytes = 4 * PAGE, .moved = fork_in_callback, .context = &forking);
+    forking.heap = heap;
+    element_t first;
+    REQUIRE(make(heap, length, 1, &first) == 0);
+    purgeable_reference_t reference;
+    void *bytes = NULL;
+    int error = is_move ? purgeable_heap_move(heap, first.reference, 0, fork_in_callback, &forking, &reference)
+                        : allocate_until_forked(&forking, length, &reference, &bytes);
+    if (forking.is_child) {
+      // An allocation answers an element of the child. A move answers that the element is gone.
+      if (error != (is_move ? ESTALE : 0)) _exit(1);
+      _exit(after_callback(&forking, error, reference, bytes, length));
+    }
+    EXPECT_EQUAL(error, 0);
+    REQUIRE(forking.child > 0);
+    if (!is_move) EXPECT_EQUAL(purgeable_heap_commit(heap, reference), 0);
+    EXPECT_EQUAL(wait_for_child(forking.child), 0);
+    EXPECT_VALID(heap);
+    END_HEAP(heap);
+  }
+}
+
 const test_case_t fork_cases[] = {
     CASE("fork: at rest, with locks and unfinished writing", fork_at_rest),
     CASE("fork: generations that are used up stay so in children", generations_in_children),
     CASE("fork: in the middle of a storm", fork_beside_storm),
+    CASE("fork: in a callback of a compaction or a move, whose caller gets nothing of somebody else", fork_in_compaction),
     END_OF_CASES,
 };

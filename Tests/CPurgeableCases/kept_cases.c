@@ -321,6 +321,49 @@ static void idle_fill(case_report_t *report) {
   END_HEAP(ring.heap);
 }
 
+// Whether an element of this length that is allocated now has zeros, however many earlier lives were there.
+static bool begins_with_zeros(purgeable_heap_t *heap, size_t length) {
+  purgeable_reference_t reference;
+  void *bytes;
+  if (purgeable_heap_allocate(heap, length, &reference, &bytes) != 0) return false;
+  bool is_zeros = true;
+  for (size_t i = 0; i < length && is_zeros; i++) is_zeros = ((const char *)bytes)[i] == 0;
+  return purgeable_heap_free(heap, reference) == 0 && is_zeros;
+}
+
+// Where the kernel refuses to take those pages, they stay, and so does what is known of them.
+static void idle_fill_refused(case_report_t *report) {
+  NEED_OFFERS();
+  MAKE_RING(ring, );
+  (void)free_slabs(&ring, 1);
+  element_t element;
+  REQUIRE(make(ring.heap, 100, 5, &element) == 0);
+  EXPECT_EQUAL(element.reference.place, ring.elements[0].reference.place);
+  // The upkeep notes where the fill is, and finds it there again.
+  EXPECT_EQUAL(purgeable_heap_offer_idle(ring.heap, NULL), 0);
+  purgeable_testing_fail(purgeable_testing_call_madvise_dontneed, 1, ENOMEM, true);
+  EXPECT_EQUAL(purgeable_heap_offer_idle(ring.heap, NULL), 0);
+  EXPECT(purgeable_testing_has_failed());
+  purgeable_testing_fail(0, 0, 0, false);
+  purgeable_memory_use_t memory = heap_statistics(ring.heap).memory;
+  EXPECT_EQUAL(memory.resident_bytes, memory.held_bytes);
+  // Elements that follow in that slab begin with zeros.
+  EXPECT(begins_with_zeros(ring.heap, PAGE / 2));
+  EXPECT(begins_with_zeros(ring.heap, PAGE));
+  // The upkeep tries again.
+  EXPECT(purgeable_heap_has_pending(ring.heap));
+  uint64_t wipes = wipe_count();
+  EXPECT_EQUAL(purgeable_heap_offer_idle(ring.heap, NULL), 0);
+  EXPECT_EQUAL(purgeable_heap_offer_idle(ring.heap, NULL), 0);
+  EXPECT_EQUAL(wipe_count(), wipes + 1);
+  memory = heap_statistics(ring.heap).memory;
+  EXPECT_EQUAL(memory.resident_bytes, memory.held_bytes);
+  EXPECT(begins_with_zeros(ring.heap, PAGE / 2));
+  EXPECT(is_intact(ring.heap, &element));
+  EXPECT_VALID(ring.heap);
+  END_HEAP(ring.heap);
+}
+
 // MARK: Beside an upkeep
 
 typedef struct beside {
@@ -406,6 +449,7 @@ const test_case_t kept_cases[] = {
     CASE("kept: upkeep, trims, bulk, page_out and limits give them back", what_gives_back),
     CASE("kept: a refused wipe keeps the slab out of use", refused_wipes),
     CASE("kept: pages behind an idle fill go back", idle_fill),
+    CASE("kept: where those pages cannot go back, elements begin with zeros and the upkeep tries again", idle_fill_refused),
     CASE("kept: what ends beside an upkeep goes with it or with the next one", beside_an_upkeep),
     CASE("kept: a forked child fills none of them as it was", forks),
     END_OF_CASES,

@@ -111,6 +111,51 @@ static void bound_on_pending(case_report_t *report) {
   END_HEAP(heap);
 }
 
+typedef struct last_look {
+  purgeable_heap_t *heap;
+  purgeable_reference_t locked;
+  bool is_unlocked;
+} last_look_t;
+
+// In the middle of a read: the lock that the element had is given back, so that the read lets go of the element last.
+static void unlock_in_read(void *context) {
+  last_look_t *look = context;
+  if (!look->is_unlocked) look->is_unlocked = purgeable_heap_unlock(look->heap, look->locked) == 0;
+}
+
+static void reads_that_let_go_last(case_report_t *report) {
+  NEED_HOOKS();
+  NEED_OFFERS();
+  uint64_t before = purgeable_pending_byte_limit();
+  MAKE_HEAP(heap, .slab_bytes = 4 * PAGE, .chunk_bytes = 16 * PAGE);
+  // Nothing may wait; but a read makes no system call.
+  purgeable_set_pending_byte_limit(0);
+  element_t large, other;
+  REQUIRE(make(heap, 40 * PAGE, 1, &large) == 0);
+  REQUIRE(make(heap, 3 * PAGE, 2, &other) == 0);
+  EXPECT(purgeable_heap_is_on_offer(heap, large.reference.place));
+  EXPECT_EQUAL(purgeable_heap_lock(heap, large.reference, NULL, NULL), purgeable_outcome_intact);
+  last_look_t look = {.heap = heap, .locked = large.reference};
+  char *buffer = malloc(large.length);
+  REQUIRE(buffer != NULL && purgeable_testing_set_pause(unlock_in_read, &look));
+  uint64_t calls = purgeable_testing_call_count(purgeable_testing_call_any);
+  purgeable_outcome_t outcome = purgeable_heap_read_part(heap, large.reference, 0, large.length, buffer);
+  EXPECT_EQUAL(purgeable_testing_call_count(purgeable_testing_call_any), calls);
+  (void)purgeable_testing_set_pause(NULL, NULL);
+  EXPECT_EQUAL(outcome, purgeable_outcome_intact);
+  EXPECT(look.is_unlocked && check_pattern(buffer, large.length, 1));
+  free(buffer);
+  EXPECT(!purgeable_heap_is_on_offer(heap, large.reference.place));
+  // The next call that lets go of something offers it as well.
+  EXPECT(locks_intact(heap, &other));
+  EXPECT(purgeable_heap_is_on_offer(heap, large.reference.place));
+  EXPECT_EQUAL(heap_statistics(heap).memory.pending_bytes, 0);
+  EXPECT_VALID(heap);
+  EXPECT(is_intact(heap, &large));
+  purgeable_set_pending_byte_limit(before);
+  END_HEAP(heap);
+}
+
 // MARK: What the kernel has taken note of
 
 typedef struct filling {
@@ -212,6 +257,7 @@ const test_case_t pending_cases[] = {
     CASE("pending: the page being filled of an idle heap goes on offer", page_being_filled),
     CASE("pending: no page is closed while stores go on", stores_go_on),
     CASE("pending: what waits in a heap has a bound", bound_on_pending),
+    CASE("pending: what a read lets go of last waits for the next call, not for the upkeep", reads_that_let_go_last),
     CASE("pending: what another thread filled counts from its second offer on", filled_by_another_thread),
     CASE("pending: what is known to be gone is not charged", lost_pages_are_not_charged),
     END_OF_CASES,

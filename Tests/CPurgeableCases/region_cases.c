@@ -333,6 +333,7 @@ const test_case_t region_cases[] = {
     CASE("region: offering modes", offering_modes),
     CASE("region: neighbours are merged", neighbours_are_merged),
     CASE("region: a large region is offered in pieces", large_regions_in_pieces),
+    CASE("region: an offer that the kernel refuses is made again, and counts as pending until then", refused_offers_again),
     CASE("region: statistics follow every change", statistics_follow),
     CASE("region: resident bytes", resident_bytes),
     CASE("region: a lock cancels the offer", lock_cancels_offer),

@@ -83,6 +83,7 @@ void handlers_interrupt(case_report_t *report);
 void offering_modes(case_report_t *report);
 void neighbours_are_merged(case_report_t *report);
 void large_regions_in_pieces(case_report_t *report);
+void refused_offers_again(case_report_t *report);
 
 // region_forks.c
 void fork_in_every_state(case_report_t *report);

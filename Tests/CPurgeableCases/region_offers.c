@@ -17,6 +17,13 @@ void offering_modes(case_report_t *report) {
   EXPECT_EQUAL(offered, offers_work ? 2 * PAGE : 0);
   EXPECT_EQUAL(purgeable_region_offered_bytes(later), offered);
   EXPECT_EQUAL(purgeable_region_offered_bytes(never), 0);
+  if (!offers_work) {
+    // What is refused stays pending.
+    EXPECT_EQUAL(purgeable_region_destroy(later), 0);
+    EXPECT_EQUAL(purgeable_region_destroy(now), 0);
+    EXPECT_EQUAL(purgeable_region_destroy(never), 0);
+    return;
+  }
   EXPECT_EQUAL(statistics_now().pending_count, 0);
   EXPECT_EQUAL(purgeable_offer_pending(&offered), 0);
   EXPECT_EQUAL(offered, 0);
@@ -26,12 +33,10 @@ void offering_modes(case_report_t *report) {
   // The call offers once more what is on offer, since the kernel may have skipped pages; that counts nothing new.
   uint64_t calls = purgeable_testing_call_count(purgeable_testing_call_madvise_free);
   purgeable_region_statistics_t before = statistics_now();
-  if (offers_work) {
-    EXPECT_EQUAL(purgeable_region_offer(now), 0);
-    EXPECT_EQUAL(purgeable_region_offer(later), 0);
-    EXPECT_EQUAL(purgeable_testing_call_count(purgeable_testing_call_madvise_free), calls + 2);
-    EXPECT_EQUAL(statistics_now().memory.offered_bytes, before.memory.offered_bytes);
-  }
+  EXPECT_EQUAL(purgeable_region_offer(now), 0);
+  EXPECT_EQUAL(purgeable_region_offer(later), 0);
+  EXPECT_EQUAL(purgeable_testing_call_count(purgeable_testing_call_madvise_free), calls + 2);
+  EXPECT_EQUAL(statistics_now().memory.offered_bytes, before.memory.offered_bytes);
   // Locked in between: the queue stays as it is, and the region is not offered while locked.
   EXPECT_EQUAL(purgeable_region_lock(later), purgeable_outcome_intact);
   EXPECT_EQUAL(purgeable_region_offered_bytes(later), 0);
@@ -117,4 +122,61 @@ void large_regions_in_pieces(case_report_t *report) {
   EXPECT_EQUAL(purgeable_region_lock(region), purgeable_outcome_intact);
   EXPECT(check_pattern(purgeable_region_bytes(region), length, 1));
   EXPECT_EQUAL(purgeable_region_destroy(region), 0);
+}
+
+// What is held, less what is locked, waits, is on offer or is discarded: of full regions at rest 0.
+static uint64_t unaccounted_bytes(void) {
+  purgeable_memory_use_t memory = statistics_now().memory;
+  return memory.held_bytes - memory.locked_bytes - memory.pending_bytes - memory.offered_bytes - memory.discarded_bytes;
+}
+
+void refused_offers_again(case_report_t *report) {
+  NEED_HOOKS();
+  NEED_OFFERS();
+  purgeable_region_statistics_t before = statistics_now();
+  uint64_t unaccounted = unaccounted_bytes(), clock = 1000000;
+  (void)purgeable_testing_set_queue_clock_ms(clock);
+  purgeable_region_t *region = filled_region(3 * PAGE, NULL, 1), *other = filled_region(PAGE, NULL, 2);
+  purgeable_testing_fail(purgeable_testing_call_madvise_free, 1, EINVAL, true);
+  purgeable_region_t *now = filled_region(2 * PAGE, &at_once, 3);
+  REQUIRE(region != NULL && other != NULL && now != NULL);
+  // Refused each time, for as long as it may take: the regions wait, and something is due.
+  for (int i = 0; i < 8; i++) {
+    EXPECT_EQUAL(purgeable_offer_pending(NULL), EINVAL);
+    EXPECT_EQUAL(purgeable_region_state(region), purgeable_state_idle);
+    EXPECT_EQUAL(statistics_now().memory.pending_bytes - before.memory.pending_bytes, 6 * PAGE);
+    EXPECT_EQUAL(statistics_now().pending_count - before.pending_count, 3);
+    EXPECT_EQUAL(statistics_now().memory.offered_bytes, before.memory.offered_bytes);
+    EXPECT_EQUAL(unaccounted_bytes(), unaccounted);
+    uint64_t due = purgeable_offer_pending_due_ms();
+    EXPECT(due <= 256000);
+    (void)purgeable_testing_set_queue_clock_ms(clock += due <= 256000 ? due : 0);
+  }
+  // One leaves by a lock, one at its end.
+  EXPECT_EQUAL(purgeable_region_lock(region), purgeable_outcome_intact);
+  EXPECT_EQUAL(statistics_now().memory.pending_bytes - before.memory.pending_bytes, 3 * PAGE);
+  EXPECT_EQUAL(unaccounted_bytes(), unaccounted);
+  EXPECT_EQUAL(purgeable_region_unlock(region), 0);
+  EXPECT_EQUAL(unaccounted_bytes(), unaccounted);
+  EXPECT_EQUAL(purgeable_region_destroy(other), 0);
+  EXPECT_EQUAL(statistics_now().memory.pending_bytes - before.memory.pending_bytes, 5 * PAGE);
+  EXPECT_EQUAL(purgeable_offer_pending(NULL), EINVAL);
+  EXPECT_EQUAL(unaccounted_bytes(), unaccounted);
+  // As soon as the kernel accepts it, all is on offer.
+  no_faults();
+  (void)purgeable_testing_set_queue_clock_ms(clock + 256000);
+  size_t offered = 0;
+  EXPECT_EQUAL(purgeable_offer_pending(&offered), 0);
+  EXPECT_EQUAL(offered, 5 * PAGE);
+  EXPECT_EQUAL(purgeable_region_state(region), purgeable_state_on_offer);
+  EXPECT_EQUAL(purgeable_region_state(now), purgeable_state_on_offer);
+  EXPECT_EQUAL(statistics_now().memory.pending_bytes, before.memory.pending_bytes);
+  EXPECT_EQUAL(statistics_now().pending_count, before.pending_count);
+  EXPECT_EQUAL(unaccounted_bytes(), unaccounted);
+  EXPECT_EQUAL(purgeable_region_lock(region), purgeable_outcome_intact);
+  EXPECT(check_pattern(purgeable_region_bytes(region), 3 * PAGE, 1));
+  EXPECT_EQUAL(purgeable_region_destroy(region), 0);
+  EXPECT_EQUAL(purgeable_region_destroy(now), 0);
+  EXPECT_EQUAL(unaccounted_bytes(), unaccounted);
+  (void)purgeable_testing_set_queue_clock_ms(0);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // A slab's word: pin, claim, offer, give back and the next life. A small model of C that is larger than GenMC takes.
 //
-// Stands for, in CPurgeable/src: heap_word.c (`purgeable__pin`, `purgeable__count_down`, `purgeable__end_offer`), heap_release.c
-// (`purgeable__release`), heap_offer.c (`begin_offer`, `purgeable__wait_for_offer`, `purgeable__offer_run`), heap_give_back.c
+// Stands for, in CPurgeable/src: heap_word.c (`purgeable__pin`, `purgeable__end_offer`), heap_release.c (`count_down`,
+// `purgeable__release`), heap_offer.c (`begin_offer`, `purgeable__wait_for_offer`, `purgeable__offer_run`), heap_give_back.c
 // (`purgeable__give_back_if_empty`),
 // heap_element.c (`purgeable_heap_free`, commit), heap_allocate.c, heap_units.c (`purgeable__units_take`), heap_lock.c
 // (`purgeable_heap_lock`). Change one, change the other.
