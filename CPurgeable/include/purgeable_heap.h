@@ -139,7 +139,7 @@ size_t purgeable_heap_slab_bytes(const purgeable_heap_t *PURGEABLE_NULLABLE heap
 /// Returns 0; EINVAL (NULL, length 0), EFBIG (above PURGEABLE_ELEMENT_BYTES_MAX), ENOMEM (the limit, memory, address space),
 /// EAGAIN (too many elements of one slab are being written at once). On error nothing is changed. Cost: no system call, but for
 /// an mmap per chunk, and for each element larger than a chunk; in immediate mode one madvise for each page that is filled, as
-/// every commit that leaves the slab idle offers; and where more waits than `purgeable_pending_byte_limit`, offers.
+/// every commit that leaves the slab idle offers; and where more waits than `purgeable_set_pending_byte_limit` says, offers.
 PURGEABLE_MUST_USE
 int purgeable_heap_allocate(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t length_bytes,
                             purgeable_reference_t *PURGEABLE_NULLABLE reference,
@@ -171,6 +171,8 @@ purgeable_outcome_t purgeable_heap_lock(purgeable_heap_t *PURGEABLE_NULLABLE hea
 /// locked). The count is the slab's: an unlock too many while a neighbour is locked is the caller's error and goes unnoticed.
 /// So does one beside a read without lock of an element larger than a chunk, which counts: its memory may then go under the read.
 /// An element that was freed while it was locked is unlocked with the same reference.
+/// Cost: two atomic operations; some more for the last unlock of a slab, which in immediate mode offers; and where more waits
+/// than `purgeable_set_pending_byte_limit` says, offers whose cost many unlocks share.
 int purgeable_heap_unlock(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference);
 
 /// Copies an element without locking: no system call, nothing dirtied, the offer stands. `*length_bytes` gets its length.

@@ -133,8 +133,10 @@ typedef enum purgeable_testing_looks {
   purgeable_testing_looks_queue,
   /// Pages of regions whose content is looked at for a witness.
   purgeable_testing_looks_witnesses,
+  /// Slabs that are searched for what waits, beyond the bound, while the heap's mutex is held.
+  purgeable_testing_looks_overdue,
 } purgeable_testing_looks_t;
-#define PURGEABLE_TESTING_LOOK_KINDS 4
+#define PURGEABLE_TESTING_LOOK_KINDS 5
 
 /// In a build with hooks: how many looks there were since the process began; else 0.
 uint64_t purgeable_testing_look_count(purgeable_testing_looks_t kind);

@@ -2,7 +2,7 @@
 // Letting go of a slab. Every count that goes may be the last one, and then there is work:
 //
 //     last count --- sealed and empty -----------> given back
-//                |-- offers are immediate -------> offered
+//                |-- immediate, or limit 0 ------> offered
 //                '-- else -----------------------> booked as waiting, for the upkeep
 
 #include "heap_release.h"
@@ -39,9 +39,10 @@ void purgeable__release_quietly(purgeable_heap_t *heap, purgeable__slab_t *slab)
 bool purgeable__release(purgeable_heap_t *heap, purgeable__spot_t spot) {
   uint64_t before = count_down(heap, spot.slab, false);
   if (purgeable__lock_count(before) != 1) return purgeable__lock_count(before) != 0;
-  if (atomic_load(&spot.slab->element_count) == 0 && purgeable__is_sealed(spot.slab)) {
+  bool is_empty = atomic_load(&spot.slab->element_count) == 0, is_sealed = purgeable__is_sealed(spot.slab);
+  if (is_empty && is_sealed) {
     purgeable__give_back_if_empty(heap, spot, purgeable__generation(before));
-  } else if (heap->offering == purgeable_offering_immediate) {
+  } else if (heap->offering == purgeable_offering_immediate || (is_sealed && purgeable__nothing_may_wait(heap))) {
     (void)purgeable__offer_run(heap, &spot, 1, false, NULL);
   } else {
     purgeable__note_pending(heap);

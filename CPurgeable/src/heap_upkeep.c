@@ -92,7 +92,7 @@ int purgeable_heap_offer_idle(purgeable_heap_t *heap, size_t *offered_bytes) {
   uint32_t streams = load_acquire(&heap->stream_count);
   for (purgeable_stream_t stream = 0; stream < streams; stream++) {
     purgeable__close_idle_page(heap, stream, offered_bytes);
-    int error = purgeable__offer_stream(heap, stream, 0, true, offered_bytes);
+    int error = purgeable__offer_stream(heap, stream, offered_bytes);
     if (first_error == 0) first_error = error;
   }
   if (heap->moved != NULL && purgeable_heap_take_busy(heap)) purgeable__relieve(heap);
