@@ -160,7 +160,7 @@ static void offer_slab(offer_round_t *round, purgeable__spot_t *spot, size_t pag
   store_relaxed(&slab->offer_count, times == 0 ? 1 : 2);
 }
 
-static int offer(offer_round_t round, purgeable__spot_t *spots, size_t count) {
+static int run_round(offer_round_t round, purgeable__spot_t *spots, size_t count) {
   assert(count <= PURGEABLE__RUN_MAX);
   purgeable_heap_t *heap = round.heap;
   round.spots = spots;
@@ -190,9 +190,9 @@ static int offer(offer_round_t round, purgeable__spot_t *spots, size_t count) {
 }
 
 int purgeable__offer_run(purgeable_heap_t *heap, purgeable__spot_t *spots, size_t count, bool again, size_t *offered_bytes) {
-  return offer((offer_round_t){.heap = heap, .again = again, .offered_bytes = offered_bytes}, spots, count);
+  return run_round((offer_round_t){.heap = heap, .again = again, .offered_bytes = offered_bytes}, spots, count);
 }
 
 void purgeable__offer_across(purgeable_heap_t *heap, purgeable__spot_t *spots, size_t count) {
-  (void)offer((offer_round_t){.heap = heap, .across = true}, spots, count);
+  (void)run_round((offer_round_t){.heap = heap, .across = true}, spots, count);
 }

@@ -96,7 +96,7 @@ enum {
   // How much that is on offer one call goes over: each such page costs a thirtieth of a call, or less.
   GAP_PAGES = 64,
   // How many slabs a round looks at before it gives the heap's mutex back.
-  LOOKS_AT_A_TIME = 1024,
+  SLABS_AT_A_TIME = 1024,
 };
 
 // The slab's units; its spot, or none where no unit from here to the end of the chunk was ever used. Heap's mutex held.
@@ -113,7 +113,7 @@ static uint32_t look_at(purgeable_heap_t *heap, uint32_t unit, purgeable__spot_t
 // The next slabs from unit number `*unit` on that one call can cover: from one that waits to one that waits. Heap's mutex held.
 static size_t collect_waiting(purgeable_heap_t *heap, uint32_t *unit, uint32_t end, purgeable__spot_t *run) {
   size_t count = 0, wanted = 0, gap = 0, looks = 0;
-  for (; *unit < end && count < PURGEABLE__RUN_MAX && gap <= GAP_PAGES && looks < LOOKS_AT_A_TIME; looks++) {
+  for (; *unit < end && count < PURGEABLE__RUN_MAX && gap <= GAP_PAGES && looks < SLABS_AT_A_TIME; looks++) {
     purgeable__spot_t spot;
     uint32_t units = look_at(heap, *unit, &spot);
     bool is_next = spot.slab != NULL && purgeable__state_is_sealed(load_relaxed(&spot.slab->state));
@@ -138,7 +138,7 @@ static size_t collect_waiting(purgeable_heap_t *heap, uint32_t *unit, uint32_t e
 // The next slabs that are neighbours and whose first offer was made by an earlier round. Heap's mutex held.
 static size_t collect_once_offered(purgeable_heap_t *heap, uint32_t *unit, uint32_t end, purgeable__spot_t *run) {
   size_t count = 0, looks = 0;
-  for (; *unit < end && count < PURGEABLE__RUN_MAX && looks < LOOKS_AT_A_TIME; looks++) {
+  for (; *unit < end && count < PURGEABLE__RUN_MAX && looks < SLABS_AT_A_TIME; looks++) {
     purgeable__spot_t spot;
     uint32_t units = look_at(heap, *unit, &spot);
     bool is_due = spot.slab != NULL && purgeable__state_is_sealed(load_relaxed(&spot.slab->state)) &&
