@@ -47,7 +47,9 @@ static void close_left(_Atomic uint64_t *file) {
 
 // MARK: Around a fork
 
+// The handlers keep errno, which is the fork's to set.
 static void before_fork(void) {
+  int kept = errno;
   (void)atomic_fetch_add(&forks_under_way, 1);
   for (size_t i = 0; i < FILE_COUNT; i++) {
     uint64_t seen = atomic_load(&files[i]);
@@ -57,9 +59,11 @@ static void before_fork(void) {
       seen = atomic_load(&files[i]);
     }
   }
+  errno = kept;
 }
 
 static void after_fork(void) {
+  int kept = errno;
   // Never below 0: these handlers may have been added while the fork was under way.
   uint64_t count = atomic_load(&forks_under_way);
   while (count != 0 && !atomic_compare_exchange_weak(&forks_under_way, &count, count - 1)) continue;
@@ -67,16 +71,19 @@ static void after_fork(void) {
   purgeable__block_signals(&before);
   for (size_t i = 0; i < FILE_COUNT; i++) close_left(&files[i]);
   purgeable__restore_signals(&before);
+  errno = kept;
 }
 
 // What is `opening` or `closing` here saw the fork, and made no call.
 static void in_forked_child(void) {
+  int kept = errno;
   atomic_store(&forks_under_way, 0);
   for (size_t i = 0; i < FILE_COUNT; i++) {
     uint64_t seen = atomic_load(&files[i]);
     if (seen != FILE_FREE && seen != FILE_OPENING) purgeable__close(descriptor_of(seen));
     atomic_store(&files[i], FILE_FREE);
   }
+  errno = kept;
 }
 
 static int handlers_error;
