@@ -91,8 +91,9 @@ int purgeable__wipe(void *start, size_t length_bytes);
 int purgeable__open(const char *path, int *descriptor);  // for reading
 size_t purgeable__file_read(int descriptor, void *buffer, size_t room_bytes);  // 0 at the end, and on failure
 void purgeable__close(int descriptor);
+long purgeable__scan(int descriptor, unsigned long request, void *argument);  // ioctl, for touched.c; below 0 on failure
 
-// Blocks all signals in the calling thread; and as it was before.
+// Blocks all signals but SIGSYS in the calling thread; and as it was before.
 void purgeable__block_signals(sigset_t *before);
 void purgeable__restore_signals(const sigset_t *before);
 
@@ -121,6 +122,8 @@ typedef struct purgeable__touched {
   int descriptor;
   char *at, *end;
   size_t count, next;
+  // The kernel does not tell any more: what is left is named as one range.
+  bool has_stopped;
   purgeable__scanned_t ranges[64];
 } purgeable__touched_t;
 
