@@ -279,8 +279,9 @@ typedef struct purgeable_heap_statistics {
   uint64_t kept_bytes;
 } purgeable_heap_statistics_t;
 
-/// Fills in the statistics. Returns 0, EINVAL, or the errno of mincore (then `memory.resident_bytes` is 0 and the rest is right).
-/// Cost: a walk over the slabs and one mincore per chunk.
+/// Fills in the statistics. Returns 0, EINVAL, ENOMEM (no room for mincore's answers, a byte for each page of a chunk), or the
+/// errno of mincore. Where the kernel was not asked or refused, `memory.resident_bytes` is 0, all pages of large elements that
+/// were lost count as discarded, and the rest is right. Cost: a walk over the slabs and one mincore per chunk.
 int purgeable_heap_statistics(purgeable_heap_t *PURGEABLE_NULLABLE heap,
                               purgeable_heap_statistics_t *PURGEABLE_NULLABLE statistics);
 

@@ -26,7 +26,8 @@ typedef enum purgeable_testing_call {
   purgeable_testing_call_file = 1 << 8,
   purgeable_testing_call_mprotect = 1 << 9,  ///< mprotect
   purgeable_testing_call_thread = 1 << 10,  ///< pthread_create
-  purgeable_testing_call_any = (1 << 11) - 1,  ///< all of them
+  purgeable_testing_call_scan = 1 << 11,  ///< ioctl with PAGEMAP_SCAN
+  purgeable_testing_call_any = (1 << 12) - 1,  ///< all of them
 } purgeable_testing_call_t;
 
 /// Makes the n-th call (1 is the next one) of the kinds in `calls` fail with `error`, once; n = 0 switches this off.

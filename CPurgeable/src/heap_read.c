@@ -103,8 +103,8 @@ static bool copy_piece(wish_t *wish, const char *payload, size_t length, size_t 
     case wish_rest:
       if (wish->done_bytes == 0) {
         wish->matches = length >= wish->prefix_bytes && purgeable__equal_unsettled(payload, wish->prefix, wish->prefix_bytes);
-        size_t known = wish->prefix_bytes + wish->skip_bytes;
-        wish->answer_bytes = wish->matches && length > known ? length - known : 0;
+        size_t after = wish->matches ? length - wish->prefix_bytes : 0;
+        wish->answer_bytes = after > wish->skip_bytes ? after - wish->skip_bytes : 0;
         if (!wish->matches || wish->capacity < wish->answer_bytes) {
           *to = wish->prefix_bytes < length ? wish->prefix_bytes : length;
           return false;

@@ -10,6 +10,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,16 +87,28 @@ int purgeable__random(void *buffer, size_t length_bytes);    // getrandom; never
 // before Linux 5.18, cleared by hand.
 int purgeable__wipe(void *start, size_t length_bytes);
 
-// Small files under /proc and in memory groups. Not cancellation points.
-int purgeable__file_open(const char *path, int *descriptor);  // for reading
+// Small files under /proc and in memory groups. Not cancellation points. Open and close are for files.c.
+int purgeable__open(const char *path, int *descriptor);  // for reading
 size_t purgeable__file_read(int descriptor, void *buffer, size_t room_bytes);  // 0 at the end, and on failure
-void purgeable__file_close(int descriptor);
+void purgeable__close(int descriptor);
+long purgeable__scan(int descriptor, unsigned long request, void *argument);  // ioctl, for touched.c; below 0 on failure
+
+// Blocks all signals but SIGSYS in the calling thread; and as it was before.
+void purgeable__block_signals(sigset_t *before);
+void purgeable__restore_signals(const sigset_t *before);
 
 // A thread with all signals blocked and an ordinary stack.
 int purgeable__thread_create(pthread_t *thread, void *(*body)(void *), void *context);
 
 // Whether any swap space is in use on this machine: then "not resident" does not prove "discarded".
 bool purgeable__swap_in_use(void);
+
+// MARK: Files (files.c)
+
+// Opens a file for reading and closes it, so that no child that another thread forks meanwhile has the descriptor. 0 or an errno:
+// EAGAIN where a fork takes long, EMFILE where very many threads have a file open.
+int purgeable__file_open(const char *path, int *descriptor);
+void purgeable__file_close(int descriptor);
 
 // MARK: What a mapping holds (touched.c)
 
@@ -109,6 +122,8 @@ typedef struct purgeable__touched {
   int descriptor;
   char *at, *end;
   size_t count, next;
+  // The kernel does not tell any more: what is left is named as one range.
+  bool has_stopped;
   purgeable__scanned_t ranges[64];
 } purgeable__touched_t;
 

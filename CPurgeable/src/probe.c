@@ -119,12 +119,16 @@ static size_t resident_bytes(void) {
 // signal at its end, and only who asks for children of this kind (__WALL) can wait for it. The child touches nothing but the
 // byte and its stack.
 static int child_finds_zero(const volatile char *byte) {
+  // The child has this mask: a signal to the process group runs no handler there.
+  sigset_t before;
+  purgeable__block_signals(&before);
   // All arguments are 0, so that their order, which differs between processors, does not matter.
   long child = syscall(SYS_clone, 0L, 0L, 0L, 0L, 0L);
   if (child == 0) {
     long answer = *byte == 0 ? 1 : 2;
     for (;;) (void)syscall(SYS_exit_group, answer);
   }
+  purgeable__restore_signals(&before);
   if (child < 0) return -1;
   int status = 0;
   long waited;

@@ -20,8 +20,9 @@
 //     leave bits set that nobody owns (pages lost to the child), never the other way round. The hints of a chunk only make the
 //     search skip, so a stale hint loses pages for a while and gives none out twice.
 //   - Region structures are reached only by who owns them; their words are wiped with the content they speak of.
-// So no pthread_atfork handlers, and nothing that a fork has to wait for. Kernels without MADV_WIPEONFORK (before 4.14) give no
-// such child; the probe reports them. A fork from a signal handler that interrupted this library is outside of the contract.
+// So regions have no pthread_atfork handlers, and nothing that a fork has to wait for. Kernels without MADV_WIPEONFORK (before
+// 4.14) give no such child; the probe reports them. A fork from a signal handler that interrupted this library is outside of the
+// contract.
 
 #include "region_internal.h"
 

@@ -68,7 +68,7 @@ static void forget_pages(purgeable_region_t *region, size_t first, size_t end) {
 }
 
 // Takes the witnesses of the pages that hold anything, or (`forgets`) clears those of all others. False: the kernel does not tell
-// which is which, and nothing was done.
+// which is which, and the witnesses have to be taken by a look at each page.
 static bool take_touched(purgeable_region_t *region, bool forgets, tally_t *tally) {
   purgeable__touched_t touched;
   if (!purgeable__touched_begin(&touched, region->bytes, purgeable__region_bytes(region))) return false;
@@ -83,7 +83,8 @@ static bool take_touched(purgeable_region_t *region, bool forgets, tally_t *tall
   }
   if (forgets) forget_pages(region, page, region->page_count);
   purgeable__touched_end(&touched);
-  return true;
+  // What is left when the kernel stops telling may hold nothing, and keep old witnesses.
+  return !(forgets && touched.has_stopped);
 }
 
 // A page that holds nothing is a page of zeros: it needs no witness, and no look. So what this costs follows from what was

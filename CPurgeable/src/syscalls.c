@@ -4,7 +4,6 @@
 #include "internal.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
@@ -16,7 +15,7 @@
 #define PR_SET_VMA_ANON_NAME 0
 #endif
 
-enum { KINDS = 11 };
+enum { KINDS = 12 };
 
 // The fault that a test asked for. `remaining` counts down to the call that fails. Relaxed: a test arms it before it calls.
 static struct {
@@ -238,7 +237,7 @@ int purgeable__random(void *buffer, size_t length_bytes) {
 }
 
 // Directly, not by the C library's functions: those are cancellation points.
-int purgeable__file_open(const char *path, int *descriptor) {
+int purgeable__open(const char *path, int *descriptor) {
   int error = count_call(purgeable_testing_call_file);
   if (error != 0) return error;
   long opened = syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
@@ -253,17 +252,30 @@ size_t purgeable__file_read(int descriptor, void *buffer, size_t room_bytes) {
   return length < 0 ? 0 : (size_t)length;
 }
 
-void purgeable__file_close(int descriptor) { (void)syscall(SYS_close, descriptor); }
+long purgeable__scan(int descriptor, unsigned long request, void *argument) {
+  return count_call(purgeable_testing_call_scan) != 0 ? -1 : syscall(SYS_ioctl, descriptor, request, argument);
+}
+
+void purgeable__close(int descriptor) { (void)syscall(SYS_close, descriptor); }
+
+void purgeable__block_signals(sigset_t *before) {
+  sigset_t all;
+  (void)sigfillset(&all);
+  // Sandboxes answer system calls by this signal. Blocked, it ends the process.
+  (void)sigdelset(&all, SIGSYS);
+  (void)pthread_sigmask(SIG_BLOCK, &all, before);
+}
+
+void purgeable__restore_signals(const sigset_t *before) { (void)pthread_sigmask(SIG_SETMASK, before, NULL); }
 
 int purgeable__thread_create(pthread_t *thread, void *(*body)(void *), void *context) {
   int error = count_call(purgeable_testing_call_thread);
   if (error != 0) return error;
   // A new thread has the mask of the one that makes it.
-  sigset_t all, before;
-  (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_BLOCK, &all, &before);
+  sigset_t before;
+  purgeable__block_signals(&before);
   error = pthread_create(thread, NULL, body, context);
-  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+  purgeable__restore_signals(&before);
   return error;
 }
 

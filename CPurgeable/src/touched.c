@@ -8,9 +8,6 @@
 
 #include "internal.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 // The kernel's, for C libraries whose headers are older.
 typedef struct scan {
   uint64_t size, flags, start, end, walk_end, ranges, range_count, max_pages;
@@ -34,8 +31,7 @@ static bool scan(purgeable__touched_t *touched) {
       .any_of_mask = any,
       .answer_mask = any,
   };
-  // Directly, as for files.
-  long count = syscall(SYS_ioctl, touched->descriptor, SCAN_REQUEST, &request);
+  long count = purgeable__scan(touched->descriptor, SCAN_REQUEST, &request);
   bool has_moved = request.walk_end > (uintptr_t)touched->at && request.walk_end <= (uintptr_t)touched->end;
   if (count < 0 || (size_t)count > request.range_count || !has_moved) return false;
   touched->at += request.walk_end - (uintptr_t)touched->at;
@@ -64,6 +60,7 @@ bool purgeable__touched_next(purgeable__touched_t *touched, char **start, char *
     // What the kernel does not tell of any more counts as touched.
     *start = touched->at;
     *end = touched->at = touched->end;
+    touched->has_stopped = true;
     errno = kept;
     return true;
   }

@@ -312,6 +312,38 @@ static void sparse_without_help(case_report_t *report) {
   EXPECT_EQUAL(purgeable_region_destroy(region), 0);
 }
 
+// The kernel may stop telling at any scan of an unlock. The content is whole all the same: no witness of an earlier fill stays.
+static void sparse_help_that_ends(case_report_t *report) {
+  enum { PAGES = 3000, MOST_SCANS = 200 };
+  uint64_t n = 1;
+  for (bool has_failed = true; has_failed; n++) {
+    REQUIRE(n < MOST_SCANS);
+    purgeable_region_t *region = NULL;
+    REQUIRE(purgeable_region_create(PAGES * PAGE, &not_at_all, &region) == 0);
+    char *bytes = purgeable_region_bytes(region);
+    for (size_t page = 0; page < PAGES; page += 2) bytes[page * PAGE] = 1;
+    EXPECT_EQUAL(purgeable_region_unlock(region), 0);
+    EXPECT_EQUAL(purgeable_region_discard(region), 0);
+    EXPECT_EQUAL(purgeable_region_refill(region), 0);
+    // Of what had content every other page has none now.
+    for (size_t page = 0; page < PAGES; page += 4) bytes[page * PAGE + 8] = 2;
+    purgeable_testing_fail(purgeable_testing_call_scan, n, EINVAL, false);
+    EXPECT_EQUAL(purgeable_region_unlock(region), 0);
+    has_failed = purgeable_testing_has_failed();
+    no_faults();
+    for (size_t page = 0; page < PAGES; page++) {
+      char byte = 7;
+      if (purgeable_region_read(region, page * PAGE + 8, 1, &byte) == purgeable_outcome_intact && byte == 2 * (page % 4 == 0)) {
+        continue;
+      }
+      report_equal(report, __FILE__, __LINE__, "a page that is not told to be whole after the failure of scan", (long long)n, 0);
+      break;
+    }
+    EXPECT_EQUAL(purgeable_region_destroy(region), 0);
+  }
+  NOTE("%llu scans", (unsigned long long)n - 2);
+}
+
 // MARK: Words
 
 static int compare_lines(const void *left, const void *right) {
@@ -357,5 +389,6 @@ const test_case_t bounded_region_cases[] = {
     CASE("bounded: an offer of a sparse region goes over what was written", sparse_offers),
     CASE("bounded: witnesses of an earlier fill are forgotten", old_witnesses_are_forgotten),
     CASE("bounded: where the kernel does not tell, every page is looked at", sparse_without_help),
+    CASE("bounded: where the kernel stops telling, witnesses of an earlier fill are forgotten", sparse_help_that_ends),
     END_OF_CASES,
 };

@@ -4,6 +4,8 @@
 
 #include "heap_storm.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 
 // The work of a child. It does not use the report, which is the parent's, but returns a number that says what was wrong. A hang
 // ends in SIGALRM.
@@ -260,10 +262,145 @@ static void fork_in_compaction(case_report_t *report) {
   }
 }
 
+// MARK: Descriptors
+
+enum { MOST_DESCRIPTORS = 512, CUT_PAGES = 2048 };
+
+typedef struct descriptors {
+  bool are_open[MOST_DESCRIPTORS];
+} descriptors_t;
+
+static descriptors_t open_descriptors(void) {
+  descriptors_t found;
+  for (int i = 0; i < MOST_DESCRIPTORS; i++) found.are_open[i] = fcntl(i, F_GETFD) != -1;
+  return found;
+}
+
+// How many are open now that were not.
+static int more_descriptors(const descriptors_t *before) {
+  int more = 0;
+  for (int i = 0; i < MOST_DESCRIPTORS; i++) more += !before->are_open[i] && fcntl(i, F_GETFD) != -1;
+  return more;
+}
+
+// Forks a child that counts, and ends with that count.
+static int more_in_child(const descriptors_t *before) {
+  pid_t child = fork();
+  if (child != 0) return wait_for_child(child);
+  (void)alarm(CHILD_SECONDS);
+  _exit(more_descriptors(before));
+}
+
+// A region of which every other page holds nothing, so that its offer asks the kernel which do.
+static purgeable_region_t *cut_region(void) {
+  purgeable_region_t *region = NULL;
+  if (purgeable_region_create(CUT_PAGES * PAGE, NULL, &region) != 0) return NULL;
+  char *bytes = purgeable_region_bytes(region);
+  for (size_t page = 0; page < CUT_PAGES; page += 2) bytes[page * PAGE] = 1;
+  if (purgeable_region_unlock(region) != 0) abort();
+  return region;
+}
+
+typedef struct fork_inside {
+  descriptors_t before;
+  bool has_forked;
+  int in_parent, in_child;
+} fork_inside_t;
+
+static void fork_in_offer(void *context) {
+  fork_inside_t *inside = context;
+  if (inside->has_forked) return;
+  inside->has_forked = true;
+  inside->in_parent = more_descriptors(&inside->before);
+  inside->in_child = more_in_child(&inside->before);
+}
+
+static void descriptor_of_an_offer(case_report_t *report) {
+  NEED_HOOKS();
+  NEED_OFFERS();
+  purgeable_region_t *region = cut_region();
+  REQUIRE(region != NULL);
+  fork_inside_t inside = {.before = open_descriptors()};
+  (void)purgeable_testing_set_pause(fork_in_offer, &inside);
+  EXPECT_EQUAL(purgeable_region_offer(region), 0);
+  (void)purgeable_testing_set_pause(NULL, NULL);
+  EXPECT_EQUAL(more_descriptors(&inside.before), 0);
+  EXPECT_EQUAL(purgeable_region_destroy(region), 0);
+  EXPECT(inside.has_forked);
+  EXPECT_EQUAL(inside.in_child, 0);
+  if (inside.in_parent == 0) SKIP("no file is open during an offer here");
+}
+
+static void *read_limit(void *context) {
+  (void)purgeable_testing_memory_byte_limit(context);
+  return NULL;
+}
+
+// The file of groups is a pipe, so that the thread that reads it waits.
+static void descriptor_of_a_limit(case_report_t *report) {
+  char root[] = "/tmp/purgeable-fork-XXXXXX", path[100];
+  const char *const parts[] = {"/proc/self/cgroup", "/proc/self", "/proc", ""};
+  REQUIRE(mkdtemp(root) != NULL);
+  for (int i = 2; i >= 0; i--) {
+    (void)snprintf(path, sizeof path, "%s%s", root, parts[i]);
+    REQUIRE((i == 0 ? mkfifo(path, 0600) : mkdir(path, 0700)) == 0);
+  }
+  int pipe = open(path, O_RDWR | O_CLOEXEC);
+  REQUIRE(pipe >= 0);
+  descriptors_t before = open_descriptors();
+  pthread_t thread;
+  REQUIRE(pthread_create(&thread, NULL, read_limit, root) == 0);
+  WAIT_UNTIL(more_descriptors(&before) == 1);
+  EXPECT_EQUAL(more_descriptors(&before), 1);
+  EXPECT_EQUAL(more_in_child(&before), 0);
+  EXPECT_EQUAL(more_descriptors(&before), 1);
+  EXPECT_EQUAL(write(pipe, "0::/\n", 5), 5);
+  (void)close(pipe);
+  (void)pthread_join(thread, NULL);
+  EXPECT_EQUAL(more_descriptors(&before), 0);
+  for (int i = 0; i < 4; i++) {
+    (void)snprintf(path, sizeof path, "%s%s", root, parts[i]);
+    EXPECT_EQUAL(remove(path), 0);
+  }
+}
+
+static _Atomic bool stop_scanning;
+
+static void *offer_and_offer(void *context) {
+  while (!atomic_load(&stop_scanning)) (void)purgeable_region_offer(context);
+  return NULL;
+}
+
+// At any moment of opening, scanning and closing.
+static void descriptors_at_any_moment(case_report_t *report) {
+  NEED_OFFERS();
+  enum { THREADS = 2 };
+  pthread_t threads[THREADS];
+  purgeable_region_t *regions[THREADS];
+  descriptors_t before = open_descriptors();
+  atomic_store(&stop_scanning, false);
+  for (int i = 0; i < THREADS; i++) {
+    REQUIRE((regions[i] = cut_region()) != NULL);
+    REQUIRE(pthread_create(&threads[i], NULL, offer_and_offer, regions[i]) == 0);
+  }
+  uint64_t forks = 0;
+  int more = 0;
+  for (span_t span = span_of(report, 50, 5000); span_goes_on(span, forks); forks++) more += more_in_child(&before);
+  atomic_store(&stop_scanning, true);
+  for (int i = 0; i < THREADS; i++) (void)pthread_join(threads[i], NULL);
+  EXPECT_EQUAL(more, 0);
+  EXPECT_EQUAL(more_descriptors(&before), 0);
+  for (int i = 0; i < THREADS; i++) EXPECT_EQUAL(purgeable_region_destroy(regions[i]), 0);
+  NOTE("%llu forks", (unsigned long long)forks);
+}
+
 const test_case_t fork_cases[] = {
     CASE("fork: at rest, with locks and unfinished writing", fork_at_rest),
     CASE("fork: generations that are used up stay so in children", generations_in_children),
     CASE("fork: in the middle of a storm", fork_beside_storm),
     CASE("fork: in a callback of a compaction or a move, whose caller gets nothing of somebody else", fork_in_compaction),
+    CASE("fork: a child has no descriptor of an offer that was under way", descriptor_of_an_offer),
+    CASE("fork: a child has no descriptor of files of limits", descriptor_of_a_limit),
+    FULL_CASE("fork: a child has no descriptor more, at any moment", descriptors_at_any_moment),
     END_OF_CASES,
 };

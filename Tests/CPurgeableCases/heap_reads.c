@@ -92,6 +92,11 @@ void heap_matching_reads(case_report_t *report) {
         EXPECT_EQUAL(outcome, purgeable_outcome_intact);
         if (matches) EXPECT_EQUAL(rest, length > prefix + 8 ? length - prefix - 8 : 0);
         if (matches && rest != 0) EXPECT(memcmp(buffer, element.bytes + prefix + 8, rest) == 0);
+        // Together with the prefix, more than a number can say.
+        outcome =
+            purgeable_heap_read_matching(heap, element.reference, key, prefix, SIZE_MAX, buffer, 50 * PAGE, &rest, &matches);
+        EXPECT_EQUAL(outcome, purgeable_outcome_intact);
+        if (matches) EXPECT_EQUAL(rest, 0);
         if (change && prefix != 0) key[prefix / 2] ^= 2;
       }
     }

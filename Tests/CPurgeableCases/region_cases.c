@@ -361,5 +361,6 @@ const test_case_t region_cases[] = {
     CASE("probe: answers to calls, by faults", probe_calls_by_faults),
     CASE("probe: kernels that say yes and do otherwise", probe_tries),
     CASE("probe: answers to calls, by a filter", probe_calls_by_filter),
+    FULL_CASE("probe: its child runs no handler of signals to the group", probe_beside_signals),
     END_OF_CASES,
 };

@@ -65,6 +65,7 @@ void probe_classes_by_faults(case_report_t *report);
 void probe_classes_by_kernel(case_report_t *report);
 void probe_calls_by_faults(case_report_t *report);
 void probe_tries(case_report_t *report);
+void probe_beside_signals(case_report_t *report);
 void probe_calls_by_filter(case_report_t *report);
 void mlocked_bytes(case_report_t *report);
 void mlocked_process(case_report_t *report);

@@ -221,6 +221,47 @@ void probe_calls_by_faults(case_report_t *report) {
   EXPECT_EQUAL(answers.random, 0x55555555);
 }
 
+// How many signals ran a handler in the program, and in what is no process of the program's.
+static _Atomic long signals_here, signals_elsewhere;
+static long own_number;
+static int told[2];
+
+static void count_signal(int number) {
+  (void)number;
+  int kept = errno;
+  bool is_here = syscall(SYS_getpid) == own_number;
+  atomic_fetch_add(is_here ? &signals_here : &signals_elsewhere, 1);
+  // The probe's child has memory of its own.
+  if (!is_here && write(told[1], "x", 1) != 1) _exit(1);
+  errno = kept;
+}
+
+// In a process group of its own, into which another process sends signals without pause.
+static bool probe_among_signals(void) {
+  enum { PROBES = 300 };
+  purgeable_probe_t probe;
+  CHECK(setpgid(0, 0) == 0 && pipe(told) == 0);
+  own_number = syscall(SYS_getpid);
+  CHECK(signal(SIGUSR1, SIG_IGN) != SIG_ERR);
+  pid_t sender = fork();
+  CHECK(sender >= 0);
+  while (sender == 0) (void)kill(0, SIGUSR1);
+  const struct sigaction action = {.sa_handler = count_signal, .sa_flags = SA_RESTART};
+  CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+  while (atomic_load(&signals_here) == 0) (void)usleep(100);
+  for (int i = 0; i < PROBES; i++) {
+    purgeable_testing_forget_probe();
+    CHECK(purgeable_probe(&probe) == 0);
+  }
+  CHECK(kill(sender, SIGKILL) == 0 && wait_for_child(sender) == 1000 + SIGKILL);
+  CHECK(close(told[1]) == 0);
+  char byte;
+  CHECK(read(told[0], &byte, 1) == 0);
+  return true;
+}
+
+void probe_beside_signals(case_report_t *report) { IN_CHILD(probe_among_signals()); }
+
 // A system-call filter as sandboxes have them: real refusals, of one call each.
 static bool answers_of_a_filter(void) {
   purgeable_call_answers_t answers;
