@@ -7,7 +7,7 @@ import Foundation
 import Purgeable
 import ToolSupport
 
-/// How much work: full figures, or smaller ones that take less than a minute.
+/// How much work: full figures, or smaller ones that take about two minutes.
 struct Scale {
   let isQuick: Bool
   func callAsFunction(_ full: Int, quick: Int) -> Int { isQuick ? quick : full }
@@ -25,6 +25,7 @@ enum Bench {
     Measurement(name: "full", figures: Full.figures),
     Measurement(name: "threads", figures: Threads.figures),
     Measurement(name: "pauses", figures: Pauses.figures),
+    Measurement(name: "core", figures: Core.figures),
     Measurement(name: "regions", figures: Regions.figures), Measurement(name: "density", figures: Density.figures),
     Measurement(name: "memory", figures: Memory.figures), Measurement(name: "upkeep", figures: Upkeep.figures),
     Measurement(name: "small", figures: Small.figures), Measurement(name: "pressure", figures: Pressure.figures),
@@ -33,7 +34,7 @@ enum Bench {
 
   private static let options = [
     Arguments.Option("json", "One JSON object on standard output, nothing else."),
-    Arguments.Option("quick", "Smaller sizes, less than a minute; ratios are noisier."),
+    Arguments.Option("quick", "Smaller sizes, about two minutes; ratios are noisier."),
     Arguments.Option("only", value: "NAME", "One group: \(measurements.map(\.name).joined(separator: ", "))."),
   ]
 

@@ -25,6 +25,8 @@ enum ChildRun {
     "threads": Threads.measure, "read-beside-writer": Threads.measureBesideWriter,
     "pauses-filling": Pauses.measureFilling, "pauses-hot": Pauses.measureHot, "pauses-removing": Pauses.measureRemoving,
     "pauses-costless": Pauses.measureCostless, "pauses-lost": Pauses.measureLost,
+    "core-streams": Core.measureStreams, "core-compaction": Core.measureCompaction, "core-holes": Core.measureHoles,
+    "core-neighbours": Core.measureNeighbours, "core-sparse": Core.measureSparse, "core-queue": Core.measureQueue,
     "regions": Regions.measure, "density-mix": Density.measureMix, "density-files": Density.measureFiles,
     "density-shift": Density.measureShift, "heap-memory": Memory.measureHeap, "entry-memory": Memory.measureEntries,
     "eviction": Upkeep.measureEviction, "sweep": Upkeep.measureSweep,

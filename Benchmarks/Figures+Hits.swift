@@ -75,7 +75,7 @@ enum Hits {
     }
     return [
       Figure(
-        "hits read into a buffer, against Dictionary", .time, try Spread(numbers, "read/dictionary"), .atMost(1.2),
+        "hits read into a buffer, against Dictionary", .time, try Spread(numbers, "read/dictionary"), .atMost(1.0),
         "times its time", note: try note(["read", "dictionary"])),
       Figure(
         "hits read into a buffer, against NSCache", .time, try Spread(numbers, "nscache/read"), .atLeast(4), "times as fast",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // How long one call may take because the cache is large, and how long another thread's call waits meanwhile: by the clock on the
-// wall, so a pause of the whole process counts too. Each figure is the median of several runs' longest calls.
+// wall, so a pause of the whole process counts too. Each figure is the median of several runs' longest calls. The notes tell the
+// longest processor time of a call, and as a control the longest pause of a loop that only computes.
 
 import Foundation
 import Purgeable
@@ -28,25 +29,55 @@ enum Pauses {
     Figure(name, .time, spread, reach, unit)
   }
 
+  private static func longest(_ name: String, _ numbers: Numbers) throws -> Figure {
+    let (own, control) = (try Spread(numbers, "own").median, try Spread(numbers, "control").median)
+    return Figure(
+      name, .time, try Spread(numbers, "longest"), .atMost(2), "ms",
+      note: String(format: "processor time %.1f ms at most; longest pause of a loop that only computes %.1f ms", own, control))
+  }
+
+  /// What several runs of `longestStore` found, in milliseconds.
+  private struct Longest {
+    var wall: [Double] = []
+    var own: [Double] = []
+    var control: [Double] = []
+
+    /// Runs the control as long as the stores took.
+    mutating func append(_ stores: () -> (wall: Double, own: Double)) {
+      let begin = Pauses.nanoseconds()
+      let (wall, own) = stores()
+      let end = Pauses.nanoseconds()
+      self.wall.append(wall)
+      self.own.append(own)
+      control.append(Pauses.longestPause(during: end - begin))
+    }
+
+    var numbers: Numbers {
+      [("longest", wall), ("own", own), ("control", control)].reduce(into: [:]) { all, one in
+        Spread(one.1).write(to: &all, one.0)
+      }
+    }
+  }
+
   // MARK: Filling
 
   private static func filling(_ scale: Scale) throws -> [Figure] {
     let count = scale(5_000_000, quick: 500_000)
     return try [(Limited.none, "no limit"), (.cost, "a cost limit")].map { limited, name in
       let numbers = try ChildRun.run("pauses-filling", [limited.rawValue, count, scale(3, quick: 3)])
-      return figure("longest store while \(count) entries are stored, \(name)", try Spread(numbers, "longest"), .atMost(2))
+      return try longest("longest store while \(count) entries are stored, \(name)", numbers)
     }
   }
 
   /// Arguments: the limit, entries, rounds.
   @Sendable static func measureFilling(_ arguments: [Int]) throws -> Numbers {
-    var longest: [Double] = []
+    var longest = Longest()
     for _ in 0..<arguments[2] {
       // The limit is never reached: it is there, and so the cache keeps what it needs for it.
       let cache = try Limited(rawValue: arguments[0])!.makeCache(of: 2 * arguments[1])
-      longest.append(longestStore(cache, arguments[1]) { $0 })
+      longest.append { longestStoreAndOwn(cache, arguments[1]) { $0 } }
     }
-    return numbers("longest", longest)
+    return longest.numbers
   }
 
   // MARK: All hot
@@ -55,7 +86,7 @@ enum Pauses {
     let count = scale(1_000_000, quick: 100_000)
     return try [(Limited.count, "count limit"), (.cost, "cost limit")].map { limited, name in
       let numbers = try ChildRun.run("pauses-hot", [limited.rawValue, count, scale(3, quick: 3)])
-      return figure("longest store at a \(name), \(count) entries, all of them hot", try Spread(numbers, "longest"), .atMost(2))
+      return try longest("longest store at a \(name), \(count) entries, all of them hot", numbers)
     }
   }
 
@@ -64,12 +95,12 @@ enum Pauses {
     let count = arguments[1]
     let cache = try Limited(rawValue: arguments[0])!.makeCache(of: count)
     _ = longestStore(cache, count) { $0 }
-    var longest: [Double] = []
+    var longest = Longest()
     for round in 0..<arguments[2] {
       for _ in 0..<4 { readAll(cache, count + round * 5000) }
-      longest.append(longestStore(cache, 5000) { count + round * 5000 + $0 })
+      longest.append { longestStoreAndOwn(cache, 5000) { count + round * 5000 + $0 } }
     }
-    return numbers("longest", longest)
+    return longest.numbers
   }
 
   // MARK: Removing everything
@@ -209,6 +240,13 @@ enum Pauses {
 
   private static func nanoseconds() -> UInt64 { DispatchTime.now().uptimeNanoseconds }
 
+  /// The processor time of this thread.
+  private static func ownNanoseconds() -> UInt64 {
+    var time = timespec()
+    _ = unsafe clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time)
+    return UInt64(time.tv_sec) * 1_000_000_000 + UInt64(time.tv_nsec)
+  }
+
   private static func milliseconds(_ body: () -> Void) -> Double {
     let start = nanoseconds()
     body()
@@ -224,6 +262,35 @@ enum Pauses {
     for i in 0..<count {
       cache.setValue(value, forKey: key(i))
       let now = nanoseconds()
+      longest = max(longest, now - before)
+      before = now
+    }
+    return Double(longest) / 1e6
+  }
+
+  /// As above, and the milliseconds of the call that took this thread the most processor time.
+  @inline(never)
+  private static func longestStoreAndOwn(
+    _ cache: PurgeableCache<Int, [UInt8]>, _ count: Int, _ key: (Int) -> Int
+  ) -> (wall: Double, own: Double) {
+    let value = [UInt8](repeating: 7, count: valueByteCount)
+    var (longest, longestOwn) = (UInt64(0), UInt64(0))
+    for i in 0..<count {
+      let (before, ownBefore) = (nanoseconds(), ownNanoseconds())
+      cache.setValue(value, forKey: key(i))
+      longest = max(longest, nanoseconds() - before)
+      longestOwn = max(longestOwn, ownNanoseconds() - ownBefore)
+    }
+    return (Double(longest) / 1e6, Double(longestOwn) / 1e6)
+  }
+
+  /// The longest time between two looks at the clock, in milliseconds.
+  @inline(never)
+  private static func longestPause(during nanoseconds: UInt64) -> Double {
+    let begin = Self.nanoseconds()
+    var (before, longest) = (begin, UInt64(0))
+    while before - begin < nanoseconds {
+      let now = Self.nanoseconds()
       longest = max(longest, now - before)
       before = now
     }

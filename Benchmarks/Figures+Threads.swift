@@ -10,18 +10,20 @@ import ToolSupport
 enum Threads {
   /// What both threads do. Each works on keys of its own, except for the hot key.
   private enum Work: Int, CaseIterable {
-    case hits, misses, hotKey, stores, storesAtCostLimit
+    case hits, misses, hotKey, stores, storesAtCostLimit, storesApart
 
     var name: String {
-      ["hits", "misses", "hits of one key", "stores", "stores with a cost limit"][rawValue]
+      ["hits", "misses", "hits of one key", "stores", "stores with a cost limit", "stores, each thread on a cache of its own"][
+        rawValue]
     }
-    var reach: Double { [1.95, 1.9, 1.8, 1.8, 1.6][rawValue] }
+    /// The last shows what the machine gives to threads that share nothing but the process.
+    var reach: Double { [1.95, 1.9, 1.8, 1.8, 1.6, 1][rawValue] }
   }
 
   private static let valueByteCount = 100
 
   static func figures(_ scale: Scale) throws -> [Figure] {
-    guard sysconf(Int32(_SC_NPROCESSORS_ONLN)) >= 2 else { return [] }
+    guard ThreadPair.isPossible else { return [] }
     var figures: [Figure] = []
     for work in Work.allCases {
       let numbers = try ChildRun.run("threads", [work.rawValue, scale(400_000, quick: 50_000), scale(9, quick: 3)])
@@ -47,18 +49,21 @@ enum Threads {
     let cache = try PurgeableCache<Int, [UInt8]>(
       name: "figures", costLimit: work == .storesAtCostLimit ? count * valueByteCount : nil)
     fill(cache, count)
+    let other = try PurgeableCache<Int, [UInt8]>(name: "figures")
+    if work == .storesApart { fill(other, count) }
     let operations: @Sendable (Int) -> Void = { thread in
       switch work {
       case .hits: read(cache, from: thread * (count / 2), keys: count / 2, count)
       case .misses: read(cache, from: (thread + 1) * 2 * count, keys: count, count)
       case .hotKey: read(cache, from: 0, keys: 1, count)
       case .stores, .storesAtCostLimit: store(cache, from: thread * (count / 2), keys: count / 2, count)
+      case .storesApart: store(thread == 0 ? cache : other, from: 0, keys: count / 2, count)
       }
     }
     var times: [(one: Double, two: Double)] = []
     for round in 0...rounds {
-      let one = wallNanoseconds(threads: 1, operations)
-      let two = wallNanoseconds(threads: 2, operations)
+      let one = ThreadPair.wallNanoseconds(threads: 1, operations)
+      let two = ThreadPair.wallNanoseconds(threads: 2, operations)
       if round > 0 { times.append((one / Double(count), two / Double(count))) }
     }
     var numbers: Numbers = ["one": Spread(times.map { $0.one }).median, "two": Spread(times.map { $0.two }).median]
@@ -74,14 +79,14 @@ enum Threads {
     fill(cache, entries)
     var times: [(alone: Double, beside: Double)] = []
     for round in 0...rounds {
-      let alone = wallNanoseconds(threads: 1) { _ in read(cache, from: 0, keys: entries / 2, count) }
+      let alone = ThreadPair.wallNanoseconds(threads: 1) { _ in read(cache, from: 0, keys: entries / 2, count) }
       let isDone = Atomic<Bool>(false)
       let beside = Mutex(0.0)
-      run(threads: 2) { thread in
+      ThreadPair.run(threads: 2) { thread in
         if thread == 0 {
-          let start = clock()
+          let start = ThreadPair.clock()
           read(cache, from: 0, keys: entries / 2, count)
-          beside.withLock { $0 = clock() - start }
+          beside.withLock { $0 = ThreadPair.clock() - start }
           isDone.store(true, ordering: .relaxed)
         } else {
           while !isDone.load(ordering: .relaxed) { store(cache, from: entries / 2, keys: entries / 2, 1000) }
@@ -121,33 +126,5 @@ enum Threads {
       cache.setValue(value, forKey: from + key)
       key = (key + 1) % keys
     }
-  }
-
-  // MARK: Threads
-
-  private static func clock() -> Double { Double(DispatchTime.now().uptimeNanoseconds) }
-
-  /// From when all threads are ready until the last is done.
-  private static func wallNanoseconds(threads: Int, _ body: @escaping @Sendable (Int) -> Void) -> Double {
-    let start = Mutex(0.0)
-    run(threads: threads, { start.withLock { $0 = clock() } }, body)
-    return clock() - start.withLock { $0 }
-  }
-
-  /// `begin` is called once, by the thread that is ready last.
-  private static func run(
-    threads: Int, _ begin: @escaping @Sendable () -> Void = {}, _ body: @escaping @Sendable (Int) -> Void
-  ) {
-    let waiting = Atomic<Int>(threads)
-    let ended = DispatchSemaphore(value: 0)
-    let work: @Sendable (Int) -> Void = { thread in
-      if waiting.subtract(1, ordering: .acquiringAndReleasing).newValue == 0 { begin() }
-      while waiting.load(ordering: .acquiring) > 0 {}
-      body(thread)
-      ended.signal()
-    }
-    for thread in stride(from: 1, to: threads, by: 1) { Thread { work(thread) }.start() }
-    work(0)
-    for _ in 0..<threads { ended.wait() }
   }
 }
