@@ -340,6 +340,8 @@ _Atomic unsigned purgeable__rules_off;
 _Atomic uint32_t purgeable__slow_read_rounds;
 static void (*_Atomic pause_of_reads)(void *);
 static void *_Atomic pause_context;
+static void (*_Atomic pause_of_births)(void *);
+static void *_Atomic birth_context;
 
 bool purgeable_testing_has_hooks(void) { return true; }
 
@@ -367,12 +369,28 @@ bool purgeable_testing_set_pause(void (*pause)(void *context), void *context) {
   store_release(&pause_of_reads, pause);
   return true;
 }
+
+void purgeable__pause_in_birth_for_test(void) {
+  // Acquire: as above.
+  void (*pause)(void *) = load_acquire(&pause_of_births);
+  if (pause != NULL) pause(load_relaxed(&birth_context));
+}
+
+bool purgeable_testing_set_birth_pause(void (*pause)(void *context), void *context) {
+  store_relaxed(&birth_context, context);
+  store_release(&pause_of_births, pause);
+  return true;
+}
 #else
 bool purgeable_testing_has_hooks(void) { return false; }
 bool purgeable_testing_switch_off(unsigned rules) { return rules == 0; }
 bool purgeable_testing_rule_holds(purgeable_testing_rule_t rule) { return rule != 0; }
 void purgeable_testing_slow_reads(uint32_t rounds) { (void)rounds; }
 bool purgeable_testing_set_pause(void (*pause)(void *context), void *context) {
+  (void)context;
+  return pause == NULL;
+}
+bool purgeable_testing_set_birth_pause(void (*pause)(void *context), void *context) {
   (void)context;
   return pause == NULL;
 }

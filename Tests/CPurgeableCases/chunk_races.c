@@ -4,6 +4,7 @@
 #include "heap_cases.h"
 
 #include <signal.h>
+#include <sys/syscall.h>
 
 // MARK: Mappings that end
 
@@ -140,9 +141,73 @@ static void offered_after_it_was_emptied(case_report_t *report) {
   EXPECT_EQUAL(wait_for_child(child), 0);
 }
 
+// MARK: A trim beside a first birth
+
+static struct {
+  purgeable_heap_t *heap;
+  pthread_t thread;
+  _Atomic long number;
+  int error;
+} trimmer;
+
+static void *trim_beside_birth(void *context) {
+  (void)context;
+  atomic_store(&trimmer.number, syscall(SYS_gettid));
+  trimmer.error = purgeable_heap_trim(trimmer.heap, NULL);
+  return NULL;
+}
+
+// Whether a thread of this process sleeps.
+static bool sleeps(long number) {
+  char path[60], state = 0;
+  (void)snprintf(path, sizeof path, "/proc/self/task/%ld/stat", number);
+  FILE *file = fopen(path, "r");
+  if (file == NULL) return false;
+  bool is_read = fscanf(file, "%*d %*s %c", &state) == 1;
+  (void)fclose(file);
+  return is_read && state == 'S';
+}
+
+// The slab looks sealed and empty, and its word is that of nobody. The trim goes as far as it can without the heap's mutex.
+static void trim_in_birth(void *context) {
+  (void)context;
+  if (pthread_create(&trimmer.thread, NULL, trim_beside_birth, NULL) != 0) abort();
+  WAIT_UNTIL(atomic_load(&trimmer.number) != 0 && sleeps(atomic_load(&trimmer.number)));
+}
+
+static int born_beside_a_trim(void) {
+  (void)alarm(CHILD_SECONDS);
+  const purgeable_heap_options_t options = {.slab_bytes = 4 * PAGE, .chunk_bytes = 64 * PAGE};
+  if (purgeable_heap_create(&options, &trimmer.heap) != 0) return 1;
+  purgeable_reference_t reference;
+  void *bytes;
+  if (!purgeable_testing_set_birth_pause(trim_in_birth, NULL)) return 77;
+  int error = purgeable_heap_allocate(trimmer.heap, 3 * PAGE, &reference, &bytes);
+  (void)purgeable_testing_set_birth_pause(NULL, NULL);
+  if (error != 0) return 2;
+  fill_pattern(bytes, 3 * PAGE, 5);
+  if (pthread_join(trimmer.thread, NULL) != 0 || trimmer.error != 0) return 3;
+  // The memory is the writer's alone.
+  element_t next;
+  if (make(trimmer.heap, 3 * PAGE, 6, &next) != 0 || next.bytes == bytes) return 4;
+  if (!check_pattern(bytes, 3 * PAGE, 5)) return 5;
+  if (purgeable_heap_commit(trimmer.heap, reference) != 0) return 6;
+  if (!is_intact(trimmer.heap, &(element_t){reference, bytes, 3 * PAGE, 5}) || !is_intact(trimmer.heap, &next)) return 7;
+  if (!purgeable_testing_heap_is_valid(trimmer.heap, NULL)) return 8;
+  return purgeable_heap_destroy(trimmer.heap) == 0 ? 0 : 9;
+}
+
+static void trimmed_while_it_is_born(case_report_t *report) {
+  NEED_HOOKS();
+  pid_t child = fork();
+  if (child == 0) _exit(born_beside_a_trim());
+  EXPECT_EQUAL(wait_for_child(child), 0);
+}
+
 const test_case_t chunk_race_cases[] = {
     CASE("chunk: figures are answered beside mappings that end", figures_beside_mappings),
     CASE("chunk: an offer passes over slabs that were emptied and forgotten since they were listed",
          offered_after_it_was_emptied),
+    CASE("chunk: a trim leaves a slab alone whose first life is about to begin", trimmed_while_it_is_born),
     END_OF_CASES,
 };
