@@ -96,6 +96,12 @@ typedef struct purgeable_heap_options {
   /// slab less than the limit is left for allocations then, so that there is room for the copies; above it an allocation answers
   /// ENOMEM, and may be tried again after a trim.
   bool defers_compaction;
+  /// For owners that free under a mutex of their own: a slab that ends is not wiped there and then, which is a system call.
+  /// `purgeable_heap_wipe_deferred` does it, or the next slab that begins, `purgeable_heap_offer_idle` or `purgeable_heap_trim`.
+  bool defers_wipes;
+  /// For owners that write every byte of an element before they commit it: `*bytes` may hold bytes of elements that ended, where
+  /// they would be cleared otherwise.
+  bool fills_whole;
   /// For owners that keep a place + 1 in this many low bits of a slot: no place is handed out that does not fit. 0: any place.
   uint32_t place_bits;
   /// 8 (also for 0) or 16: the alignment of every payload. 16 is what malloc gives: for vectors, long double, structs with
@@ -133,7 +139,7 @@ size_t purgeable_heap_slab_bytes(const purgeable_heap_t *PURGEABLE_NULLABLE heap
 /// Returns 0; EINVAL (NULL, length 0), EFBIG (above PURGEABLE_ELEMENT_BYTES_MAX), ENOMEM (the limit, memory, address space),
 /// EAGAIN (too many elements of one slab are being written at once). On error nothing is changed. Cost: no system call, but for
 /// an mmap per chunk, and for each element larger than a chunk; in immediate mode one madvise for each page that is filled, as
-/// every commit that leaves the slab idle offers; and where more waits than `purgeable_pending_byte_limit`, offers.
+/// every commit that leaves the slab idle offers; and where more waits than `purgeable_set_pending_byte_limit` says, offers.
 PURGEABLE_MUST_USE
 int purgeable_heap_allocate(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t length_bytes,
                             purgeable_reference_t *PURGEABLE_NULLABLE reference,
@@ -165,6 +171,8 @@ purgeable_outcome_t purgeable_heap_lock(purgeable_heap_t *PURGEABLE_NULLABLE hea
 /// locked). The count is the slab's: an unlock too many while a neighbour is locked is the caller's error and goes unnoticed.
 /// So does one beside a read without lock of an element larger than a chunk, which counts: its memory may then go under the read.
 /// An element that was freed while it was locked is unlocked with the same reference.
+/// Cost: two atomic operations; some more for the last unlock of a slab, which in immediate mode offers; and where more waits
+/// than `purgeable_set_pending_byte_limit` says, offers whose cost many unlocks share.
 int purgeable_heap_unlock(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference);
 
 /// Copies an element without locking: no system call, nothing dirtied, the offer stands. `*length_bytes` gets its length.
@@ -285,9 +293,10 @@ uint64_t purgeable_heap_given_back_bytes(const purgeable_heap_t *PURGEABLE_NULLA
 /// limit holds for both together. Three atomic loads; 0 for NULL.
 uint64_t purgeable_heap_charged_bytes(const purgeable_heap_t *PURGEABLE_NULLABLE heap);
 
-/// The slab bytes held now, gone or not, and empty slabs that are kept. A slab that ends and was never on offer is kept and
-/// filled again as it is: a sixteenth of the slabs in use, 16 slabs and 1 MiB at most. Upkeep, trims, giving back in bulk,
-/// `page_out`, and what would otherwise exceed the limit, give them back. One atomic load; 0 for NULL.
+/// The slab bytes held now, gone or not, and empty slabs that are kept. A slab of which the kernel took no page is kept
+/// when it ends, off offer, and filled again as it is: a sixteenth of the slabs in use, 16 slabs and 1 MiB at most. Upkeep,
+/// trims, giving back in bulk, `page_out`, and what would otherwise exceed the limit, give them back. One atomic load; 0 for
+/// NULL.
 uint64_t purgeable_heap_held_bytes(const purgeable_heap_t *PURGEABLE_NULLABLE heap);
 
 /// The heap's bookkeeping outside of slabs now, in bytes. One atomic load; 0 for NULL.

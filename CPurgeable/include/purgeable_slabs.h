@@ -147,6 +147,10 @@ bool purgeable_heap_is_on_offer(const purgeable_heap_t *PURGEABLE_NULLABLE heap,
 /// wiped, in this order. Returns 0 (also when locks delay it to the last unlock), EBUSY (elements live), ESTALE, EINVAL.
 int purgeable_slab_give_back(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab);
 
+/// With `defers_wipes`: gives the memory of slabs that have ended back to the system. Called with no mutex held that others wait
+/// for. One load where there are none, and while a bulk give-back is under way, which wipes them at its end. NULL does nothing.
+void purgeable_heap_wipe_deferred(purgeable_heap_t *PURGEABLE_NULLABLE heap);
+
 /// Begins a bulk give-back, until `purgeable_heap_end_giving_back`: the wipes of slabs that are given back wait for each other,
 /// so that one call to the kernel wipes neighbours. Such slabs count as given back at once; their memory follows when they are a
 /// quarter of all (256 at least), when somebody offers or trims, and at the end. Calls of several threads may overlap.

@@ -81,8 +81,8 @@ typedef enum purgeable_testing_rule {
   purgeable_testing_rule_parting_stay_out = 1 << 20,
   /// An offer of one region ends early where a locker waits for it.
   purgeable_testing_rule_lockers_end_offers = 1 << 21,
-  /// Only a slab that was never on offer since its last wipe is filled again without one.
-  purgeable_testing_rule_keep_only_unoffered = 1 << 22,
+  /// A slab that was on offer is filled again without a wipe only if all of its pages are rescued before.
+  purgeable_testing_rule_rescue_before_reuse = 1 << 22,
   /// A slab that is filled again without a wipe has its new generation before its first new byte (off: it keeps the old one).
   purgeable_testing_rule_generation_before_reuse = 1 << 23,
   /// A page of a region that holds nothing when a writer unlocks loses the witness that it had in an earlier fill.
@@ -138,8 +138,10 @@ typedef enum purgeable_testing_looks {
   purgeable_testing_looks_queue,
   /// Pages of regions whose content is looked at for a witness.
   purgeable_testing_looks_witnesses,
+  /// Slabs that are searched for what waits, beyond the bound, while the heap's mutex is held.
+  purgeable_testing_looks_overdue,
 } purgeable_testing_looks_t;
-#define PURGEABLE_TESTING_LOOK_KINDS 4
+#define PURGEABLE_TESTING_LOOK_KINDS 5
 
 /// In a build with hooks: how many looks there were since the process began; else 0.
 uint64_t purgeable_testing_look_count(purgeable_testing_looks_t kind);

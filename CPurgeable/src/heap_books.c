@@ -3,7 +3,7 @@
 //
 //     last unlock, or seal --begin_waiting--> slab->waiting pages, heap->waiting_bytes --stop_waiting--> offered, locked,
 //                                                        |                                                given back
-//                                                        +-- above the limit: `overdue`, and the call that saw it offers
+//                                                        +-- too much: `overdue`, and the call that saw it offers
 //
 // Each change of a slab's `waiting` is one exchange, and the difference goes to the heap's sum, so the sum is exact in whatever
 // order threads come. What is locked does not wait: an offer that finds it locked takes it off, and the last unlock books it
@@ -13,34 +13,44 @@
 
 // MARK: What waits
 
-// At most 64 pages of a slab wait. All pages of a run wait, or none.
-enum { ALL_WAIT = 255 };
+// What `waiting` says: at most 64 pages of a slab, or all pages of a run, and whether the slab was never on offer.
+enum { ALL_WAIT = 0x7F, UNOFFERED = 0x80 };
 
-static uint64_t pages_waiting(const purgeable_heap_t *heap, purgeable__slab_t *slab, uint8_t waiting) {
-  return waiting == ALL_WAIT ? purgeable__offerable_pages(heap, slab) : waiting;
+static uint64_t bytes_waiting(const purgeable_heap_t *heap, purgeable__slab_t *slab, uint8_t waiting) {
+  uint64_t pages = waiting & ALL_WAIT;
+  return (pages == ALL_WAIT ? purgeable__offerable_pages(heap, slab) : pages) << heap->page_shift;
 }
 
 // `quietly`: the limit, which is read from files now and then, is not looked at. The next call that books sees the sum.
 static void set_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab, uint8_t now, bool quietly) {
   if (load_relaxed(&slab->waiting) == now) return;
   uint8_t before = atomic_exchange_explicit(&slab->waiting, now, memory_order_relaxed);
-  uint64_t change = (pages_waiting(heap, slab, now) - pages_waiting(heap, slab, before)) << heap->page_shift;
-  uint64_t sum = add_relaxed(&heap->waiting_bytes, change) + change;
-  if (!quietly && now > before && sum > purgeable__pending_byte_limit()) {
-    store_relaxed(&heap->overdue, true);
+  uint64_t bytes = bytes_waiting(heap, slab, now), fewer = bytes_waiting(heap, slab, before);
+  add_relaxed(&heap->waiting_bytes, bytes - fewer);
+  if (((now | before) & UNOFFERED) != 0) {
+    add_relaxed(&heap->unoffered_bytes, ((now & UNOFFERED) != 0 ? bytes : 0) - ((before & UNOFFERED) != 0 ? fewer : 0));
   }
+  if (quietly || bytes <= fewer) return;
+  if (purgeable__waits_beyond(heap, purgeable__pending_byte_limit())) store_relaxed(&heap->overdue, true);
 }
 
-uint64_t purgeable__pages_waiting(const purgeable_heap_t *heap, purgeable__slab_t *slab) {
-  return pages_waiting(heap, slab, load_relaxed(&slab->waiting));
+uint64_t purgeable__bytes_waiting(const purgeable_heap_t *heap, purgeable__slab_t *slab, bool *is_unoffered) {
+  uint8_t waiting = load_relaxed(&slab->waiting);
+  *is_unoffered = (waiting & UNOFFERED) != 0;
+  return bytes_waiting(heap, slab, waiting);
+}
+
+bool purgeable__waits_beyond(const purgeable_heap_t *heap, uint64_t limit) {
+  return load_relaxed(&heap->unoffered_bytes) > limit || load_relaxed(&heap->waiting_bytes) / LOCKED_AGAIN_FACTOR > limit;
 }
 
 void purgeable__begin_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab, bool quietly) {
   if (heap->offering != purgeable_offering_deferred || !purgeable__is_sealed(slab)) return;
   size_t pages = purgeable__offerable_pages(heap, slab);
   uint64_t off = purgeable__pages_mask(slab, pages) & ~load_relaxed(&slab->offered) & ~load_relaxed(&slab->lost);
-  uint8_t some = (uint8_t)__builtin_popcountll(off);
-  set_waiting(heap, slab, purgeable__is_run(slab) && off != 0 ? ALL_WAIT : some, quietly);
+  int some = off == 0 ? 0 : purgeable__is_run(slab) ? ALL_WAIT : __builtin_popcountll(off);
+  bool is_first = some != 0 && load_relaxed(&slab->offer_count) == 0;
+  set_waiting(heap, slab, (uint8_t)(some | (is_first ? UNOFFERED : 0)), quietly);
 }
 
 void purgeable__stop_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab) { set_waiting(heap, slab, 0, true); }

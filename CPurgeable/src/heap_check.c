@@ -10,7 +10,7 @@
 
 // What the slabs add up to.
 typedef struct sums {
-  uint64_t slabs, open, elements, payload, held, lost_pages, lossy, waiting_pages, kept, kept_bytes;
+  uint64_t slabs, open, elements, payload, held, lost_pages, lossy, waiting, unoffered, kept, kept_bytes;
   const char *wrong;
 } sums_t;
 
@@ -101,7 +101,10 @@ static void check_slab(const purgeable_heap_t *heap, purgeable__spot_t spot, sum
   sums->held += held;
   sums->lost_pages += lost_pages;
   sums->lossy += lost != 0;
-  sums->waiting_pages += purgeable__pages_waiting(heap, slab);
+  bool is_unoffered;
+  uint64_t waiting = purgeable__bytes_waiting(heap, slab, &is_unoffered);
+  sums->waiting += waiting;
+  if (is_unoffered) sums->unoffered += waiting;
 }
 
 // MARK: One chunk
@@ -187,7 +190,8 @@ static void check_sums(const purgeable_heap_t *heap, sums_t *sums) {
   expect(sums, sums->kept_bytes == load_relaxed(&heap->kept_bytes), "what the kept slabs hold is wrong");
   expect(sums, sums->lossy == load_relaxed(&heap->lossy_count), "the heap's count of slabs with losses is wrong");
   expect(sums, sums->lost_pages << heap->page_shift == load_relaxed(&heap->lost_bytes), "what the heap has lost is wrong");
-  expect(sums, sums->waiting_pages << heap->page_shift == load_relaxed(&heap->waiting_bytes), "what waits for an offer is wrong");
+  expect(sums, sums->waiting == load_relaxed(&heap->waiting_bytes), "what waits for an offer is wrong");
+  expect(sums, sums->unoffered == load_relaxed(&heap->unoffered_bytes), "what waits for a first offer is wrong");
 }
 
 bool purgeable_testing_heap_is_valid(purgeable_heap_t *heap, const char **wrong) {

@@ -49,11 +49,13 @@ static void begin_anew(purgeable_heap_t *heap) {
   atomic_store(&heap->lossy_count, 0);
   atomic_store(&heap->lost_bytes, 0);
   atomic_store(&heap->waiting_bytes, 0);
+  atomic_store(&heap->unoffered_bytes, 0);
   memset(heap->control->tallies, 0, sizeof heap->control->tallies);
   atomic_store(&heap->locked_bytes, 0);
   atomic_store(&heap->pending, false);
   atomic_store(&heap->overdue, false);
   atomic_store(&heap->offering_overdue, false);
+  heap->round_from = heap->round_end = 0;
   atomic_store(&heap->unwiped, false);
   heap->unwiped_first = heap->unwiped_end = heap->delayed_count = 0;
   // The child's pages are zeros: no slab of the parent's is filled as it was.

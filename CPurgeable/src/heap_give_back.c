@@ -3,9 +3,10 @@
 //
 //     sealed, empty --claim--> DYING, generation + 1 --wipe--> free
 //                                     |                        ^
-//                                     +--> delayed ------------+      while many are given back: neighbours by one call
+//                                     +--> delayed ------------+      while many are given back: neighbours by one call;
+//                                     |                        |      or until the owner has released its mutex
 //                                     +--> unwiped ------------+      the kernel refused: tried again, and held until then
-//                                     +--> kept ---------------+      never on offer: filled again as it is, or wiped later
+//                                     +--> kept ---------------+      no page was taken: filled again as it is, or wiped later
 //                                                                     (heap_kept.c)
 
 #include "heap_give_back.h"
@@ -39,7 +40,10 @@ static void leave_unwiped(purgeable_heap_t *heap, purgeable__spot_t spot, purgea
   if (unit >= heap->unwiped_end) heap->unwiped_end = unit + 1;
   heap->delayed_count += state == slab_delayed;
   atomic_store(&spot.slab->state, state);
-  store_relaxed(&heap->unwiped, true);
+  // Where nobody wipes it before, the next upkeep does. In this order, sequentially consistent: an upkeep that takes the note
+  // finds that there is something to wipe.
+  atomic_store(&heap->unwiped, true);
+  if (state == slab_delayed) atomic_store(&heap->pending, true);
 }
 
 // Heap's mutex held: makes the units of a wiped slab available.
@@ -94,15 +98,14 @@ static bool unmap(purgeable_heap_t *heap, purgeable__chunk_t *chunk) {
   return false;
 }
 
-// The slab is claimed and out of its stream. Wipes it and makes its units available, or leaves it to be wiped later.
+// The slab is claimed and out of its stream. Wipes it and makes its units available; a refused wipe is left for later.
 static void wipe_and_return(purgeable_heap_t *heap, purgeable__spot_t spot) {
   assert(purgeable__is_dying(purgeable__slab_word_relaxed(spot.slab)));
   size_t held = purgeable__slab_held_bytes(heap, spot.slab);
-  bool delays = load_relaxed(&heap->giving_count) != 0 && !purgeable__is_run(spot.slab);
   bool is_alone = is_alone_in_mapping(heap, spot.slab);
   bool is_unmapped = is_alone && unmap(heap, spot.chunk);
   int error = 0;
-  if (!delays && !is_unmapped && PURGEABLE_RULE(dontneed_before_refill)) {
+  if (!is_unmapped && PURGEABLE_RULE(dontneed_before_refill)) {
     error = purgeable__wipe(purgeable__pages_of(heap, spot), is_alone ? spot.chunk->mapped_bytes : unit_bytes(heap, spot.slab));
   }
   pthread_mutex_lock(&heap->control->mutex);
@@ -111,14 +114,26 @@ static void wipe_and_return(purgeable_heap_t *heap, purgeable__spot_t spot) {
     leave_unwiped(heap, spot, slab_unwiped);
   } else {
     count_given_back(heap, held);
-    if (delays) {
-      leave_unwiped(heap, spot, slab_delayed);
-    } else {
-      return_units(heap, spot);
-      if (is_unmapped) purgeable__forget_alone(heap, spot.chunk);
-    }
+    return_units(heap, spot);
+    if (is_unmapped) purgeable__forget_alone(heap, spot.chunk);
   }
-  bool enough = heap->delayed_count >= delayed_limit(heap);
+  pthread_mutex_unlock(&heap->control->mutex);
+}
+
+// The slab is claimed and out of its stream. Wipes it, or leaves it to be wiped with others. Only a slab whose life has just
+// ended may be delayed: a delayed slab whose wipe is refused is tried again by itself, or the two would follow each other for
+// ever.
+static void wipe_or_delay(purgeable_heap_t *heap, purgeable__spot_t spot) {
+  bool is_bulk = load_relaxed(&heap->giving_count) != 0;
+  if (!(is_bulk || heap->defers_wipes) || purgeable__is_run(spot.slab)) {
+    wipe_and_return(heap, spot);
+    return;
+  }
+  enum { DEFERRED_MOST = 16 };
+  pthread_mutex_lock(&heap->control->mutex);
+  count_given_back(heap, purgeable__slab_held_bytes(heap, spot.slab));
+  leave_unwiped(heap, spot, slab_delayed);
+  bool enough = heap->delayed_count >= (is_bulk ? delayed_limit(heap) : DEFERRED_MOST);
   pthread_mutex_unlock(&heap->control->mutex);
   if (enough) purgeable__wipe_unwiped(heap);
 }
@@ -166,9 +181,9 @@ bool purgeable__give_back_if_empty(purgeable_heap_t *heap, purgeable__spot_t spo
   } while (!purgeable__claim_for_end(slab, &word));
   assert(atomic_load(&slab->element_count) == 0);
 
+  bool can_stand = purgeable__may_stand(heap, spot);
   pthread_mutex_lock(&heap->control->mutex);
   purgeable__list_remove(heap, spot);
-  bool can_stand = load_relaxed(&slab->lost) == 0;
   // Generation first, then the wipe: a reader that finds it unchanged has not seen the wipe.
   purgeable__end_life(slab, generation);
   store_relaxed(&slab->offered, 0);
@@ -188,7 +203,7 @@ bool purgeable__give_back_if_empty(purgeable_heap_t *heap, purgeable__spot_t spo
   bool dropped = purgeable__drop_kept(heap, purgeable__kept_most(heap));
   pthread_mutex_unlock(&heap->control->mutex);
 
-  if (!is_kept) wipe_and_return(heap, spot);
+  if (!is_kept) wipe_or_delay(heap, spot);
   if (dropped && load_relaxed(&heap->giving_count) == 0) purgeable__wipe_unwiped(heap);
   return true;
 }
@@ -255,6 +270,12 @@ void purgeable__wipe_unwiped(purgeable_heap_t *heap) {
     if (atomic_compare_exchange_strong(&spot.slab->state, &expected, slab_free)) wipe_and_return(heap, spot);
   }
   wipe_together(heap, first, count, bytes);
+}
+
+void purgeable_heap_wipe_deferred(purgeable_heap_t *heap) {
+  if (heap == NULL || !load_relaxed(&heap->unwiped) || load_relaxed(&heap->giving_count) != 0) return;
+  purgeable__enter(heap);
+  purgeable__wipe_unwiped(heap);
 }
 
 void purgeable_heap_begin_giving_back(purgeable_heap_t *heap) {

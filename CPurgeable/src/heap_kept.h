@@ -32,17 +32,21 @@ void purgeable__clear_standing_part(const purgeable_heap_t *heap, purgeable__spo
 // Makes what an element may still find of earlier lives zeros. The slab is pinned.
 static inline void purgeable__clear_standing(const purgeable_heap_t *heap, purgeable__spot_t spot, char *bytes,
                                              size_t length_bytes) {
-  if (purgeable__standing_pages(spot.slab) != 0) purgeable__clear_standing_part(heap, spot, bytes, length_bytes);
+  bool has_standing = purgeable__standing_pages(spot.slab) != 0;
+  if (has_standing && !heap->fills_whole) purgeable__clear_standing_part(heap, spot, bytes, length_bytes);
 }
-// Wipes the pages of earlier lives behind the page that is being filled. `seals`: the slab is being sealed, and nothing more will
-// be written there. The stream's mutex held, and the slab open.
-void purgeable__wipe_tail(purgeable_heap_t *heap, purgeable__spot_t spot, bool seals);
+// Wipes the pages of earlier lives behind the page that is being filled. The stream's mutex held, and the slab open.
+void purgeable__wipe_tail(purgeable_heap_t *heap, purgeable__spot_t spot);
+
+// Whether the slab, claimed for its end, may be filled again as it is. Rescues its pages where that decides it. Heap's mutex not
+// held.
+bool purgeable__may_stand(const purgeable_heap_t *heap, purgeable__spot_t spot);
 
 // MARK: The list. Heap's mutex held.
 
 // How many slabs the heap may keep now.
 uint32_t purgeable__kept_most(const purgeable_heap_t *heap);
-// Keeps a slab whose life `generation` has ended, if it may be: then true, and it stays held.
+// Keeps a slab whose life `generation` has ended, and that may stand, if there is room: then true, and it stays held.
 bool purgeable__kept_push(purgeable_heap_t *heap, purgeable__spot_t spot, uint32_t generation);
 // Takes the slab that was kept last off the list. False: there is none.
 bool purgeable__kept_pop(purgeable_heap_t *heap, purgeable__spot_t *spot);

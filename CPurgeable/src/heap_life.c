@@ -84,6 +84,8 @@ int purgeable_heap_create(const purgeable_heap_options_t *options, purgeable_hea
   heap->moved = options->moved;
   heap->lead_bytes = alignment == 16 ? 8 : 0;
   heap->defers_compaction = options->defers_compaction;
+  heap->defers_wipes = options->defers_wipes;
+  heap->fills_whole = options->fills_whole;
   heap->context = options->context;
   (void)purgeable__random(heap->secret, sizeof heap->secret);
   atomic_store(&heap->byte_limit, options->byte_limit);

@@ -40,6 +40,8 @@ void purgeable__wait_for_offer(purgeable_heap_t *heap, purgeable__slab_t *slab) 
 typedef struct range {
   char *start;
   size_t length;
+  // Up to here it may be made longer: what lies between is on offer, and of a slab that is claimed.
+  char *reach;
 } range_t;
 
 // Notes which of the pages that are offered now the kernel will have taken note of. It passes over pages that wait in another
@@ -71,7 +73,8 @@ typedef struct offer_round {
   const purgeable__spot_t *spots;
   // How many of those slabs the range may lie in.
   size_t count;
-  bool again;
+  // Offers pages on offer again: all of them, or those that one call goes over to reach others.
+  bool again, across;
   size_t *offered_bytes;
   range_t range;
   int first_error;
@@ -111,21 +114,30 @@ static bool begin_offer(const purgeable_heap_t *heap, purgeable__slab_t *slab, s
   return true;
 }
 
-// Offers the wanted ones of a claimed slab's first pages, joined to the range so far where that ends in front of them.
+// Offers the wanted ones of a claimed slab's first pages, joined to the range so far where that reaches them.
 static void offer_pages(offer_round_t *round, const purgeable__spot_t *spot, size_t pages, uint64_t wanted) {
   uint32_t shift = round->heap->page_shift;
+  range_t *range = &round->range;
+  char *first = purgeable__pages_of(round->heap, *spot), *pages_end = first + (pages << shift);
+  if (round->across && range->reach == first) range->reach = pages_end;
   for (size_t page = 0, end; page < pages; page = end) {
     bool wants = (wanted & purgeable__page_bit(spot->slab, page)) != 0;
     // All pages of a run have one bit.
     end = purgeable__is_run(spot->slab) ? pages : page + 1;
     while (end < pages && ((wanted & purgeable__page_bit(spot->slab, end)) != 0) == wants) end++;
     if (!wants) continue;
-    char *start = purgeable__pages_of(round->heap, *spot) + (page << shift);
-    if (round->range.length == 0 || round->range.start + round->range.length != start) {
+    char *start = first + (page << shift), *wanted_end = first + (end << shift);
+    // The next slab may lie in another mapping, anywhere.
+    if (range->length == 0 || start < range->start + range->length || range->reach < start) {
       flush_range(round);
-      round->range.start = start;
+      range->start = start;
     }
-    round->range.length += (end - page) << shift;
+    range->length = (size_t)(wanted_end - range->start);
+    range->reach = round->across ? pages_end : wanted_end;
+  }
+  // Behind the last page of a sealed slab there is nothing that could be in use.
+  if (round->across && range->reach == pages_end && purgeable__is_sealed(spot->slab)) {
+    range->reach = first + load_relaxed(&spot->slab->unit_count) * round->heap->slab_bytes;
   }
 }
 
@@ -137,19 +149,21 @@ static void offer_slab(offer_round_t *round, purgeable__spot_t *spot, size_t pag
   purgeable__stop_waiting(round->heap, slab);
   uint64_t before = load_relaxed(&slab->offered);
   uint64_t wanted = purgeable__pages_mask(slab, pages) & (round->again ? ~(uint64_t)0 : ~before);
+  bool is_between = round->across && wanted == 0;
   store_relaxed(&slab->offered, before | wanted);
   if (wanted != 0) purgeable__note_offered(slab);
   settle(slab, round->again, wanted);
   offer_pages(round, spot, pages, wanted);
   // An open slab's offers do not count: its pages are offered again when it is sealed.
-  if (!purgeable__is_sealed(slab)) return;
+  if (is_between || !purgeable__is_sealed(slab)) return;
   uint8_t times = load_relaxed(&slab->offer_count);
   store_relaxed(&slab->offer_count, times == 0 ? 1 : 2);
 }
 
-int purgeable__offer_run(purgeable_heap_t *heap, purgeable__spot_t *spots, size_t count, bool again, size_t *offered_bytes) {
+static int run_round(offer_round_t round, purgeable__spot_t *spots, size_t count) {
   assert(count <= PURGEABLE__RUN_MAX);
-  offer_round_t round = {.heap = heap, .spots = spots, .again = again, .offered_bytes = offered_bytes};
+  purgeable_heap_t *heap = round.heap;
+  round.spots = spots;
   size_t begun = 0;
   for (size_t i = 0; i < count; i++) {
     size_t pages;
@@ -173,4 +187,12 @@ int purgeable__offer_run(purgeable_heap_t *heap, purgeable__spot_t *spots, size_
     }
   }
   return begun == 0 && count != 0 ? EBUSY : round.first_error;
+}
+
+int purgeable__offer_run(purgeable_heap_t *heap, purgeable__spot_t *spots, size_t count, bool again, size_t *offered_bytes) {
+  return run_round((offer_round_t){.heap = heap, .again = again, .offered_bytes = offered_bytes}, spots, count);
+}
+
+void purgeable__offer_across(purgeable_heap_t *heap, purgeable__spot_t *spots, size_t count) {
+  (void)run_round((offer_round_t){.heap = heap, .across = true}, spots, count);
 }

@@ -14,6 +14,8 @@ enum { PURGEABLE__RUN_MAX = 64 };
 void purgeable__wait_for_offer(purgeable_heap_t *heap, purgeable__slab_t *slab);
 // Offers what of these slabs is idle and not on offer; they have to be neighbours in memory, one run. 0 or madvise's errno.
 int purgeable__offer_run(purgeable_heap_t *heap, purgeable__spot_t *spots, size_t count, bool again, size_t *offered_bytes);
+// The same for slabs of one chunk, by as few calls as possible: they also cover what lies between and is on offer.
+void purgeable__offer_across(purgeable_heap_t *heap, purgeable__spot_t *spots, size_t count);
 
 #pragma GCC visibility pop
 

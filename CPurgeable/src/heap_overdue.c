@@ -23,7 +23,7 @@ static void note_busy(purgeable_heap_t *heap, purgeable__slab_t *slab, bool busy
 
 // The next slabs of a stream that are neighbours in memory and have something to offer, from unit number `*unit` - 1 on.
 // Heap's mutex held.
-static size_t collect_run(purgeable_heap_t *heap, uint32_t *unit, purgeable__spot_t *run, bool is_upkeep) {
+static size_t collect_run(purgeable_heap_t *heap, uint32_t *unit, purgeable__spot_t *run) {
   assert(purgeable__is_held(&heap->control->mutex));
   size_t count = 0;
   uint32_t expected = 0;
@@ -47,7 +47,7 @@ static size_t collect_run(purgeable_heap_t *heap, uint32_t *unit, purgeable__spo
       break;
     }
     bool busy = wants && purgeable__lock_count(word) != 0;
-    if (sealed && is_upkeep) note_busy(heap, slab, busy);
+    if (sealed) note_busy(heap, slab, busy);
     // A slab locked BUSY_ROUNDS times in a row is not tried for ever: its last unlock says that there is work again.
     bool waits = wants && !idle && !purgeable__is_dying(word);
     if (waits && !(busy && load_relaxed(&slab->busy_round_count) >= BUSY_ROUNDS)) {
@@ -58,14 +58,13 @@ static size_t collect_run(purgeable_heap_t *heap, uint32_t *unit, purgeable__spo
   return count;
 }
 
-int purgeable__offer_stream(purgeable_heap_t *heap, purgeable_stream_t stream, uint32_t from, bool is_upkeep,
-                            size_t *offered_bytes) {
+int purgeable__offer_stream(purgeable_heap_t *heap, purgeable_stream_t stream, size_t *offered_bytes) {
   int first_error = 0;
   purgeable__spot_t run[PURGEABLE__RUN_MAX];
   pthread_mutex_lock(&heap->control->mutex);
-  uint32_t unit = from != 0 && purgeable__is_in_stream(heap, from, stream) ? from : purgeable__stream(heap, stream)->oldest;
+  uint32_t unit = purgeable__stream(heap, stream)->oldest;
   while (unit != 0) {
-    size_t count = collect_run(heap, &unit, run, is_upkeep);
+    size_t count = collect_run(heap, &unit, run);
     pthread_mutex_unlock(&heap->control->mutex);
     // Each slab is claimed by its word; one that changed hands since is simply offered in its new life, which does no harm.
     if (count != 0) {
@@ -84,60 +83,110 @@ int purgeable__offer_stream(purgeable_heap_t *heap, purgeable_stream_t stream, u
 }
 
 // MARK: Offering by itself
+//
+// In rounds, each from where the last one ended, in the order of addresses:
+//
+//     slabs    w . w w . . . . . w w . w w . . . . .      w: some page waits    .: all is on offer
+//     calls   '-----'           '-------'
+//
+// A round ends when half of what the limit allows waits. So as much has to begin to wait before the next round, and all those
+// unlocks share its cost. One call goes over what is on offer, too, to reach the next page that waits.
 
-// Second offers of the slabs from unit number `unit` - 1 on, up to that of `end`, whose first one was made by an earlier call.
-static void offer_again(purgeable_heap_t *heap, purgeable_stream_t stream, uint32_t unit, uint32_t end) {
-  enum { MOST = 64 };
-  purgeable__spot_t run[MOST];
-  while (unit != 0 && unit != end) {
-    size_t count = 0;
-    uint32_t expected = unit;
-    pthread_mutex_lock(&heap->control->mutex);
-    if (!purgeable__is_in_stream(heap, unit, stream)) unit = 0;
-    while (unit != 0 && unit != end && unit == expected && count < MOST) {
-      purgeable__spot_t spot = purgeable__find_unit(heap, unit - 1);
-      bool is_due = purgeable__is_sealed(spot.slab) && load_relaxed(&spot.slab->offer_count) == 1;
-      if (!is_due && count != 0) break;
-      if (is_due) run[count++] = spot;
-      expected = is_due ? unit + load_relaxed(&spot.slab->unit_count) : spot.slab->next;
-      unit = spot.slab->next;
+enum {
+  // How much that is on offer one call goes over: each such page costs a thirtieth of a call, or less.
+  GAP_PAGES = 64,
+  // How many slabs a round looks at before it gives the heap's mutex back.
+  SLABS_AT_A_TIME = 1024,
+};
+
+// The slab's units; its spot, or none where no unit from here to the end of the chunk was ever used. Heap's mutex held.
+static uint32_t look_at(purgeable_heap_t *heap, uint32_t unit, purgeable__spot_t *spot) {
+  assert(purgeable__is_held(&heap->control->mutex));
+  *spot = purgeable__find_unit(heap, unit);
+  if (spot->unit >= load_relaxed(&spot->chunk->high_water)) {
+    spot->slab = NULL;
+    return heap->units_per_chunk - unit % heap->units_per_chunk;
+  }
+  return load_relaxed(&spot->slab->state) == slab_large ? load_relaxed(&spot->slab->unit_count) : 1;
+}
+
+// The next slabs from unit number `*unit` on that one call can cover: from one that waits to one that waits. Heap's mutex held.
+static size_t collect_waiting(purgeable_heap_t *heap, uint32_t *unit, uint32_t end, purgeable__spot_t *run) {
+  size_t count = 0, wanted = 0, gap = 0, looks = 0;
+  for (; *unit < end && count < PURGEABLE__RUN_MAX && gap <= GAP_PAGES && looks < SLABS_AT_A_TIME; looks++) {
+    purgeable__spot_t spot;
+    uint32_t units = look_at(heap, *unit, &spot);
+    bool is_next = spot.slab != NULL && purgeable__state_is_sealed(load_relaxed(&spot.slab->state));
+    bool waits = is_next && purgeable__is_waiting(spot.slab);
+    // A locked slab does not wait.
+    if (waits && !purgeable__is_idle(purgeable__slab_word_relaxed(spot.slab))) {
+      purgeable__stop_waiting_if_held(heap, spot.slab);
+      waits = false;
     }
+    is_next = is_next && purgeable__is_idle(purgeable__slab_word_relaxed(spot.slab));
+    if (count != 0 && (!is_next || spot.chunk != run[0].chunk)) break;
+    *unit += units;
+    if (!waits && count == 0) continue;
+    run[count++] = spot;
+    gap = waits ? 0 : gap + (size_t)units * heap->pages_per_slab;
+    if (waits) wanted = count;
+  }
+  PURGEABLE_LOOKS(overdue, looks);
+  return wanted;
+}
+
+// The next slabs that are neighbours and whose first offer was made by an earlier round. Heap's mutex held.
+static size_t collect_once_offered(purgeable_heap_t *heap, uint32_t *unit, uint32_t end, purgeable__spot_t *run) {
+  size_t count = 0, looks = 0;
+  for (; *unit < end && count < PURGEABLE__RUN_MAX && looks < SLABS_AT_A_TIME; looks++) {
+    purgeable__spot_t spot;
+    uint32_t units = look_at(heap, *unit, &spot);
+    bool is_due = spot.slab != NULL && purgeable__state_is_sealed(load_relaxed(&spot.slab->state)) &&
+                  load_relaxed(&spot.slab->offer_count) == 1;
+    if (count != 0 && (!is_due || spot.chunk != run[0].chunk)) break;
+    *unit += units;
+    if (is_due) run[count++] = spot;
+  }
+  PURGEABLE_LOOKS(overdue, looks);
+  return count;
+}
+
+static void offer_again(purgeable_heap_t *heap, uint32_t unit, uint32_t end) {
+  purgeable__spot_t run[PURGEABLE__RUN_MAX];
+  while (unit < end) {
+    pthread_mutex_lock(&heap->control->mutex);
+    size_t count = collect_once_offered(heap, &unit, end, run);
     pthread_mutex_unlock(&heap->control->mutex);
     if (count != 0) (void)purgeable__offer_run(heap, run, count, true, NULL);
   }
 }
 
-// Offers what waits in a stream, which mostly is what was sealed last: found from the young end, offered from its old end on.
-static void offer_waiting(purgeable_heap_t *heap, purgeable_stream_t stream) {
-  pthread_mutex_lock(&heap->control->mutex);
-  uint64_t left = load_relaxed(&heap->waiting_bytes) >> heap->page_shift;
-  uint32_t unit = purgeable__stream(heap, stream)->youngest, first = 0, again = 0;
-  while (unit != 0 && left != 0) {
-    purgeable__slab_t *slab = purgeable__find_unit(heap, unit - 1).slab;
-    uint64_t pages = purgeable__pages_waiting(heap, slab);
-    if (pages != 0) first = unit;
-    left -= pages < left ? pages : left;
-    unit = slab->previous;
+// Offers what waits from unit number `unit` on until no more waits than `limit` allows. Answers where it ended.
+static uint32_t offer_waiting(purgeable_heap_t *heap, uint32_t unit, uint32_t end, uint64_t limit) {
+  purgeable__spot_t run[PURGEABLE__RUN_MAX];
+  while (unit < end && purgeable__waits_beyond(heap, limit)) {
+    pthread_mutex_lock(&heap->control->mutex);
+    size_t count = collect_waiting(heap, &unit, end, run);
+    pthread_mutex_unlock(&heap->control->mutex);
+    if (count != 0) purgeable__offer_across(heap, run, count);
   }
-  while (first != 0 && unit != 0) {
-    purgeable__slab_t *slab = purgeable__find_unit(heap, unit - 1).slab;
-    if (load_relaxed(&slab->offer_count) != 1) break;
-    again = unit;
-    unit = slab->previous;
-  }
-  pthread_mutex_unlock(&heap->control->mutex);
-  if (again != 0) offer_again(heap, stream, again, first);
-  if (first != 0) (void)purgeable__offer_stream(heap, stream, first, false, NULL);
+  return unit;
 }
 
 void purgeable__offer_overdue(purgeable_heap_t *heap) {
   // One thread at a time; what becomes overdue meanwhile is seen by the next call that books.
   if (atomic_exchange_explicit(&heap->offering_overdue, true, memory_order_acquire)) return;
   store_relaxed(&heap->overdue, false);
-  uint32_t streams = load_acquire(&heap->stream_count);
-  for (purgeable_stream_t stream = 0; stream < streams; stream++) {
-    if (load_relaxed(&heap->waiting_bytes) == 0) break;
-    offer_waiting(heap, stream);
+  uint64_t limit = purgeable__pending_byte_limit();
+  if (purgeable__waits_beyond(heap, limit)) {
+    uint32_t units = load_acquire(&heap->chunk_count) * heap->units_per_chunk;
+    uint32_t last = heap->round_from, from = heap->round_end;
+    offer_again(heap, last, last <= from ? from : units);
+    if (last > from) offer_again(heap, 0, from);
+    uint32_t end = offer_waiting(heap, from, units, limit / 2);
+    if (end >= units) end = offer_waiting(heap, 0, from, limit / 2);
+    heap->round_from = from;
+    heap->round_end = end;
   }
   store_release(&heap->offering_overdue, false);
 }
@@ -184,7 +233,7 @@ void purgeable__close_idle_page(purgeable_heap_t *heap, purgeable_stream_t strea
       is_partial = false;
     }
     // What earlier lives left behind the fill is idle too, and is not purgeable.
-    if (is_idle) purgeable__wipe_tail(heap, spot, false);
+    if (is_idle) purgeable__wipe_tail(heap, spot);
     if (!is_idle && purgeable__standing_pages(spot.slab) != 0) store_relaxed(&heap->pending, true);
     // The last unlock offers a page that is held now.
     if ((is_partial && !is_held) || again) store_relaxed(&heap->pending, true);

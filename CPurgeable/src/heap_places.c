@@ -45,8 +45,14 @@ bool purgeable_heap_has_losses(const purgeable_heap_t *heap) {
 }
 
 void purgeable_heap_prefetch(const purgeable_heap_t *heap, uint64_t place) {
+  enum { CACHE_LINE_BYTES = 64 };
   purgeable__spot_t spot = purgeable__find(heap, place);
-  if (spot.slab != NULL) __builtin_prefetch(spot.unit_base + (size_t)spot.granule * PURGEABLE_GRANULE_BYTES);
+  if (spot.slab == NULL) return;
+  // The slab's word, and the header with what follows it. The second line is of the same page, or of no use.
+  const char *element = spot.unit_base + (size_t)spot.granule * PURGEABLE_GRANULE_BYTES;
+  __builtin_prefetch(spot.slab);
+  __builtin_prefetch(element);
+  __builtin_prefetch(element + CACHE_LINE_BYTES);
 }
 
 size_t purgeable_heap_find_losses(const purgeable_heap_t *heap, const void *slots, size_t slot_count, uint32_t place_bits,

@@ -2,7 +2,7 @@
 // Letting go of a slab. Every count that goes may be the last one, and then there is work:
 //
 //     last count --- sealed and empty -----------> given back
-//                |-- offers are immediate -------> offered
+//                |-- immediate, or limit 0 ------> offered
 //                '-- else -----------------------> booked as waiting, for the upkeep
 
 #include "heap_release.h"
@@ -33,18 +33,19 @@ static uint64_t count_down(purgeable_heap_t *heap, purgeable__slab_t *slab, bool
 // A look at content must not call the kernel, nor take a mutex in a signal handler. The upkeep does the rest, or the next call
 // that finds too much waiting.
 void purgeable__release_quietly(purgeable_heap_t *heap, purgeable__slab_t *slab) {
-  if (purgeable__lock_count(count_down(heap, slab, true)) == 1) store_relaxed(&heap->pending, true);
+  if (purgeable__lock_count(count_down(heap, slab, true)) == 1) purgeable__note_pending(heap);
 }
 
 bool purgeable__release(purgeable_heap_t *heap, purgeable__spot_t spot) {
   uint64_t before = count_down(heap, spot.slab, false);
   if (purgeable__lock_count(before) != 1) return purgeable__lock_count(before) != 0;
-  if (atomic_load(&spot.slab->element_count) == 0 && purgeable__is_sealed(spot.slab)) {
+  bool is_empty = atomic_load(&spot.slab->element_count) == 0, is_sealed = purgeable__is_sealed(spot.slab);
+  if (is_empty && is_sealed) {
     purgeable__give_back_if_empty(heap, spot, purgeable__generation(before));
-  } else if (heap->offering == purgeable_offering_immediate) {
+  } else if (heap->offering == purgeable_offering_immediate || (is_sealed && purgeable__nothing_may_wait(heap))) {
     (void)purgeable__offer_run(heap, &spot, 1, false, NULL);
   } else {
-    store_relaxed(&heap->pending, true);
+    purgeable__note_pending(heap);
   }
   return true;
 }
@@ -82,7 +83,7 @@ void purgeable__seal(purgeable_heap_t *heap, purgeable__spot_t spot) {
   assert(atomic_load(&slab->state) == slab_open);
   assert(purgeable__is_held(purgeable__stream_mutex(heap, load_relaxed(&slab->stream))));
   fit_tags(heap, spot);
-  purgeable__wipe_tail(heap, spot, true);
+  purgeable__wipe_tail(heap, spot);
   // Pages that were never touched are not held.
   subtract_relaxed(&heap->held_bytes, heap->slab_bytes - purgeable__slab_held_bytes(heap, slab));
   // Pinned over the change of state: so the slab's elements may be freed by others meanwhile, and the unpin sees that.

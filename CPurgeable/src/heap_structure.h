@@ -78,7 +78,7 @@ typedef struct purgeable__slab {
   // By how many living elements a compaction had to leave it, in short (heap_compact.c): it does not come again while that is so.
   // 0 for none. Relaxed: a hint.
   _Atomic uint16_t stuck;
-  // Pages that are booked as waiting for an offer, or ALL_WAIT (heap_books.c).
+  // Pages that are booked as waiting for an offer, and whether for the first (heap_books.c). 0: none.
   _Atomic uint8_t waiting;
   // Since the last wipe: how many pages at the front earlier lives have written to, and whether any page was ever on offer
   // (heap_kept.h). The count is written under the stream's mutex while open, and before the life begins; the flag under OFFERING.
@@ -194,7 +194,7 @@ struct purgeable_heap {
   purgeable_offering_t offering;
   // How far into its granule a header lies: 8 where payloads are aligned to 16 bytes, else 0.
   uint32_t lead_bytes;
-  bool keeps_tags, keeps_ages, defers_compaction;
+  bool keeps_tags, keeps_ages, defers_compaction, defers_wipes, fills_whole;
   purgeable_moved_t moved;
   void *context;
   uint64_t secret[2];
@@ -222,8 +222,8 @@ struct purgeable_heap {
   _Atomic uint64_t byte_limit;
   // Slabs in use with a page known to be gone.
   _Atomic uint64_t lossy_count;
-  // Of slabs in use: pages known to be gone; and what is idle and sealed but not on offer.
-  _Atomic uint64_t lost_bytes, waiting_bytes;
+  // Of slabs in use: pages known to be gone; what is idle and sealed but not on offer; and of that, what never was.
+  _Atomic uint64_t lost_bytes, waiting_bytes, unoffered_bytes;
   _Atomic uint64_t held_bytes, ordinary_bytes, mapped_bytes, slab_count;
   // What is locked, each lock counted.
   _Atomic uint64_t locked_bytes;
@@ -232,8 +232,11 @@ struct purgeable_heap {
   _Atomic uint64_t unbalanced_unlock_count, refused_offer_count;
   // Something is idle and not on offer, or empty and not given back.
   _Atomic bool pending;
-  // More waits than the limit allows; and whether a thread is offering it.
+  // More waits than the limit allows; and whether a thread is in a round of offering it (heap_overdue.c).
   _Atomic bool overdue, offering_overdue;
+  // Which units the last round went over: from `round_from` to before `round_end`, which may lie before it. Only the thread that
+  // has set `offering_overdue` looks.
+  uint32_t round_from, round_end;
   // Some slab is `slab_unwiped` or `slab_delayed`: those of units in [unwiped_first, unwiped_end). The range is the heap mutex's.
   _Atomic bool unwiped;
   uint32_t unwiped_first, unwiped_end, delayed_count;
@@ -259,6 +262,13 @@ static inline purgeable__stream_t *purgeable__stream(purgeable_heap_t *heap, pur
 static inline pthread_mutex_t *purgeable__stream_mutex(purgeable_heap_t *heap, purgeable_stream_t stream) {
   return &heap->control->streams[stream % STREAM_MUTEX_COUNT].mutex;
 }
+// There is work for the upkeep. Every commit and free says so. It is written only where it is news, since all threads share it.
+// Called after the slab's word was counted down. All sequentially consistent, as the upkeep's exchange and fence are: who finds
+// the note of before the exchange has counted down before the upkeep looks at the slab.
+static inline void purgeable__note_pending(purgeable_heap_t *heap) {
+  if (!atomic_load(&heap->pending)) store_relaxed(&heap->pending, true);
+}
+
 static inline purgeable__tally_t *purgeable__tally(const purgeable_heap_t *heap) {
   return &heap->control->tallies[purgeable_processor_hint() % TALLY_COUNT];
 }

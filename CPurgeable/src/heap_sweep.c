@@ -64,10 +64,11 @@ static size_t sweep_slab(purgeable_heap_t *heap, purgeable__spot_t spot, const u
   }
   if (!has_suspect) return 0;
   // Asked again: a page that was not resident then may have been filled and offered since, under the stream's mutex alone. What
-  // `offered` names has been filled, so what is not resident now is gone. Without an answer, the next sweep asks.
+  // `offered` names has been filled, so what is not resident now is gone. Without an answer, the next sweep asks. A large element
+  // has been proven lost, and the look at it has made a page resident that is gone: the kernel's page of zeros.
   unsigned char now[PAGES_MAX];
   assert(pages <= PAGES_MAX);
-  if (PURGEABLE_RULE(ask_again_before_loss)) {
+  if (!purgeable__is_large_slab(slab) && PURGEABLE_RULE(ask_again_before_loss)) {
     if (purgeable__mincore(purgeable__pages_of(heap, spot), pages << heap->page_shift, now) != 0) return 0;
     resident = now;
   }

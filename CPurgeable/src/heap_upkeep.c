@@ -71,23 +71,28 @@ static int offer_slabs_again(purgeable_heap_t *heap, size_t *offered_bytes) {
 
 // MARK: Offering
 
+static void give_back_ended(purgeable_heap_t *heap) {
+  purgeable__give_back_kept(heap);
+  purgeable__wipe_unwiped(heap);
+}
+
 int purgeable_heap_offer_idle(purgeable_heap_t *heap, size_t *offered_bytes) {
   if (heap == NULL) return EINVAL;
   purgeable__enter(heap);
   if (offered_bytes != NULL) *offered_bytes = 0;
-  purgeable__give_back_kept(heap);
-  purgeable__wipe_unwiped(heap);
-  if (heap->offering == purgeable_offering_never) {
-    store_relaxed(&heap->pending, false);
-    return 0;
-  }
-  if (!atomic_exchange_explicit(&heap->pending, false, memory_order_relaxed)) return 0;
+  give_back_ended(heap);
+  bool was_pending = atomic_exchange(&heap->pending, false);
+  // Pairs with `purgeable__note_pending`, and with the notes of slabs that end.
+  atomic_thread_fence(memory_order_seq_cst);
+  // Once more: the note of a slab that ended between the two is gone.
+  give_back_ended(heap);
+  if (!was_pending || heap->offering == purgeable_offering_never) return 0;
   // Second offers first: those slabs had their first one in an earlier call.
   int first_error = offer_slabs_again(heap, offered_bytes);
   uint32_t streams = load_acquire(&heap->stream_count);
   for (purgeable_stream_t stream = 0; stream < streams; stream++) {
     purgeable__close_idle_page(heap, stream, offered_bytes);
-    int error = purgeable__offer_stream(heap, stream, 0, true, offered_bytes);
+    int error = purgeable__offer_stream(heap, stream, offered_bytes);
     if (first_error == 0) first_error = error;
   }
   if (heap->moved != NULL && purgeable_heap_take_busy(heap)) purgeable__relieve(heap);
@@ -143,7 +148,8 @@ int purgeable_heap_trim(purgeable_heap_t *heap, size_t *given_back_bytes) {
     }
   }
   while (purgeable__compact_step(heap, true)) continue;
-  purgeable__give_back_kept(heap);
+  // What has just ended too, where wipes are deferred.
+  give_back_ended(heap);
   (void)purgeable__release_empty(heap, true);
   uint64_t after = load_relaxed(&heap->held_bytes);
   if (given_back_bytes != NULL) *given_back_bytes = before > after ? before - after : 0;

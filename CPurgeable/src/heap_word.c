@@ -25,9 +25,9 @@
 //     the two sees the other's step; the exchange that sets DYING lets only one of them through.
 //  4. Readers without a lock: the generation is raised before the pages are wiped, and the wipe (MADV_DONTNEED) comes before
 //     anything new is written. A reader that copied anything but its own generation's bytes finds the generation changed; and
-//     after the wipe no CPU has a stale translation through which old bytes could be read under the new generation. A slab that
-//     was never on offer is filled again without a wipe: no CPU can have a stale translation of it, and a release fence stands
-//     between the new generation and the first new byte (heap_kept.c).
+//     after the wipe no CPU has a stale translation through which old bytes could be read under the new generation. A slab of
+//     which the kernel took no page (never on offer, or all pages rescued) is filled again without a wipe: no CPU can have a
+//     stale translation of it, and a release fence stands between the new generation and the first new byte (heap_kept.c).
 
 #include "heap_word.h"
 

@@ -139,6 +139,9 @@ void heap_ordinary_memory(case_report_t *report);
 // stream_give_back.c
 void stream_giving_back(case_report_t *report);
 void stream_giving_back_many(case_report_t *report);
+void stream_deferred_wipes(case_report_t *report);
+void stream_refused_deferred_wipes(case_report_t *report);
+void stream_trimmed_deferred_wipes(case_report_t *report);
 void stream_ages(case_report_t *report);
 
 // heap_rules.c

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The rule behind slabs that are filled again without a wipe: the new generation is there before the first new byte. With the
-// rule off, references of an old life read the next one's content. (That a slab was never on offer: stale_cases.c.)
+// rule off, references of an old life read the next one's content. (That no page was taken: stale_cases.c.)
 
 #include "heap_cases.h"
 
@@ -94,20 +94,27 @@ enum { READERS = 2 };
 // The writer's notes of its elements: a reader may find one half replaced, and takes no harm.
 typedef struct note {
   _Atomic uint64_t place, generation, number;
+  void *_Atomic bytes;
 } note_t;
 
 typedef struct storm {
   purgeable_heap_t *heap;
   note_t notes[ELEMENTS];
   _Atomic bool stop;
-  _Atomic uint64_t reads, intact, wrong, replaced, failed;
+  _Atomic uint64_t reads, intact, wrong, replaced, failed, taken;
 } storm_t;
+
+// What a storm does beside filling slabs again: slabs go on offer now and then and are trimmed; all are on offer most of the
+// time, and the kernel takes pages of theirs.
+typedef enum kind { plain, offers, takes } kind_t;
+
 
 typedef struct hand {
   storm_t *storm;
   uint64_t seed;
   span_t span;
-  bool writes, offers;
+  kind_t kind;
+  void *(*work)(void *);
 } hand_t;
 
 // The number stands in every word, and the number is noted before the element is: so what is read is the note's or the read is
@@ -123,6 +130,7 @@ static void put(storm_t *storm, size_t index, uint64_t number) {
   if (purgeable_heap_commit(storm->heap, reference) != 0) atomic_fetch_add(&storm->failed, 1);
   note_t *note = &storm->notes[index];
   atomic_store(&note->number, 0);
+  atomic_store(&note->bytes, bytes);
   atomic_store(&note->place, reference.place);
   atomic_store(&note->generation, reference.generation);
   atomic_store(&note->number, number);
@@ -142,9 +150,10 @@ static void *write_storm(void *context) {
       }
       for (size_t half = 0; half < 2; half++) put(storm, i + half, number++);
       atomic_fetch_add(&storm->replaced, 1);
-      // Now and then slabs go on offer, are trimmed, or are given back in bulk: they are wiped then.
-      if (hand->offers && next_random(&random) % 256 == 0) (void)purgeable_heap_offer_idle(storm->heap, NULL);
-      if (hand->offers && next_random(&random) % 256 == 0) (void)purgeable_heap_trim(storm->heap, NULL);
+      bool trims = hand->kind == offers && next_random(&random) % 256 == 0;
+      bool offers_all = next_random(&random) % (hand->kind == takes ? SLABS / 4 : 256) == 0;
+      if (hand->kind != plain && offers_all) (void)purgeable_heap_offer_idle(storm->heap, NULL);
+      if (trims) (void)purgeable_heap_trim(storm->heap, NULL);
     }
   }
   atomic_store(&storm->stop, true);
@@ -176,39 +185,57 @@ static void *read_storm(void *context) {
   return NULL;
 }
 
-static void *hand_in_storm(void *context) {
-  return (((hand_t *)context)->writes ? write_storm : read_storm)(context);
+// Has the kernel take what is on offer, a few pages at a time.
+static void *take_storm(void *context) {
+  hand_t *hand = context;
+  storm_t *storm = hand->storm;
+  uint64_t random = hand->seed;
+  while (!atomic_load(&storm->stop)) {
+    char *bytes = atomic_load(&storm->notes[next_random(&random) % ELEMENTS].bytes);
+    char *page = (char *)((uintptr_t)bytes & ~(uintptr_t)(PAGE - 1));
+    if (bytes != NULL && madvise(page, PAGE * (1 + next_random(&random) % 2), MADV_PAGEOUT) == 0) {
+      atomic_fetch_add_explicit(&storm->taken, 1, memory_order_relaxed);
+    }
+    (void)usleep(20);
+  }
+  return NULL;
 }
 
-static uint64_t run_storm(case_report_t *report, span_t span, bool offers) {
+static void *hand_in_storm(void *context) { return ((hand_t *)context)->work(context); }
+
+static uint64_t run_storm(case_report_t *report, span_t span, kind_t kind) {
   static storm_t storm;
   memset((void *)&storm, 0, sizeof storm);
   EXPECT_EQUAL(purgeable_heap_create(&(purgeable_heap_options_t){.slab_bytes = 4 * PAGE}, &storm.heap), 0);
-  hand_t hands[1 + READERS];
-  for (size_t i = 0; i <= READERS; i++) {
-    hands[i] = (hand_t){&storm, report->seed + i, span, i == 0, offers};
+  hand_t hands[2 + READERS];
+  size_t count = kind == takes ? 2 + READERS : 1 + READERS;
+  for (size_t i = 0; i < count; i++) {
+    void *(*work)(void *) = i == 0 ? write_storm : i <= READERS ? read_storm : take_storm;
+    hands[i] = (hand_t){&storm, report->seed + i, span, kind, work};
   }
   uint64_t wipes = purgeable_testing_call_count(purgeable_testing_call_madvise_dontneed);
-  run_threads(1 + READERS, hand_in_storm, hands, sizeof hands[0]);
+  run_threads(count, hand_in_storm, hands, sizeof hands[0]);
   wipes = purgeable_testing_call_count(purgeable_testing_call_madvise_dontneed) - wipes;
   EXPECT_EQUAL(atomic_load(&storm.failed), 0);
-  if (!offers) EXPECT_EQUAL(wipes, 0);
+  if (kind == plain) EXPECT_EQUAL(wipes, 0);
   EXPECT_VALID(storm.heap);
   EXPECT_EQUAL(purgeable_heap_destroy(storm.heap), 0);
-  NOTE("%llu slabs filled again, %llu wipes, %llu reads, %llu intact, %llu wrong", (unsigned long long)storm.replaced,
-       (unsigned long long)wipes, (unsigned long long)storm.reads, (unsigned long long)storm.intact,
-       (unsigned long long)storm.wrong);
+  NOTE("%llu slabs filled again, %llu wipes, %llu reads, %llu intact, %llu wrong, taken %llu times",
+       (unsigned long long)storm.replaced, (unsigned long long)wipes, (unsigned long long)storm.reads,
+       (unsigned long long)storm.intact, (unsigned long long)storm.wrong, (unsigned long long)storm.taken);
   return storm.wrong;
 }
 
 static void storm_of_readers(case_report_t *report) {
-  EXPECT_EQUAL(run_storm(report, span_of(report, 20, 1000), false), 0);
-  EXPECT_EQUAL(run_storm(report, span_of(report, 20, 1000), true), 0);
+  EXPECT_EQUAL(run_storm(report, span_of(report, 20, 1000), plain), 0);
+  EXPECT_EQUAL(run_storm(report, span_of(report, 20, 1000), offers), 0);
+  const char *reason = NULL;
+  if (kernel_discards(&reason)) EXPECT_EQUAL(run_storm(report, span_of(report, 20, 1000), takes), 0);
   if (!report->is_full || !purgeable_testing_has_hooks() || HAS_THREAD_SANITIZER) return;
   // With the rule off, in the full run: until it has been wrong once, which may take a while.
   EXPECT(purgeable_testing_switch_off(purgeable_testing_rule_generation_before_reuse));
   uint64_t wrong = 0;
-  for (int tries = 0; tries < 20 && wrong == 0; tries++) wrong = run_storm(report, span_of(report, 0, 1000), false);
+  for (int tries = 0; tries < 20 && wrong == 0; tries++) wrong = run_storm(report, span_of(report, 0, 1000), plain);
   EXPECT(purgeable_testing_switch_off(0));
   EXPECT(wrong > 0);
 }

@@ -12,7 +12,7 @@
 //   migration   copy on A (zeros), check on B (old witness)                 rule: rseq_sentinel
 //   refill      new content on A under a new fill, read on B (old content)  rule: dontneed_before_refill
 //   append      new element on A, read on B (not there: "discarded")        rule: no_append_after_offer
-//   slab again  new life of a slab on A, read on B (old header: refused)    rule: keep_only_unoffered
+//   slab again  new life of a slab on A, read on B (old header: refused)    rule: rescue_before_reuse
 //
 // A window counts only when CPU B was asked and still saw the old content. Where none could be forced, the case is skipped.
 
@@ -219,7 +219,7 @@ static void element_append(case_report_t *report) {
 }
 
 static void slab_again(case_report_t *report) {
-  force(report, stale_kind_slab_again, purgeable_testing_rule_keep_only_unoffered, true);
+  force(report, stale_kind_slab_again, purgeable_testing_rule_rescue_before_reuse, true);
 }
 
 const test_case_t stale_cases[] = {
@@ -228,7 +228,6 @@ const test_case_t stale_cases[] = {
     FULL_CASE("stale: a reader of an element that migrates accepts zeros, unless the sentinel falls", element_migration),
     FULL_CASE("stale: a refilled region is read with its old content, unless MADV_DONTNEED came first", region_refill),
     FULL_CASE("stale: an element appended to a page on offer looks discarded, unless such pages are left alone", element_append),
-    FULL_CASE("stale: an element in a slab that is filled again without a wipe is refused, unless it was never on offer",
-              slab_again),
+    FULL_CASE("stale: an element in a slab filled again without a wipe is refused, unless its pages were rescued", slab_again),
     END_OF_CASES,
 };

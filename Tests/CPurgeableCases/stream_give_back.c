@@ -54,6 +54,104 @@ void stream_giving_back_many(case_report_t *report) {
   END_HEAP(heap);
 }
 
+// With `defers_wipes` an element's free makes no system call. The slab's memory goes with the call for it, with the next slab
+// that begins, or with the upkeep; in a bulk give-back at its end.
+void stream_deferred_wipes(case_report_t *report) {
+  enum { SLABS = 6, BY_CALL = 0, BY_ALLOCATION, BY_UPKEEP, BY_END_OF_BULK, WAYS };
+  MAKE_HEAP(heap, .slab_bytes = 4 * PAGE, .offering = purgeable_offering_never, .defers_wipes = true);
+  for (int way = BY_CALL; way < WAYS; way++) {
+    element_t elements[SLABS + 2];
+    for (size_t i = 0; i < SLABS; i++) REQUIRE(make(heap, 3 * PAGE, (unsigned)i + 1, &elements[i]) == 0);
+    uint64_t held = purgeable_heap_held_bytes(heap), resident = heap_statistics(heap).memory.resident_bytes;
+    uint64_t calls = purgeable_testing_call_count(purgeable_testing_call_madvise_dontneed);
+    if (way == BY_END_OF_BULK) purgeable_heap_begin_giving_back(heap);
+    // The last one's slab is open.
+    for (size_t i = 0; i + 1 < SLABS; i++) EXPECT_EQUAL(purgeable_heap_free(heap, elements[i].reference), 0);
+    EXPECT(purgeable_heap_held_bytes(heap) + (SLABS - 1) * 3 * PAGE <= held);
+    EXPECT_EQUAL(heap_statistics(heap).memory.resident_bytes, resident);
+    EXPECT_EQUAL(purgeable_testing_call_count(purgeable_testing_call_madvise_dontneed), calls);
+    EXPECT(purgeable_heap_has_pending(heap));
+    switch (way) {
+      case BY_CALL: purgeable_heap_wipe_deferred(heap); break;
+      case BY_ALLOCATION: REQUIRE(make(heap, 3 * PAGE, 77, &elements[SLABS]) == 0); break;
+      case BY_UPKEEP: EXPECT_EQUAL(purgeable_heap_offer_idle(heap, NULL), 0); break;
+      default:
+        purgeable_heap_wipe_deferred(heap);
+        EXPECT_EQUAL(heap_statistics(heap).memory.resident_bytes, resident);
+        purgeable_heap_end_giving_back(heap);
+    }
+    EXPECT(purgeable_testing_call_count(purgeable_testing_call_madvise_dontneed) > calls);
+    uint64_t young = way == BY_ALLOCATION ? 4 * PAGE : 0;
+    EXPECT(heap_statistics(heap).memory.resident_bytes + (SLABS - 1) * 3 * PAGE <= resident + young);
+    EXPECT(is_intact(heap, &elements[SLABS - 1]));
+    if (way == BY_ALLOCATION) EXPECT_EQUAL(purgeable_heap_free(heap, elements[SLABS].reference), 0);
+    EXPECT_EQUAL(purgeable_heap_free(heap, elements[SLABS - 1].reference), 0);
+  }
+  purgeable_heap_wipe_deferred(NULL);
+  END_HEAP(heap);
+}
+
+// Deferred wipes that the kernel refuses: each slab stays held and is tried again, in bounded work; none is deferred twice.
+void stream_refused_deferred_wipes(case_report_t *report) {
+  enum { SLABS = 200 };
+  MAKE_HEAP(heap, .slab_bytes = 4 * PAGE, .offering = purgeable_offering_never, .defers_wipes = true);
+  element_t elements[SLABS + 1];
+  for (size_t i = 0; i < SLABS + 1; i++) REQUIRE(make(heap, 3 * PAGE, (unsigned)i + 1, &elements[i]) == 0);
+  uint64_t held = purgeable_heap_held_bytes(heap), given = purgeable_heap_given_back_bytes(heap);
+  uint64_t calls = purgeable_testing_call_count(purgeable_testing_call_madvise_dontneed);
+  purgeable_testing_fail(purgeable_testing_call_madvise_dontneed, 1, ENOMEM, true);
+  for (size_t i = 0; i < SLABS; i++) EXPECT_EQUAL(purgeable_heap_free(heap, elements[i].reference), 0);
+  purgeable_heap_wipe_deferred(heap);
+  purgeable_heap_wipe_deferred(heap);
+  purgeable_testing_fail(0, 0, 0, false);
+  // Each round tries what was refused before, once.
+  EXPECT(purgeable_testing_call_count(purgeable_testing_call_madvise_dontneed) - calls <= SLABS * (SLABS / 16 + 3));
+  EXPECT_EQUAL(purgeable_heap_given_back_bytes(heap), given);
+  EXPECT_EQUAL(purgeable_heap_held_bytes(heap), held);
+  EXPECT(is_intact(heap, &elements[SLABS]));
+  purgeable_heap_wipe_deferred(heap);
+  EXPECT(purgeable_heap_given_back_bytes(heap) >= given + SLABS * 3 * PAGE);
+  EXPECT(heap_statistics(heap).memory.resident_bytes <= 8 * PAGE);
+  EXPECT(is_intact(heap, &elements[SLABS]));
+  // What was wiped is used again.
+  for (size_t i = 0; i < SLABS; i++) REQUIRE(make(heap, 3 * PAGE, (unsigned)i + 300, &elements[i]) == 0);
+  for (size_t i = 0; i < SLABS + 1; i++) EXPECT(is_intact(heap, &elements[i]));
+  END_HEAP(heap);
+}
+
+static bool take_moved(void *context, purgeable_reference_t from, purgeable_reference_t to, uint64_t tag, const void *bytes,
+                       size_t length) {
+  element_t *element = (element_t *)context + tag;
+  if (element->reference.place != from.place || element->reference.generation != from.generation) return false;
+  *element = (element_t){.reference = to, .bytes = (char *)(uintptr_t)bytes, .length = length, .number = tag};
+  return true;
+}
+
+// A trim that empties slabs gives their memory back before it returns, with `defers_wipes` too.
+void stream_trimmed_deferred_wipes(case_report_t *report) {
+  enum { SLABS = 8, EACH = 4, ALL = SLABS * EACH };
+  static element_t elements[ALL];
+  MAKE_HEAP(heap, .slab_bytes = 4 * PAGE, .keeps_tags = true, .moved = take_moved, .context = elements,
+            .defers_compaction = true, .defers_wipes = true);
+  // One element to a page, and one of four is left alive in each slab.
+  for (size_t i = 0; i < ALL; i++) REQUIRE(make(heap, PAGE / 4 * 3, i, &elements[i]) == 0);
+  EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
+  for (size_t i = 0; i < ALL; i++) {
+    if (i % EACH != 0) EXPECT_EQUAL(purgeable_heap_free(heap, elements[i].reference), 0);
+  }
+  size_t given = 0;
+  uint64_t resident = heap_statistics(heap).memory.resident_bytes;
+  EXPECT_EQUAL(purgeable_heap_trim(heap, &given), 0);
+  EXPECT(given >= 4 * 4 * PAGE);
+  EXPECT(heap_statistics(heap).memory.resident_bytes + given <= resident);
+  // Nothing is left for others to wipe.
+  uint64_t calls = purgeable_testing_call_count(purgeable_testing_call_madvise_dontneed);
+  purgeable_heap_wipe_deferred(heap);
+  EXPECT_EQUAL(purgeable_testing_call_count(purgeable_testing_call_madvise_dontneed), calls);
+  for (size_t i = 0; i < ALL; i += EACH) EXPECT(is_intact(heap, &elements[i]));
+  END_HEAP(heap);
+}
+
 void stream_giving_back(case_report_t *report) {
   MAKE_HEAP(heap, .slab_bytes = 4 * PAGE);
   element_t one, two;

@@ -187,6 +187,7 @@ static void arrange(input_t *input) {
     default:
       gives_back_many = !gives_back_many;
       (gives_back_many ? purgeable_heap_begin_giving_back : purgeable_heap_end_giving_back)(heap);
+      purgeable_heap_wipe_deferred(heap);
       return;
   }
 }
@@ -318,6 +319,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
       .keeps_tags = true,
       .moved = take(&input, 2) == 0 ? NULL : moved,
       .defers_compaction = take(&input, 2) != 0,
+      .defers_wipes = take(&input, 2) != 0,
       .payload_alignment_bytes = take(&input, 2) == 0 ? 8 : 16,
       .locked_byte_limit = take(&input, 2) == 0 ? 0 : (size_t)1 << 18,
   };

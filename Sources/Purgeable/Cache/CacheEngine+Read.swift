@@ -12,7 +12,7 @@ import Glibc
 import Synchronization
 
 /// The result of a read.
-enum EngineRead {
+@usableFromInline enum EngineRead {
   /// The value was copied: `byteCount` bytes.
   case hit(byteCount: Int)
   /// The buffer is too small for the value: nothing was copied.
@@ -153,43 +153,68 @@ extension CacheEngine {
 
   // MARK: Access without copying
 
-  enum EngineAccess<R> {
-    case used(R)
-    case miss(MissReason)
-  }
-
-  /// Locks the element for the length of `body`. Takes no mutex while `body` runs.
-  func withLocked<R, E: Error>(
-    _ key: EngineKey, prefix: UnsafeRawBufferPointer, _ body: (UnsafeRawBufferPointer) throws(E) -> R
-  ) throws(E) -> EngineAccess<R> {
+  /// Locks a key's value for the caller to unlock, and counts a hit or a miss. Takes no mutex.
+  func lock(_ key: EngineKey, prefix: UnsafeRawBufferPointer) -> EngineLock {
     var foundLost = false
     for _ in 0..<1000 {
-      guard let found = unsafe findForAccess(key, unsafe prefix) else { break }
-      let index = shards.shard(of: key.shardHash).index
-      let reference = heap.reference(found.place)
-      let (outcome, payload) = unsafe heap.lock(reference)
-      if outcome == .discarded {
-        dropDiscarded(key, found)
-        foundLost = true
-        continue
+      let mask = shards.mask.load(ordering: .acquiring)
+      let index = base.indexes[key.shardHash & mask]
+      let table = index.current()
+      if table.slots == nil { break }
+      var changed = false
+      for found in table.candidates(of: key.identity) {
+        switch unsafe lock(prefix, found) {
+        case .locked(let reference, let bytes):
+          index.countHit()
+          found.pointer.countUse(of: found.slot)
+          return unsafe .locked(reference, bytes)
+        case .refused:
+          _ = miss(key, .lockLimit)
+          return .refused
+        case .otherKey: continue
+        case .changed: changed = true
+        case .lost:
+          dropDiscarded(key, found.slot)
+          (foundLost, changed) = (true, true)
+        }
       }
-      if outcome == .error, errno == EAGAIN {
-        _ = miss(key, .lockLimit)
-        return .miss(.lockLimit)
-      }
-      guard outcome == .intact else { continue }
-      defer { heap.unlock(reference) }
-      // The element is locked now, but the place may have got another entry before. So the key is compared once more.
-      let skip = prefix.count + (found.isCosted ? 8 : 0)
-      guard payload.count >= skip, unsafe payload.prefix(prefix.count).elementsEqual(prefix),
-        let now = index.find(identity: key.identity, place: found.place), now.slot.isSameEntry(as: found)
-      else { continue }
-      index.countHit()
-      now.pointer.countUse(of: now.slot)
-      return .used(try unsafe body(UnsafeRawBufferPointer(rebasing: payload[skip...])))
+      if !changed, index.isCurrent(table), isCurrent(mask) { break }
     }
-    if case .miss(let reason) = miss(key, foundLost ? .discarded : nil) { return .miss(reason) }
-    return .miss(.unknown)
+    _ = miss(key, foundLost ? .discarded : nil)
+    return .absent
+  }
+
+  @safe private enum SlotLock {
+    /// The key's value, for the caller to unlock.
+    case locked(purgeable_reference_t, UnsafeRawBufferPointer)
+    /// No more bytes may be locked.
+    case refused
+    case otherKey, changed, lost
+  }
+
+  /// Locks the element of a slot with the key's identity, and compares the key then: locked, its bytes can be looked at as they
+  /// are.
+  @inline(__always)
+  private func lock(_ prefix: UnsafeRawBufferPointer, _ found: FoundSlot) -> SlotLock {
+    let reference = heap.reference(found.slot.place)
+    guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else { return .changed }
+    let (outcome, payload) = unsafe heap.lock(reference)
+    switch outcome {
+    case .intact: break
+    case .discarded: return .lost
+    case .error where errno == EAGAIN:
+      let compared = unsafe base.elements.compare(reference, with: prefix)
+      return compared.outcome == .intact && !compared.matches ? .otherKey : .refused
+    default: return .changed
+    }
+    // The place may have got another entry before the lock. So the slot is looked at once more.
+    let skip = prefix.count + (found.slot.isCosted ? 8 : 0)
+    let isSame = Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot)
+    if isSame, payload.count >= skip, unsafe memcmp(payload.baseAddress!, prefix.baseAddress!, prefix.count) == 0 {
+      return unsafe .locked(reference, UnsafeRawBufferPointer(rebasing: payload[skip...]))
+    }
+    heap.unlock(reference)
+    return isSame ? .otherKey : .changed
   }
 
   // MARK: Asking

@@ -66,19 +66,32 @@ extension CacheEngine {
 
   // MARK: Trimming
 
-  /// Evicts entry by entry, always from the shard that is next by age, until `isDone` or until nothing is left to evict.
-  private func trim(until isDone: () -> Bool) {
+  /// Evicts entry by entry, always from the shard that is next by age, until all shards' amounts add up to `wanted`, or nothing
+  /// is left to evict.
+  private func trim(to wanted: UInt128, total: () -> UInt128, amount: (borrowing HeldShard) -> UInt128) {
+    let before = total()
+    guard before > wanted else { return }
+    // Bounded, because other threads may store meanwhile.
+    let most = before - wanted + before / 4
+    var evicted: UInt128 = 0
     heap.givingBackTogether {
-      shards.evictByAge(age: { $0.nextAge(.trimmed) }, until: isDone, evict: { EntryEviction(reason: .trimmed).run(in: &$0) })
+      shards.evictByAge(
+        age: { $0.nextAge(.trimmed) },
+        until: { evicted > most || total() <= wanted },
+        evict: { held in
+          let before = amount(held)
+          defer { evicted += before - min(before, amount(held)) }
+          return EntryEviction(reason: .trimmed).run(in: &held)
+        })
     }
   }
 
   func trim(toCount count: Int) {
     if count == 0 { return removeAll(.trimmed) }
-    trim(until: { base.count <= count })
+    trim(to: UInt128(count), total: { UInt128(max(0, base.count)) }, amount: { UInt128($0.books.count) })
   }
 
-  func trim(toCost cost: UInt64) { trim(until: { base.totalCost <= UInt128(cost) }) }
+  func trim(toCost cost: UInt64) { trim(to: UInt128(cost), total: { base.totalCost }, amount: { $0.books.cost }) }
 
   /// Trims slabs and bookkeeping together to so many bytes.
   func trim(toBytes byteCount: Int) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Looking up, storing, removing.
 
+import CPurgeable
+
 /// The result of a look-up.
 public enum Lookup<Value: Sendable>: Sendable {
   /// The value, copied out of purgeable memory and checked.
@@ -19,6 +21,21 @@ public enum BufferRead: Sendable, Hashable {
   case miss(MissReason)
 }
 
+/// A value that is locked for a closure.
+@usableFromInline @safe
+struct LockedValue {
+  let reference: (place: UInt64, generation: UInt64)
+  /// The value's bytes, without key and cost.
+  @usableFromInline let bytes: UnsafeRawBufferPointer
+
+  init(place: UInt64, generation: UInt64, bytes: UnsafeRawBufferPointer) {
+    reference = (place, generation)
+    unsafe self.bytes = bytes
+  }
+}
+
+// What makes and lends values is compiled into its callers, where the types are known: generic code would ask the runtime for
+// them at each hit.
 extension PurgeableCache {
   // MARK: Looking up
 
@@ -28,44 +45,29 @@ extension PurgeableCache {
   /// allocation for the value. A value of 128 KiB or more for which there is no memory is a miss (`MissReason.outOfMemory`). When
   /// even a small array cannot be allocated, Swift's runtime ends the program; code that has to survive that uses
   /// `read(forKey:into:)` or `withBytes(forKey:)`.
+  @inlinable
   public func value(forKey key: Key) -> Value? {
     if Value.self == [UInt8].self {
-      // Safe: the same type. Saves a copy, and generic code.
-      guard let bytes = unsafe lookUpBytes({ buffer in unsafe read(key, into: buffer, countsAsUse: true) }) else { return nil }
+      // Safe: the same type. Saves a copy.
+      guard let bytes = bytes(forKey: key) else { return nil }
       return unsafe unsafeBitCast(bytes, to: Value.self)
     }
-    return decodedValue(forKey: key)
-  }
-
-  /// The value of a key that is encoded already. Counts as a use.
-  func value(of key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> Value? {
-    if Value.self == [UInt8].self {
-      guard let bytes = unsafe lookUpBytes({ buffer in unsafe engine.read(key, prefix: prefix, into: buffer) })
-      else { return nil }
-      return unsafe unsafeBitCast(bytes, to: Value.self)
-    }
-    return unsafe decodedValue(of: key, prefix)
-  }
-
-  /// A function of its own, as `decodedValue(forKey:)`.
-  @inline(never)
-  private func decodedValue(of key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> Value? {
-    let found = unsafe lookUp({ buffer in unsafe engine.read(key, prefix: prefix, into: buffer) }, countsAsUse: true)
-    guard case .hit(let value) = found else { return nil }
-    return value
-  }
-
-  /// A function of its own, so that other values do not pay for its generic types.
-  @inline(never)
-  private func decodedValue(forKey key: Key) -> Value? {
     guard case .hit(let value) = lookUp(key, countsAsUse: true) else { return nil }
     return value
   }
 
+  /// The bytes of a key's value, as an array.
+  @usableFromInline
+  func bytes(forKey key: Key) -> [UInt8]? {
+    unsafe lookUpBytes { buffer in unsafe read(key, into: buffer, countsAsUse: true) }
+  }
+
   /// As `value(forKey:)`, with the reason when there is no value.
+  @inlinable
   public func lookUpValue(forKey key: Key) -> Lookup<Value> { lookUp(key, countsAsUse: true) }
 
   /// The value of a key, without counting as a use: the order of eviction and the statistics stay as they are.
+  @inlinable
   public func peekValue(forKey key: Key) -> Value? {
     guard case .hit(let value) = lookUp(key, countsAsUse: false) else { return nil }
     return value
@@ -115,36 +117,36 @@ extension PurgeableCache {
   /// nil also when more would be locked than `lockedByteLimit` allows; the statistics count that as `MissReason.lockLimit`.
   /// Meanwhile the kernel takes none of the value's pages, and removing or replacing the value does not disturb `body`. Keep
   /// `body` short: no page of the slab is offered while anything in the slab is locked.
+  @inlinable
   public func withBytes<R, E: Error>(forKey key: Key, _ body: (RawSpan) throws(E) -> R) throws(E) -> R? {
-    var result: Result<R?, E> = .success(nil)
+    guard let locked = lock(key) else { return nil }
+    defer { unlock(locked) }
+    return try body(unsafe locked.bytes.bytes)
+  }
+
+  /// Locks a key's value, and counts a miss where there is none.
+  @usableFromInline
+  func lock(_ key: Key) -> LockedValue? {
+    var lock = EngineLock.absent
     unsafe encode(key) { engineKey, prefix in
-      do throws(E) {
-        let access = try unsafe engine.withLocked(engineKey, prefix: prefix) { bytes throws(E) in try body(unsafe bytes.bytes) }
-        if case .used(let value) = access { result = .success(value) }
-      } catch {
-        result = .failure(error)
-      }
+      lock = unsafe engine.lock(engineKey, prefix: prefix)
     } tracked: { hash in
-      let locked = unsafe withTracked(key, hash: hash) { engineKey, prefix, held in
-        unsafe held.lock(engineKey, prefix)
-      }
-      // The mutex is released; the element stays locked for the length of the closure.
-      guard case .locked(let reference, let bytes)? = locked else {
-        if case .refused? = locked {
-          _ = engine.miss(EngineKey(hash: hash), .lockLimit)
-        } else {
-          _ = engine.miss(EngineKey(hash: hash), nil)
-        }
-        return
-      }
-      defer { engine.heap.unlock(reference) }
-      do throws(E) {
-        result = .success(try body(unsafe bytes.bytes))
-      } catch {
-        result = .failure(error)
+      let found = unsafe withTracked(key, hash: hash) { engineKey, prefix, held in unsafe held.lock(engineKey, prefix) }
+      lock = found ?? .absent
+      switch lock {
+      case .locked: break
+      case .refused: _ = engine.miss(EngineKey(hash: hash), .lockLimit)
+      case .absent: _ = engine.miss(EngineKey(hash: hash), nil)
       }
     }
-    return try result.get()
+    // No mutex is held; the element stays locked.
+    guard case .locked(let reference, let bytes) = lock else { return nil }
+    return unsafe LockedValue(place: reference.place, generation: reference.generation, bytes: bytes)
+  }
+
+  @usableFromInline
+  func unlock(_ locked: LockedValue) {
+    engine.heap.unlock(purgeable_reference_t(place: locked.reference.place, generation: locked.reference.generation))
   }
 
   // MARK: Storing
@@ -155,6 +157,7 @@ extension PurgeableCache {
   /// key's old value is gone. Without memory the value is refused, and the old value stays as a rule
   /// (`StoreOutcome.outOfMemory`). A value that cannot be encoded is refused, and the old value stays.
   @discardableResult
+  @inlinable
   public func setValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> StoreOutcome {
     let cost = cost.map { UInt64(max(0, $0)) }
     // Encoded first, outside of every mutex: encoding may be the user's code.
@@ -164,24 +167,27 @@ extension PurgeableCache {
       byteCount = span.byteCount
       outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, cost: cost) }
     }
-    if outcome == .notEncodable {
-      engine.shards.hold(engine.shards.founder) { held in held.counters.refusals += 1 }
-      return outcome
+    switch outcome {
+    case .stored, .replaced, .outOfMemory: break
+    case .tooLarge: tellRefusal(of: value, forKey: key, cost: cost ?? UInt64(byteCount))
+    case .notEncodable: countNotEncodable()
     }
-    if outcome == .tooLarge { tellRefusal(of: value, forKey: key, cost: cost ?? UInt64(byteCount)) }
-    WorkBell.ring()
     return outcome
   }
 
-  /// A function of its own, as `decodedValue`.
-  @inline(never)
-  private func tellRefusal(of value: Value, forKey key: Key, cost: UInt64) {
+  @usableFromInline
+  func countNotEncodable() {
+    engine.shards.hold(engine.shards.founder) { held in held.counters.refusals += 1 }
+  }
+
+  @usableFromInline
+  func tellRefusal(of value: Value, forKey key: Key, cost: UInt64) {
     table?.refuse(Departure(key: key, value: value, cost: Int(clamping: cost), reason: .tooLarge, absence: nil))
   }
 
   /// The value of a key; setting stores it, setting nil removes it.
   public subscript(key: Key) -> Value? {
-    get { value(forKey: key) }
+    @inlinable get { value(forKey: key) }
     set {
       if let newValue { setValue(newValue, forKey: key) } else { remove(forKey: key) }
     }
@@ -191,12 +197,13 @@ extension PurgeableCache {
 
   /// The value, made where its bytes were copied to. Values of up to a kilobyte are copied to a buffer on the stack. For a larger
   /// one the read says how many bytes it needs, and may need more when it is read again.
-  private func lookUp(_ key: Key, countsAsUse: Bool) -> Lookup<Value> {
+  @inlinable @inline(__always)
+  func lookUp(_ key: Key, countsAsUse: Bool) -> Lookup<Value> {
     unsafe lookUp({ buffer in unsafe read(key, into: buffer, countsAsUse: countsAsUse) }, countsAsUse: countsAsUse)
   }
 
-  @inline(__always)
-  private func lookUp(_ read: (UnsafeMutableRawBufferPointer) -> EngineRead, countsAsUse: Bool) -> Lookup<Value> {
+  @inlinable @inline(__always)
+  func lookUp(_ read: (UnsafeMutableRawBufferPointer) -> EngineRead, countsAsUse: Bool) -> Lookup<Value> {
     var needed = 0
     while true {
       var found: EngineRead = .miss(.outOfMemory)
@@ -218,7 +225,7 @@ extension PurgeableCache {
       switch found {
       case .hit:
         if let value { return .hit(value) }
-        if countsAsUse { engine.undecodableCount.add(1, ordering: .relaxed) }
+        if countsAsUse { countUndecodable() }
         return .miss(.undecodable)
       case .tooSmall(let byteCount):
         needed = byteCount
@@ -230,7 +237,7 @@ extension PurgeableCache {
 
   /// As `lookUp`, for values that are arrays of bytes: without anything generic.
   @inline(__always)
-  private func lookUpBytes(_ read: (UnsafeMutableRawBufferPointer) -> EngineRead) -> [UInt8]? {
+  func lookUpBytes(_ read: (UnsafeMutableRawBufferPointer) -> EngineRead) -> [UInt8]? {
     // Most values fit into a buffer on the stack. For a larger one the read says how many bytes it needs, and may need more when
     // it is read again.
     var needed = 0
@@ -260,23 +267,30 @@ extension PurgeableCache {
   }
 
   /// Whether a value of so many bytes can be made; small ones are not asked for.
-  private func hasMemory(for byteCount: Int) -> Bool {
+  @usableFromInline
+  func hasMemory(for byteCount: Int) -> Bool {
     // An array of bytes is the value itself; others may be made of one.
     let copies = Value.self == [UInt8].self ? 1 : 2
     return byteCount < MemoryReserve.ofLargeResults || MemoryReserve.isThere(copies * (byteCount + 4096))
   }
 
-  private func store(_ bytes: UnsafeRawBufferPointer, forKey key: Key, cost: UInt64?) -> StoreOutcome {
+  @usableFromInline
+  func countUndecodable() { engine.undecodableCount.add(1, ordering: .relaxed) }
+
+  @usableFromInline
+  func store(_ bytes: UnsafeRawBufferPointer, forKey key: Key, cost: UInt64?) -> StoreOutcome {
     var outcome = StoreOutcome.outOfMemory
     unsafe encode(key) { engineKey, prefix in
       outcome = unsafe engine.store(engineKey, prefix: prefix, value: bytes, cost: cost)
     } tracked: { hash in
       outcome = unsafe storeTracked(key, hash: hash, bytes, cost)
     }
+    WorkBell.ring()
     return outcome
   }
 
-  private func read(_ key: Key, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool) -> EngineRead {
+  @usableFromInline
+  func read(_ key: Key, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool) -> EngineRead {
     var result: EngineRead = .miss(.unknown)
     unsafe encode(key) { engineKey, prefix in
       result = unsafe engine.read(engineKey, prefix: prefix, into: buffer, countsAsUse: countsAsUse)

@@ -7,17 +7,40 @@
 
 import CPurgeable
 
-/// A key of a group, encoded: its prefix lies in the group's buffer.
-private struct EncodedKey {
-  var key = EngineKey(hash: 0)
-  /// 0 for a key that is looked up alone, because it is tracked or long.
-  var prefixByteCount = 0
-}
-
-private enum KeyGroup {
-  static let count = 16
+/// Some keys, encoded, in memory of the caller's: first 16 of `EncodedKey`, then their prefixes of 64 bytes each.
+@usableFromInline @safe
+struct KeyGroup {
+  @usableFromInline static let capacity = 16
+  @usableFromInline static let byteCount = capacity * (MemoryLayout<EncodedKey>.stride + prefixByteLimit)
   /// The longest prefix that is kept.
   static let prefixByteLimit = 64
+
+  struct EncodedKey {
+    let key: EngineKey
+    /// 0 for a key that is looked up alone, because it is tracked or long.
+    let prefixByteCount: Int
+  }
+
+  private let memory: UnsafeMutableRawBufferPointer
+
+  /// `memory`: of `byteCount` bytes, aligned to 16, and valid as long as the group is used.
+  @usableFromInline init(in memory: UnsafeMutableRawBufferPointer) {
+    precondition(memory.count >= Self.byteCount, "PurgeableCache: too little memory for a group of keys")
+    unsafe self.memory = memory
+  }
+
+  // In bounds: all callers count up to `capacity` at most.
+  subscript(i: Int) -> EncodedKey {
+    get { unsafe memory.load(fromByteOffset: i * MemoryLayout<EncodedKey>.stride, as: EncodedKey.self) }
+    nonmutating set {
+      unsafe memory.storeBytes(of: newValue, toByteOffset: i * MemoryLayout<EncodedKey>.stride, as: EncodedKey.self)
+    }
+  }
+
+  func prefix(_ i: Int, count: Int) -> UnsafeMutableRawBufferPointer {
+    let start = Self.capacity * MemoryLayout<EncodedKey>.stride + i * Self.prefixByteLimit
+    return unsafe UnsafeMutableRawBufferPointer(rebasing: memory[start..<start + count])
+  }
 }
 
 extension PurgeableCache {
@@ -28,43 +51,67 @@ extension PurgeableCache {
   /// Tracked keys, and keys of more than some 60 bytes, gain nothing. No system call and no mutex, as for single look-ups; two
   /// allocations, for the keys and for the result, and those of the values. When there is no memory for the result, Swift's
   /// runtime ends the program: 16 bytes or more for each key.
-  public func values(forKeys keys: some Collection<Key>) -> [Value?] { values(of: Array(keys)) }
-
-  private func values(of keys: [Key]) -> [Value?] {
+  @inlinable
+  public func values(forKeys keys: some Collection<Key>) -> [Value?] {
+    let keys = Array(keys)
     var values: [Value?] = []
     values.reserveCapacity(keys.count)
-    unsafe withUnsafeTemporaryAllocation(byteCount: KeyGroup.count * KeyGroup.prefixByteLimit, alignment: 8) { prefixes in
-      var group = InlineArray<16, EncodedKey>(repeating: EncodedKey())
-      for start in stride(from: 0, to: keys.count, by: group.count) {
-        let count = min(group.count, keys.count - start)
-        for i in 0..<count {
-          let place = unsafe UnsafeMutableRawBufferPointer(rebasing: prefixes[(i * KeyGroup.prefixByteLimit)...])
-          unsafe group[i] = prepare(keys[start + i], prefixAt: place)
-        }
-        for i in 0..<count where group[i].prefixByteCount > 0 { engine.prefetchElement(of: group[i].key) }
-        for i in 0..<count {
-          let encoded = group[i]
-          let begin = i * KeyGroup.prefixByteLimit
-          let prefix = unsafe UnsafeRawBufferPointer(rebasing: prefixes[begin..<begin + encoded.prefixByteCount])
-          unsafe values.append(encoded.prefixByteCount > 0 ? value(of: encoded.key, prefix) : value(forKey: keys[start + i]))
-        }
+    unsafe withUnsafeTemporaryAllocation(byteCount: KeyGroup.byteCount, alignment: 16) { memory in
+      let group = unsafe KeyGroup(in: memory)
+      var start = 0
+      while start < keys.count {
+        let end = min(start + KeyGroup.capacity, keys.count)
+        for i in start..<end { prepare(keys[i], i - start, of: group) }
+        prefetchElements(end - start, of: group)
+        for i in start..<end { values.append(value(forKey: keys[i], i - start, of: group)) }
+        start = end
       }
     }
     return values
   }
 
+  /// The value of a key that is encoded already. Counts as a use.
+  @inlinable @inline(__always)
+  func value(forKey key: Key, _ i: Int, of group: KeyGroup) -> Value? {
+    if Value.self == [UInt8].self {
+      // Safe: the same type. Saves a copy.
+      guard let bytes = bytes(forKey: key, i, of: group) else { return nil }
+      return unsafe unsafeBitCast(bytes, to: Value.self)
+    }
+    let found = unsafe lookUp({ buffer in unsafe read(key, i, of: group, into: buffer) }, countsAsUse: true)
+    guard case .hit(let value) = found else { return nil }
+    return value
+  }
+
+  @usableFromInline
+  func bytes(forKey key: Key, _ i: Int, of group: KeyGroup) -> [UInt8]? {
+    unsafe lookUpBytes { buffer in unsafe read(key, i, of: group, into: buffer) }
+  }
+
+  @usableFromInline
+  func read(_ key: Key, _ i: Int, of group: KeyGroup, into buffer: UnsafeMutableRawBufferPointer) -> EngineRead {
+    let encoded = group[i]
+    if encoded.prefixByteCount == 0 { return unsafe read(key, into: buffer, countsAsUse: true) }
+    let prefix = unsafe UnsafeRawBufferPointer(group.prefix(i, count: encoded.prefixByteCount))
+    return unsafe engine.read(encoded.key, prefix: prefix, into: buffer)
+  }
+
   /// Encodes a key, and prefetches its buckets.
-  @inline(__always)
-  private func prepare(_ key: Key, prefixAt place: UnsafeMutableRawBufferPointer) -> EncodedKey {
-    var encoded = EncodedKey()
+  @usableFromInline
+  func prepare(_ key: Key, _ i: Int, of group: KeyGroup) {
+    group[i] = KeyGroup.EncodedKey(key: EngineKey(hash: 0), prefixByteCount: 0)
     unsafe encode(key) { engineKey, prefix in
       guard prefix.count <= KeyGroup.prefixByteLimit else { return }
-      unsafe place.copyMemory(from: prefix)
-      encoded = EncodedKey(key: engineKey, prefixByteCount: prefix.count)
+      unsafe group.prefix(i, count: prefix.count).copyMemory(from: prefix)
+      group[i] = KeyGroup.EncodedKey(key: engineKey, prefixByteCount: prefix.count)
       engine.prefetchSlots(of: engineKey)
     } tracked: { _ in
     }
-    return encoded
+  }
+
+  @usableFromInline
+  func prefetchElements(_ count: Int, of group: KeyGroup) {
+    for i in 0..<count where group[i].prefixByteCount > 0 { engine.prefetchElement(of: group[i].key) }
   }
 }
 
@@ -73,9 +120,18 @@ extension CacheEngine {
     base.indexes[key.shardHash & shards.mask.load(ordering: .acquiring)].prefetch(identity: key.identity)
   }
 
-  /// Prefetches the beginnings of the elements that the key's slots lead to, mostly one. A hint: nothing is checked.
+  /// Prefetches the beginning of the element that a slot with the key's identity leads to; there is hardly ever another one. A
+  /// hint: nothing is checked.
   fileprivate func prefetchElement(of key: EngineKey) {
     let table = base.indexes[key.shardHash & shards.mask.load(ordering: .acquiring)].current()
-    for candidate in table.candidates(of: key.identity) { heap.prefetch(candidate.slot.place) }
+    guard let slots = table.slots else { return }
+    let (first, second) = table.buckets(of: key.identity)
+    for round in 0..<2 {
+      let start = round == 0 ? first : second
+      for i in start..<start &+ SlotIndex.slotsPerBucket {
+        let slot = Slot(bits: slots[i].relaxed)
+        if slot.bits & Slot.identityMask == key.identity, !slot.isEmpty { return heap.prefetch(slot.place) }
+      }
+    }
   }
 }

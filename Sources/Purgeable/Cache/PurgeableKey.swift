@@ -70,7 +70,8 @@ extension String {
   /// Three characters outside of ASCII are canonically equivalent to ASCII ones, so `==` takes them for the same: U+037E is ";",
   /// U+1FEF is "`", U+212A is "K". A string with any other character outside of ASCII is equal to no ASCII string.
   func asciiForm() -> String? {
-    if utf8.allSatisfy({ $0 < 128 }) { return self }
+    // Most strings know that they are ASCII; then no byte is looked at.
+    if utf8Span.isKnownASCII || utf8.allSatisfy({ $0 < 128 }) { return self }
     var result = ""
     for scalar in unicodeScalars {
       switch scalar.value {

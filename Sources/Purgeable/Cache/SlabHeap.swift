@@ -43,6 +43,10 @@ typealias SlabInformation = purgeable_slab_information_t
     let slabBytes = slabPages * page
     unsafe options.slab_bytes = slabBytes
     unsafe options.keeps_ages = true
+    // Elements are freed under a shard's mutex (`CacheShards.hold`).
+    unsafe options.defers_wipes = true
+    // Prefix, cost and value are the whole of an element.
+    unsafe options.fills_whole = true
     // A slot has no room for larger places.
     unsafe options.place_bits = Slot.placeBits
     if limit < 64 << 20 {
@@ -264,6 +268,9 @@ typealias SlabInformation = purgeable_slab_information_t
     defer { unsafe purgeable_heap_end_giving_back(raw) }
     return body()
   }
+
+  /// Called with no mutex held: gives back the memory of slabs that ended under a shard's mutex.
+  @inline(__always) func wipeDeferred() { unsafe purgeable_heap_wipe_deferred(raw) }
 
   func destroy() { unsafe purgeable_heap_destroy(raw) }
 }

@@ -93,7 +93,7 @@ public struct PurgeableHeap: ~Copyable, Sendable {
       chunk_bytes: options.chunkByteCount ?? 0, offering: options.offering.code,
       locked_byte_limit: options.lockedByteLimit ?? 0, keeps_tags: options.keepsTags, keeps_ages: false,
       moved: mover == nil ? nil : Mover.callback, context: mover.map { unsafe Unmanaged.passUnretained($0).toOpaque() },
-      defers_compaction: options.defersCompaction, place_bits: 0,
+      defers_compaction: options.defersCompaction, defers_wipes: false, fills_whole: false, place_bits: 0,
       payload_alignment_bytes: options.payloadAlignment ?? 0)
     var handle: OpaquePointer?
     let status = unsafe purgeable_heap_create(&code, &handle)

@@ -2,7 +2,9 @@
 // Every call of the cache: normal, edge, bad input.
 
 import Glibc
+import Synchronization
 import Testing
+import ToolSupport
 
 @testable import Purgeable
 
@@ -188,6 +190,30 @@ struct CacheCallsTests {
     #expect(after.hitCount - before.hitCount == 5)
     #expect(after.missCount - before.missCount == 2)
     #expect(after.missesByReason.values.reduce(0, +) == after.missCount)
+  }
+
+  @Test(
+    "a trim ends while other threads go on storing: it evicts what is too much when it begins, and a quarter", arguments: [0, 1])
+  func trimmingBeside(kind: Int) throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    let count = 10_000
+    for i in 0..<count { cache.setValue(pattern(100), forKey: i, cost: 10) }
+    let isOver = Atomic<Bool>(false)
+    let storing = (0..<2).map { number in
+      TestThread {
+        var random = SplitMix64(seed: chosenSeed &+ UInt64(number))
+        while !isOver.load(ordering: .relaxed) {
+          cache.setValue(pattern(100), forKey: random.index(below: count), cost: 10)
+        }
+      }
+    }
+    let most = cache.count
+    if kind == 0 { cache.trim(toCount: 1000) } else { cache.trim(toCost: 1000) }
+    let trimmed = cache.statistics.departures[.trimmed] ?? 0
+    isOver.store(true, ordering: .relaxed)
+    for thread in storing { thread.join() }
+    #expect(trimmed > 0 && trimmed <= most + most / 4 + 1, "\(trimmed)")
+    cache.checkBooksSwept()
   }
 
   @Test(

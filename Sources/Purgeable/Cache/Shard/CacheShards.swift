@@ -74,7 +74,8 @@ struct CacheShards: ~Copyable, Sendable {
 
   // MARK: Holding
 
-  /// Runs `body` under a shard's mutex. After its release, tells of the departures that `body` caused.
+  /// Runs `body` under a shard's mutex. After its release, gives back the slabs that `body` emptied, and tells of the departures
+  /// that it caused.
   func hold<R>(_ shard: EngineShard, _ body: (inout HeldShard) -> R) -> R {
     var isNewChild = false
     // The closure's result refers to nothing that the mutex guards.
@@ -88,6 +89,7 @@ struct CacheShards: ~Copyable, Sendable {
       assert(!held.books.isSettling, "PurgeableCache: settling was not ended")
       return (result, held.departures.take())
     }
+    base.heap.wipeDeferred()
     deliver(departed)
     if isNewChild { beginAnewInChild() }
     return result.value
