@@ -178,7 +178,10 @@ extension CacheEngine {
         return .miss(.lockLimit)
       }
       guard outcome == .intact else { continue }
-      defer { heap.unlock(reference) }
+      defer {
+        heap.unlock(reference)
+        WorkBell.ring()
+      }
       // The element is locked now, but the place may have got another entry before. So the key is compared once more.
       let skip = prefix.count + (found.isCosted ? 8 : 0)
       guard payload.count >= skip, unsafe payload.prefix(prefix.count).elementsEqual(prefix),

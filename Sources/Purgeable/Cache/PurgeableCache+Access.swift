@@ -137,7 +137,10 @@ extension PurgeableCache {
         }
         return
       }
-      defer { engine.heap.unlock(reference) }
+      defer {
+        engine.heap.unlock(reference)
+        WorkBell.ring()
+      }
       do throws(E) {
         result = .success(try body(unsafe bytes.bytes))
       } catch {
