@@ -195,6 +195,9 @@ size_t purgeable_page_size_bytes(void);
 /// wait; of a heap, until half of the bound waits. So the heap's next calls make no offer until as much waits again. While one
 /// thread offers, others may go beyond the bound by what they make idle.
 ///
+/// Where no limit is set and a thread tends the memory (`purgeable_upkeep.h`), which comes within a second, a quarter of the
+/// memory limit may wait in all, at most 1 GiB, if that is more than four times `byte_limit`.
+///
 /// Cost: for regions, one madvise for each 2 MiB, or for each region that has no neighbour. For a heap, one for up to 64 slabs in
 /// a row; it goes over up to 64 pages on offer to reach the next that waits, at 50 ns a page or less. To find what waits, some
 /// 20 ns for each slab of the heap at most.
@@ -205,6 +208,9 @@ void purgeable_set_pending_byte_limit(uint64_t byte_limit);
 
 /// The bound that is in force, in bytes. By default the memory limit is read again at most every 5 seconds. Any thread.
 uint64_t purgeable_pending_byte_limit(void);
+
+/// The same for what waits in a heap in all: four times as much or, where a thread tends the memory, more. Any thread.
+uint64_t purgeable_pending_byte_limit_in_all(void);
 
 // MARK: Bookkeeping memory
 // For an index that readers look at without a lock: mapped until it is unmapped, touched page by page, wiped in a forked child.

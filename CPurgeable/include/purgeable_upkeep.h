@@ -57,6 +57,16 @@ int purgeable_upkeep_start(uint32_t interval_ms);
 /// is calling, on that thread or another). Any thread.
 int purgeable_upkeep_stop(void);
 
+/// Says that a thread of the host's offers what waits within a second, as the thread of `purgeable_upkeep_start` does with an
+/// interval of a second or less. Then more of what was on offer before may wait for it: `purgeable_set_pending_byte_limit`.
+/// Counted: each call wants its own `purgeable_tending_end`. A forked child has no such thread, and says so anew if it starts
+/// one. Returns 0, or ENOMEM. Any thread.
+PURGEABLE_MUST_USE
+int purgeable_tending_begin(void);
+
+/// The thread is about to end. Returns 0, or ESRCH where none tends, as in a forked child. Any thread.
+int purgeable_tending_end(void);
+
 /// Whether the thread runs in this process. False in a forked child. Any thread; no system call.
 bool purgeable_upkeep_is_running(void);
 

@@ -31,7 +31,7 @@ static void set_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab, uint8_t
     add_relaxed(&heap->unoffered_bytes, ((now & UNOFFERED) != 0 ? bytes : 0) - ((before & UNOFFERED) != 0 ? fewer : 0));
   }
   if (quietly || bytes <= fewer) return;
-  if (purgeable__waits_beyond(heap, purgeable__pending_byte_limit())) store_relaxed(&heap->overdue, true);
+  if (purgeable__waits_beyond(heap, 1)) store_relaxed(&heap->overdue, true);
 }
 
 uint64_t purgeable__bytes_waiting(const purgeable_heap_t *heap, purgeable__slab_t *slab, bool *is_unoffered) {
@@ -40,8 +40,11 @@ uint64_t purgeable__bytes_waiting(const purgeable_heap_t *heap, purgeable__slab_
   return bytes_waiting(heap, slab, waiting);
 }
 
-bool purgeable__waits_beyond(const purgeable_heap_t *heap, uint64_t limit) {
-  return load_relaxed(&heap->unoffered_bytes) > limit || load_relaxed(&heap->waiting_bytes) / LOCKED_AGAIN_FACTOR > limit;
+bool purgeable__waits_beyond(const purgeable_heap_t *heap, uint64_t share) {
+  uint64_t limit = purgeable__pending_byte_limit();
+  if (load_relaxed(&heap->unoffered_bytes) > limit / share) return true;
+  uint64_t waiting = load_relaxed(&heap->waiting_bytes);
+  return waiting > limit / share && waiting > purgeable__pending_byte_limit_in_all(limit) / share;
 }
 
 void purgeable__begin_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab, bool quietly) {

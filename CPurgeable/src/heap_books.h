@@ -10,10 +10,8 @@
 static inline bool purgeable__is_waiting(const purgeable__slab_t *slab) { return load_relaxed(&slab->waiting) != 0; }
 // How much of a slab waits; and whether it waits for its first offer.
 uint64_t purgeable__bytes_waiting(const purgeable_heap_t *heap, purgeable__slab_t *slab, bool *is_unoffered);
-// What locks have taken off offer was there before, so as much of it may wait, in all, as this many times the limit.
-enum { LOCKED_AGAIN_FACTOR = 4 };
-// Whether more waits than this limit allows: for a first offer, or in all.
-bool purgeable__waits_beyond(const purgeable_heap_t *heap, uint64_t limit);
+// Whether more than this share of what may wait does: for a first offer, or in all. 1: the whole, 2: half of it.
+bool purgeable__waits_beyond(const purgeable_heap_t *heap, uint64_t share);
 static inline bool purgeable__nothing_may_wait(const purgeable_heap_t *heap) {
   return load_relaxed(&heap->overdue) && purgeable__pending_byte_limit() == 0;
 }

@@ -73,8 +73,8 @@ typedef struct offer_round {
   const purgeable__spot_t *spots;
   // How many of those slabs the range may lie in.
   size_t count;
-  // Offers pages on offer again: all of them, or those that one call goes over to reach others.
-  bool again, across;
+  // Offers all pages that are on offer again.
+  bool again;
   size_t *offered_bytes;
   range_t range;
   int first_error;
@@ -119,7 +119,7 @@ static void offer_pages(offer_round_t *round, const purgeable__spot_t *spot, siz
   uint32_t shift = round->heap->page_shift;
   range_t *range = &round->range;
   char *first = purgeable__pages_of(round->heap, *spot), *pages_end = first + (pages << shift);
-  if (round->across && range->reach == first) range->reach = pages_end;
+  if (range->reach == first) range->reach = pages_end;
   for (size_t page = 0, end; page < pages; page = end) {
     bool wants = (wanted & purgeable__page_bit(spot->slab, page)) != 0;
     // All pages of a run have one bit.
@@ -127,16 +127,18 @@ static void offer_pages(offer_round_t *round, const purgeable__spot_t *spot, siz
     while (end < pages && ((wanted & purgeable__page_bit(spot->slab, end)) != 0) == wants) end++;
     if (!wants) continue;
     char *start = first + (page << shift), *wanted_end = first + (end << shift);
+    char *range_end = range->start + range->length;
     // The next slab may lie in another mapping, anywhere.
-    if (range->length == 0 || start < range->start + range->length || range->reach < start) {
+    bool is_near = start >= range_end && start <= range->reach && (size_t)(start - range_end) >> shift <= PURGEABLE__GAP_PAGES;
+    if (range->length == 0 || !is_near) {
       flush_range(round);
       range->start = start;
     }
     range->length = (size_t)(wanted_end - range->start);
-    range->reach = round->across ? pages_end : wanted_end;
+    range->reach = pages_end;
   }
   // Behind the last page of a sealed slab there is nothing that could be in use.
-  if (round->across && range->reach == pages_end && purgeable__is_sealed(spot->slab)) {
+  if (range->reach == pages_end && purgeable__is_sealed(spot->slab)) {
     range->reach = first + load_relaxed(&spot->slab->unit_count) * round->heap->slab_bytes;
   }
 }
@@ -149,21 +151,19 @@ static void offer_slab(offer_round_t *round, purgeable__spot_t *spot, size_t pag
   purgeable__stop_waiting(round->heap, slab);
   uint64_t before = load_relaxed(&slab->offered);
   uint64_t wanted = purgeable__pages_mask(slab, pages) & (round->again ? ~(uint64_t)0 : ~before);
-  bool is_between = round->across && wanted == 0;
   store_relaxed(&slab->offered, before | wanted);
   if (wanted != 0) purgeable__note_offered(slab);
   settle(slab, round->again, wanted);
   offer_pages(round, spot, pages, wanted);
-  // An open slab's offers do not count: its pages are offered again when it is sealed.
-  if (is_between || !purgeable__is_sealed(slab)) return;
+  // An open slab's offers do not count: its pages are offered again when it is sealed. Nor does what is only gone over.
+  if (wanted == 0 || !purgeable__is_sealed(slab)) return;
   uint8_t times = load_relaxed(&slab->offer_count);
   store_relaxed(&slab->offer_count, times == 0 ? 1 : 2);
 }
 
-static int run_round(offer_round_t round, purgeable__spot_t *spots, size_t count) {
+int purgeable__offer_run(purgeable_heap_t *heap, purgeable__spot_t *spots, size_t count, bool again, size_t *offered_bytes) {
   assert(count <= PURGEABLE__RUN_MAX);
-  purgeable_heap_t *heap = round.heap;
-  round.spots = spots;
+  offer_round_t round = {.heap = heap, .spots = spots, .again = again, .offered_bytes = offered_bytes};
   size_t begun = 0;
   for (size_t i = 0; i < count; i++) {
     size_t pages;
@@ -187,12 +187,4 @@ static int run_round(offer_round_t round, purgeable__spot_t *spots, size_t count
     }
   }
   return begun == 0 && count != 0 ? EBUSY : round.first_error;
-}
-
-int purgeable__offer_run(purgeable_heap_t *heap, purgeable__spot_t *spots, size_t count, bool again, size_t *offered_bytes) {
-  return run_round((offer_round_t){.heap = heap, .again = again, .offered_bytes = offered_bytes}, spots, count);
-}
-
-void purgeable__offer_across(purgeable_heap_t *heap, purgeable__spot_t *spots, size_t count) {
-  (void)run_round((offer_round_t){.heap = heap, .across = true}, spots, count);
 }

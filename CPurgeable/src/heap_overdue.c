@@ -39,7 +39,9 @@ static size_t collect_run(purgeable_heap_t *heap, uint32_t *unit, purgeable__spo
     // A locked slab does not wait for a call of the host.
     if (!idle) purgeable__stop_waiting_if_held(heap, slab);
     bool empty = sealed && load_relaxed(&slab->element_count) == 0;
-    if (idle && (wants || empty)) {
+    // Later offers go by address, before this. What was locked since then comes next time.
+    bool is_first = !sealed || load_relaxed(&slab->offer_count) == 0;
+    if (idle && ((wants && is_first) || empty)) {
       if (count != 0 && *unit != expected) break;
       run[count++] = spot;
       expected = *unit + load_relaxed(&slab->unit_count);
@@ -92,12 +94,8 @@ int purgeable__offer_stream(purgeable_heap_t *heap, purgeable_stream_t stream, s
 // A round ends when half of what the limit allows waits. So as much has to begin to wait before the next round, and all those
 // unlocks share its cost. One call goes over what is on offer, too, to reach the next page that waits.
 
-enum {
-  // How much that is on offer one call goes over: each such page costs a thirtieth of a call, or less.
-  GAP_PAGES = 64,
-  // How many slabs a round looks at before it gives the heap's mutex back.
-  SLABS_AT_A_TIME = 1024,
-};
+// How many slabs a round looks at before it gives the heap's mutex back.
+enum { SLABS_AT_A_TIME = 1024 };
 
 // The slab's units; its spot, or none where no unit from here to the end of the chunk was ever used. Heap's mutex held.
 static uint32_t look_at(purgeable_heap_t *heap, uint32_t unit, purgeable__spot_t *spot) {
@@ -113,7 +111,7 @@ static uint32_t look_at(purgeable_heap_t *heap, uint32_t unit, purgeable__spot_t
 // The next slabs from unit number `*unit` on that one call can cover: from one that waits to one that waits. Heap's mutex held.
 static size_t collect_waiting(purgeable_heap_t *heap, uint32_t *unit, uint32_t end, purgeable__spot_t *run) {
   size_t count = 0, wanted = 0, gap = 0, looks = 0;
-  for (; *unit < end && count < PURGEABLE__RUN_MAX && gap <= GAP_PAGES && looks < SLABS_AT_A_TIME; looks++) {
+  for (; *unit < end && count < PURGEABLE__RUN_MAX && gap <= PURGEABLE__GAP_PAGES && looks < SLABS_AT_A_TIME; looks++) {
     purgeable__spot_t spot;
     uint32_t units = look_at(heap, *unit, &spot);
     bool is_next = spot.slab != NULL && purgeable__state_is_sealed(load_relaxed(&spot.slab->state));
@@ -161,14 +159,14 @@ static void offer_again(purgeable_heap_t *heap, uint32_t unit, uint32_t end) {
   }
 }
 
-// Offers what waits from unit number `unit` on until no more waits than `limit` allows. Answers where it ended.
-static uint32_t offer_waiting(purgeable_heap_t *heap, uint32_t unit, uint32_t end, uint64_t limit) {
+// Offers what waits from unit number `unit` on until no more than half of what may wait does. Answers where it ended.
+static uint32_t offer_waiting(purgeable_heap_t *heap, uint32_t unit, uint32_t end) {
   purgeable__spot_t run[PURGEABLE__RUN_MAX];
-  while (unit < end && purgeable__waits_beyond(heap, limit)) {
+  while (unit < end && purgeable__waits_beyond(heap, 2)) {
     pthread_mutex_lock(&heap->control->mutex);
     size_t count = collect_waiting(heap, &unit, end, run);
     pthread_mutex_unlock(&heap->control->mutex);
-    if (count != 0) purgeable__offer_across(heap, run, count);
+    if (count != 0) (void)purgeable__offer_run(heap, run, count, false, NULL);
   }
   return unit;
 }
@@ -177,14 +175,13 @@ void purgeable__offer_overdue(purgeable_heap_t *heap) {
   // One thread at a time; what becomes overdue meanwhile is seen by the next call that books.
   if (atomic_exchange_explicit(&heap->offering_overdue, true, memory_order_acquire)) return;
   store_relaxed(&heap->overdue, false);
-  uint64_t limit = purgeable__pending_byte_limit();
-  if (purgeable__waits_beyond(heap, limit)) {
+  if (purgeable__waits_beyond(heap, 1)) {
     uint32_t units = load_acquire(&heap->chunk_count) * heap->units_per_chunk;
     uint32_t last = heap->round_from, from = heap->round_end;
     offer_again(heap, last, last <= from ? from : units);
     if (last > from) offer_again(heap, 0, from);
-    uint32_t end = offer_waiting(heap, from, units, limit / 2);
-    if (end >= units) end = offer_waiting(heap, 0, from, limit / 2);
+    uint32_t end = offer_waiting(heap, from, units);
+    if (end >= units) end = offer_waiting(heap, 0, from);
     heap->round_from = from;
     heap->round_end = end;
   }

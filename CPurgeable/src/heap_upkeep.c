@@ -51,7 +51,7 @@ static size_t collect_again(purgeable_heap_t *heap, uint32_t *unit, uint32_t uni
 
 // Second and later offers, in the order of addresses, whatever the stream: to offer pages again does not move them in the
 // kernel's list, so each call covers as much as it can. The second offer covers all pages, those on offer included. Later offers
-// leave pages on offer alone, and so keep what the kernel knows of their use.
+// leave pages on offer alone, and so keep what the kernel knows of their use, but for those between pages that locks took off.
 static int offer_slabs_again(purgeable_heap_t *heap, size_t *offered_bytes) {
   int first_error = 0;
   purgeable__spot_t run[PURGEABLE__RUN_MAX];

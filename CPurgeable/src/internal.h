@@ -150,6 +150,10 @@ uint64_t purgeable__memory_byte_limit(void);
 // of the memory limit; UINT64_MAX is no bound. Regions, and each heap, compare their own pending bytes with this bound where
 // memory begins to wait.
 uint64_t purgeable__pending_byte_limit(void);
+// How many bytes of a heap may wait in all where that is the bound for first offers.
+uint64_t purgeable__pending_byte_limit_in_all(uint64_t byte_limit);
+// One more thread that tends the memory, or one less. 0, ENOMEM, ESRCH.
+int purgeable__tend(bool begins);
 
 // MARK: Rules that tests can switch off
 

@@ -25,6 +25,10 @@ enum {
 #define PENDING_SHARE 16
 #define PENDING_LEAST_BYTES ((uint64_t)1 << 20)
 #define PENDING_MOST_BYTES ((uint64_t)64 << 20)
+// In all as many times that: what locks have taken off offer was in memory before. And where a thread takes care of what waits.
+#define PENDING_FACTOR 4
+#define TENDED_SHARE 4
+#define TENDED_MOST_BYTES ((uint64_t)1 << 30)
 
 // MARK: Lines of a file
 
@@ -266,6 +270,46 @@ uint64_t purgeable__memory_byte_limit(void) {
   return limit;
 }
 
+// How many threads tend the memory: in a page, so that a forked child finds 0. Relaxed: decides nothing but how much waits.
+static _Atomic uint64_t *_Atomic tenders;
+
+int purgeable__tend(bool begins) {
+  // Acquire: pairs with the exchange below.
+  _Atomic uint64_t *count = load_acquire(&tenders);
+  int error;
+  if (count == NULL && begins) {
+    _Atomic uint64_t *fresh = purgeable__page_take(&error);
+    if (fresh == NULL) return error;
+    if (atomic_compare_exchange_strong(&tenders, &count, fresh)) {
+      count = fresh;
+    } else {
+      purgeable__page_return((void *)fresh);
+    }
+  }
+  if (begins) {
+    add_relaxed(count, 1);
+    return 0;
+  }
+  uint64_t before = count == NULL ? 0 : load_relaxed(count);
+  while (before != 0) {
+    if (atomic_compare_exchange_weak_explicit(count, &before, before - 1, memory_order_relaxed, memory_order_relaxed)) return 0;
+  }
+  return ESRCH;
+}
+
+static bool is_tended(void) {
+  _Atomic uint64_t *count = load_acquire(&tenders);
+  return count != NULL && load_relaxed(count) != 0;
+}
+
+uint64_t purgeable__pending_byte_limit_in_all(uint64_t byte_limit) {
+  uint64_t all = byte_limit > UINT64_MAX / PENDING_FACTOR ? UINT64_MAX : byte_limit * PENDING_FACTOR;
+  if (load_relaxed(&pending_setting) != PURGEABLE_PENDING_BYTE_LIMIT_DEFAULT || !is_tended()) return all;
+  uint64_t share = purgeable__memory_byte_limit() / TENDED_SHARE;
+  if (share > TENDED_MOST_BYTES) share = TENDED_MOST_BYTES;
+  return share > all ? share : all;
+}
+
 uint64_t purgeable__pending_byte_limit(void) {
   uint64_t setting = load_relaxed(&pending_setting);
   if (setting != PURGEABLE_PENDING_BYTE_LIMIT_DEFAULT) return setting;
@@ -278,3 +322,7 @@ void purgeable_set_pending_byte_limit(uint64_t byte_limit) {
 }
 
 uint64_t purgeable_pending_byte_limit(void) { return purgeable__pending_byte_limit(); }
+
+uint64_t purgeable_pending_byte_limit_in_all(void) {
+  return purgeable__pending_byte_limit_in_all(purgeable__pending_byte_limit());
+}

@@ -216,10 +216,19 @@ int purgeable_upkeep(purgeable_upkeep_result_t *result) {
 
 // MARK: The thread
 
+// A thread that comes at least that often keeps what waits small.
+enum { TENDING_MOST_MS = 1000 };
+
+int purgeable_tending_begin(void) { return purgeable__tend(true); }
+
+int purgeable_tending_end(void) { return purgeable__tend(false); }
+
 static void *run(void *context) {
   upkeep_page_t *page = context;
   store_relaxed(&page->upkeep_thread, thread_number());
   (void)prctl(PR_SET_NAME, "purgeable", 0, 0, 0);
+  // Without memory for that note, heaps offer earlier by themselves.
+  bool tends = page->interval_ms <= TENDING_MOST_MS && purgeable__tend(true) == 0;
   // Acquire: pairs with the stores in start and stop.
   uint64_t state;
   while ((state = load_acquire(&page->state)) == RUNNING || state == STARTING) {
@@ -228,6 +237,7 @@ static void *run(void *context) {
     state = load_acquire(&page->state);
     if (state == RUNNING) purgeable__wait_ms(&page->state, RUNNING, page->interval_ms);
   }
+  if (tends) (void)purgeable__tend(false);
   return NULL;
 }
 

@@ -86,6 +86,7 @@ ROW(probe_calls) {
 ROW(pending_limit) {
   QUIET;
   uint64_t limit = purgeable_pending_byte_limit();
+  (void)purgeable_pending_byte_limit_in_all();
   purgeable_set_pending_byte_limit(UINT64_MAX);
   purgeable_set_pending_byte_limit(limit);
 }
@@ -180,6 +181,7 @@ ROW(upkeep) {
   QUIET;
   purgeable_upkeep_result_t result;
   (void)purgeable_upkeep(&result);
+  if (purgeable_tending_begin() == 0) EXPECT_EQUAL(purgeable_tending_end(), 0);
   if (purgeable_upkeep_start(10) == 0) EXPECT(purgeable_upkeep_is_running());
   (void)purgeable_upkeep(NULL);
   (void)purgeable_upkeep_stop();

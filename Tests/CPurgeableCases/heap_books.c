@@ -329,20 +329,21 @@ void heap_mlocked(case_report_t *report) {
   END_HEAP(heap);
 }
 
-// One slab's pages are offered by two calls, and both are refused: neither page counts as on offer.
+// Pages that are offered by two calls, both refused: neither page counts as on offer.
 void heap_refused_ranges(case_report_t *report) {
   NEED_OFFERS();
-  MAKE_HEAP(heap, .slab_bytes = 16 * PAGE);
-  enum { COUNT = 12 };
+  // So far apart that no call covers both.
+  MAKE_HEAP(heap, .slab_bytes = 64 * PAGE);
+  enum { COUNT = 120 };
   element_t elements[COUNT];
   for (size_t i = 0; i < COUNT; i++) REQUIRE(make(heap, PAGE - 64, i, &elements[i]) == 0);
   EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
   EXPECT_EQUAL(offer_all(heap), 0);
-  for (size_t i = 2; i < COUNT; i += 6) EXPECT(locks_intact(heap, &elements[i]));
+  for (size_t i = 2; i < COUNT; i += 100) EXPECT(locks_intact(heap, &elements[i]));
   uint64_t offered = heap_statistics(heap).memory.offered_bytes;
   EXPECT(offered < heap_statistics(heap).memory.held_bytes);
   char *start = (char *)((uintptr_t)elements[0].bytes & ~(uintptr_t)(PAGE - 1));
-  if (syscall(SYS_mlock, start, 16 * PAGE) != 0) {
+  if (syscall(SYS_mlock, start, COUNT * PAGE) != 0) {
     END_HEAP(heap);
     SKIP("mlock is refused: %s", strerror(errno));
   }

@@ -142,6 +142,32 @@ static void pending_bound(case_report_t *report) {
   EXPECT_EQUAL(count_descriptors(), descriptors);
 }
 
+static bool is_untended(void) {
+  uint64_t limit = purgeable_pending_byte_limit();
+  return purgeable_pending_byte_limit_in_all() == 4 * limit && purgeable_tending_end() == ESRCH;
+}
+
+// More may wait in all where a thread tends the memory, unless the program has set a limit; a forked child has no such thread.
+static void tended(case_report_t *report) {
+  uint64_t limit = purgeable_pending_byte_limit(), quarter = purgeable_testing_memory_byte_limit("") / 4;
+  uint64_t more = quarter > (uint64_t)1 << 30 ? (uint64_t)1 << 30 : quarter;
+  EXPECT(is_untended());
+  EXPECT_EQUAL(purgeable_tending_begin(), 0);
+  EXPECT_EQUAL(purgeable_tending_begin(), 0);
+  EXPECT_EQUAL(purgeable_tending_end(), 0);
+  EXPECT_EQUAL(purgeable_pending_byte_limit_in_all(), more > 4 * limit ? more : 4 * limit);
+  int child = fork();
+  if (child == 0) _exit(is_untended() ? 0 : 1);
+  EXPECT_EQUAL(wait_for_child(child), 0);
+  purgeable_set_pending_byte_limit(5 * PAGE);
+  EXPECT_EQUAL(purgeable_pending_byte_limit_in_all(), 20 * PAGE);
+  purgeable_set_pending_byte_limit(UINT64_MAX / 2);
+  EXPECT_EQUAL(purgeable_pending_byte_limit_in_all(), UINT64_MAX);
+  purgeable_set_pending_byte_limit(PURGEABLE_PENDING_BYTE_LIMIT_DEFAULT);
+  EXPECT_EQUAL(purgeable_tending_end(), 0);
+  EXPECT(is_untended());
+}
+
 // In a child that moves into a real group of 32 MiB: the bound on pending bytes follows within seconds.
 static int child_in_group(const memory_group_t *group) {
   if (purgeable_pending_byte_limit() == 2 * MIB) return 1;
@@ -167,6 +193,7 @@ const test_case_t limit_cases[] = {
     CASE("limits: by the files of memory groups", limits_by_files),
     CASE("limits: long paths, long lines, failing calls", limits_of_long_paths),
     CASE("limits: the bound on idle memory that waits", pending_bound),
+    CASE("limits: more may wait where a thread tends the memory", tended),
     FULL_CASE("limits: a process that moves into a group", bound_in_a_group),
     END_OF_CASES,
 };

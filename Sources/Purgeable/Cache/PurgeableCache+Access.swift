@@ -147,6 +147,7 @@ extension PurgeableCache {
   @usableFromInline
   func unlock(_ locked: LockedValue) {
     engine.heap.unlock(purgeable_reference_t(place: locked.reference.place, generation: locked.reference.generation))
+    WorkBell.ring()
   }
 
   // MARK: Storing

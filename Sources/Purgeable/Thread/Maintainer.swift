@@ -8,6 +8,7 @@
 //
 // The layers below do not name this one: they reach it through `WorkBell` and the three functions at the end.
 
+import CPurgeable
 import CPurgeablePressure
 import Glibc
 import Synchronization
@@ -174,7 +175,10 @@ final class Maintainer: ForkProtected {
     return unsafe startDetachedThread(stackByteCount: 512 << 10) { _ in
       nameThread("purgeable")
       ThreadRole.enterLibrary()
+      // Without memory for that note, heaps offer earlier by themselves.
+      let tends = purgeable_tending_begin() == 0
       Maintainer.shared.run()
+      if tends { purgeable_tending_end() }
       return nil
     } == 0
   }
