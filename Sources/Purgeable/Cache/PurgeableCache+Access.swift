@@ -114,7 +114,8 @@ extension PurgeableCache {
   ///
   /// nil also when more would be locked than `lockedByteLimit` allows; the statistics count that as `MissReason.lockLimit`.
   /// Meanwhile the kernel takes none of the value's pages, and removing or replacing the value does not disturb `body`. Keep
-  /// `body` short: no page of the slab is offered while anything in the slab is locked.
+  /// `body` short: no page of the slab is offered while anything in the slab is locked. After a fork inside `body` the child
+  /// reads zeros: a forked child has none of the cache's memory, locked or not.
   public func withBytes<R, E: Error>(forKey key: Key, _ body: (RawSpan) throws(E) -> R) throws(E) -> R? {
     var result: Result<R?, E> = .success(nil)
     unsafe encode(key) { engineKey, prefix in
@@ -221,6 +222,14 @@ extension PurgeableCache {
         if countsAsUse { engine.undecodableCount.add(1, ordering: .relaxed) }
         return .miss(.undecodable)
       case .tooSmall(let byteCount):
+        if byteCount <= needed {
+          // The type read into less than `needed` bytes, and would do so again. Counted as after a read into enough.
+          if countsAsUse {
+            engine.shards.founder.index.countHit()
+            engine.undecodableCount.add(1, ordering: .relaxed)
+          }
+          return .miss(.undecodable)
+        }
         needed = byteCount
         if !hasMemory(for: byteCount) { return .miss(.outOfMemory) }
       case .miss(let reason): return .miss(reason)
