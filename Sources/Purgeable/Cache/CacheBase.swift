@@ -82,8 +82,8 @@ final class CacheBase: Sendable {
     return bytes != .max && chargedBytes > bytes ? .bytes : nil
   }
 
-  /// Whether an entry exceeds a limit even when it is alone.
-  func exceedsWholeLimit(_ cost: UInt64, _ byteCount: Int) -> Bool {
+  /// Whether an entry exceeds a limit even when it is alone. `beside`: slab bytes that cannot be evicted.
+  func exceedsWholeLimit(_ cost: UInt64, _ byteCount: Int, beside: Int = 0) -> Bool {
     if cost > limits.cost.load(ordering: .relaxed) || limits.count.load(ordering: .relaxed) == 0 { return true }
     let limit = limits.bytes.load(ordering: .relaxed)
     if limit == .max { return false }
@@ -91,7 +91,7 @@ final class CacheBase: Sendable {
     // witnesses.
     let page = Int(purgeable_page_size_bytes())
     let needed = byteCount <= heap.slabBytes / 2 ? heap.slabBytes : byteCount + byteCount / page * 2 + page
-    return needed > limit - min(limit, lastingBytes)
+    return needed > limit - min(limit, lastingBytes + beside)
   }
 
   /// The limit of slow growth after pressure, in bytes; `Int.max` for none.

@@ -116,7 +116,8 @@ extension PurgeableCache {
   ///
   /// nil also when more would be locked than `lockedByteLimit` allows; the statistics count that as `MissReason.lockLimit`.
   /// Meanwhile the kernel takes none of the value's pages, and removing or replacing the value does not disturb `body`. Keep
-  /// `body` short: no page of the slab is offered while anything in the slab is locked.
+  /// `body` short: no page of the slab is offered while anything in the slab is locked. After a fork inside `body` the child
+  /// reads zeros: a forked child has none of the cache's memory, locked or not.
   @inlinable
   public func withBytes<R, E: Error>(forKey key: Key, _ body: (RawSpan) throws(E) -> R) throws(E) -> R? {
     guard let locked = lock(key) else { return nil }
@@ -229,6 +230,11 @@ extension PurgeableCache {
         if countsAsUse { countUndecodable() }
         return .miss(.undecodable)
       case .tooSmall(let byteCount):
+        if byteCount <= needed {
+          // The type read into less than `needed` bytes, and would do so again. Counted as after a read into enough.
+          if countsAsUse { countUnread() }
+          return .miss(.undecodable)
+        }
         needed = byteCount
         if !hasMemory(for: byteCount) { return .miss(.outOfMemory) }
       case .miss(let reason): return .miss(reason)
@@ -277,6 +283,13 @@ extension PurgeableCache {
 
   @usableFromInline
   func countUndecodable() { engine.undecodableCount.add(1, ordering: .relaxed) }
+
+  /// Undecodable without a read into enough room, which would have counted a hit.
+  @usableFromInline
+  func countUnread() {
+    engine.shards.founder.index.countHit()
+    countUndecodable()
+  }
 
   @usableFromInline
   func store(_ bytes: UnsafeRawBufferPointer, forKey key: Key, cost: UInt64?) -> StoreOutcome {

@@ -18,8 +18,9 @@ public protocol PurgeableValue: Sendable {
   ///
   /// `read` copies the bytes to the front of a buffer of `byteCount` bytes, which need not be initialized. It returns how many
   /// bytes there are, at most `byteCount`, or nil when the value is gone by now. An implementation calls `read` once, or not at
-  /// all where it gets no memory. The result is nil where `read` returned nil, and for bytes of no such value. The default
-  /// implementation copies the bytes to an array for `init(purgeableBytes:)`.
+  /// all where it gets no memory. The result is nil where `read` returned nil, and for bytes of no such value. With a smaller
+  /// buffer `read` returns nil, and the look-up says `MissReason.undecodable`. The default implementation copies the bytes to an
+  /// array for `init(purgeableBytes:)`.
   init?(purgeableByteCount byteCount: Int, read: (UnsafeMutableRawBufferPointer) -> Int?)
 
   /// Lends the value's bytes for the length of `body`.

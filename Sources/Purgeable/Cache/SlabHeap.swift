@@ -127,6 +127,16 @@ typealias SlabInformation = purgeable_slab_information_t
   /// the caller may give the slab back or move it to another stream.
   func slabs(of stream: purgeable_stream_t) -> StreamSlabs { StreamSlabs(heap: self, following: oldest(of: stream)) }
 
+  /// The bytes of large elements that are being written. Less, or a little more, where another thread ends writing meanwhile.
+  var writingBytes: Int {
+    var byteCount = 0
+    for slab in slabs(of: writingStream) {
+      guard let information = information(slab), information.stream == writingStream else { break }
+      byteCount += Int(information.held_bytes)
+    }
+    return byteCount
+  }
+
   /// The next slab that has elements, after one that has some or, for nil, from the oldest on; nil at the end. For whoever must
   /// miss none: an empty slab that was locked ends with its last unlock, at any moment, and leads nowhere then. Where the given
   /// slab itself has ended, begins with the oldest again.

@@ -72,9 +72,16 @@ enum ThreadRole {
     return unsafe pthread_key_create(&key, nil) == 0 ? key : nil
   }()
   private static let libraryFlag = 1
-  private static let tellingUnit = 2
 
-  /// The flag, and how many handlers the thread is inside of, as an address that nobody follows.
+  /// A call of a program's handler, or one that counts as such. On the stack of its thread.
+  @safe private struct Telling {
+    let owner: ObjectIdentifier?
+    let notes: UnsafeMutableRawPointer?
+    /// The word as it was before.
+    let outer: Int
+  }
+
+  /// The address of the innermost `Telling`, and the flag in its lowest bit.
   /// Without generic code, for which the runtime of debug builds takes memory.
   private static var word: Int {
     guard let key else { return 0 }
@@ -90,12 +97,36 @@ enum ThreadRole {
 
   static func enterLibrary() { set(word | libraryFlag) }
 
-  /// Whether the thread is inside of a handler.
-  static var isTelling: Bool { word >= tellingUnit }
+  private static func telling(_ word: Int) -> UnsafePointer<Telling>? {
+    unsafe UnsafePointer(bitPattern: word & ~libraryFlag)
+  }
 
-  static func whileTelling(_ body: () -> Void) {
-    set(word + tellingUnit)
-    body()
-    set(word - tellingUnit)
+  /// Whether the thread is inside of a handler.
+  static var isTelling: Bool { word & ~libraryFlag != 0 }
+
+  /// Runs `body`, which calls a handler.
+  static func whileTelling(_ body: () -> Void) { unsafe whileTelling(of: nil, nil, body) }
+
+  /// Runs `body`, which calls a handler of `owner`. Inside of it, on its thread, `notes(of:)` returns `notes`.
+  static func whileTelling(of owner: ObjectIdentifier?, _ notes: UnsafeMutableRawPointer?, _ body: () -> Void) {
+    let outer = word
+    var telling = unsafe Telling(owner: owner, notes: notes, outer: outer)
+    // Safe: the address is used until `body` has returned.
+    unsafe withUnsafePointer(to: &telling) { telling in
+      set(Int(bitPattern: telling) | outer & libraryFlag)
+      body()
+    }
+    set(outer)
+  }
+
+  /// The notes of the innermost call for `owner` that is under way on this thread.
+  static func notes(of owner: ObjectIdentifier) -> UnsafeMutableRawPointer? {
+    var next = unsafe telling(word)
+    while let telling = unsafe next {
+      // Safe: the calls on this thread have not returned.
+      if unsafe telling.pointee.owner == owner { return unsafe telling.pointee.notes }
+      unsafe next = Self.telling(telling.pointee.outer)
+    }
+    return nil
   }
 }

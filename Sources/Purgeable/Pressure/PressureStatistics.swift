@@ -20,6 +20,10 @@ public struct PressureStatistics: Sendable, Hashable {
   public internal(set) var lastReactionNanoseconds: UInt64?
   /// How many times the library's thread woke up, for whatever reason.
   public internal(set) var wakeUpCount = 0
+  /// Why there is no such thread: pthread_create's error number when the library last tried to start one; 0 where that thread
+  /// started, or none was needed yet. While there is none, nothing goes on offer but by stores, and caches do not react. A store
+  /// tries again a second later. Always 0 for a monitor with a source of its own.
+  public internal(set) var threadErrorNumber: Int32 = 0
 
   mutating func noteRise(to level: PressureLevel) {
     switch level {

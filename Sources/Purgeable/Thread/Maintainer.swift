@@ -43,6 +43,9 @@ final class Maintainer: ForkProtected {
   let signal = WakeSignal()
   /// How often the thread has woken up, in this process and its ancestors by fork.
   let wakeUps = Atomic<UInt64>(0)
+  /// Where no thread could be started: when work that is noted may try again; else 0.
+  let nextStart = Atomic<UInt64>(0)
+  private static let startPause: UInt64 = 1_000_000_000
 
   private init() {
     ForkGuard.shared.announce(.monitors) { items in
@@ -102,6 +105,8 @@ final class Maintainer: ForkProtected {
   func forgetInChild() {
     WorkBell.isRung.store(false, ordering: .relaxed)
     hasNews.store(false, ordering: .relaxed)
+    nextStart.store(0, ordering: .relaxed)
+    state.withLock { $0.statistics.threadErrorNumber = 0 }
   }
 
   // MARK: The source
@@ -135,27 +140,40 @@ final class Maintainer: ForkProtected {
 
   private func noteNews() { wake(by: hasNews) }
 
+  /// Work comes with each store: in the pause after a refused start it costs a look at the clock. News come seldom, and try anew.
+  fileprivate func noteWork() {
+    let start = nextStart.load(ordering: .relaxed)
+    if start == 0 || MonotonicTime.now >= start { wake(by: WorkBell.isRung) }
+  }
+
   /// A forked child does not have the parent's thread; a request for news starts one.
   func resumeAfterFork() {
     if state.withLock({ $0.threadOwner != 0 && $0.threadOwner != getpid() }) { noteNews() }
   }
 
   @inline(never)
-  fileprivate func wake(by mark: borrowing Atomic<Bool>) {
+  private func wake(by mark: borrowing Atomic<Bool>) {
     // Partner: the thread's loads before it ends, and its store when it takes the work on.
     guard mark.compareExchange(expected: false, desired: true, ordering: .acquiringAndReleasing).exchanged else { return }
     let needsThread = state.withLock { state -> Bool in
       let process = getpid()
       guard state.threadOwner != process else { return false }
       state.threadOwner = process
+      state.statistics.threadErrorNumber = 0
       signal.prepare()
       return true
     }
     // A thread that cannot hear, because the program closed the eventfd it sleeps on, is replaced.
     let isHeard = signal.wake()
-    guard needsThread || !isHeard, !start() else { return }
-    // No thread could be made: the next note tries again. Until then the kernel has less to choose from.
-    state.withLock { $0.threadOwner = 0 }
+    guard needsThread || !isHeard else { return }
+    let errorNumber = start()
+    nextStart.store(errorNumber == 0 ? 0 : MonotonicTime.now + Self.startPause, ordering: .relaxed)
+    guard errorNumber != 0 else { return }
+    // Until there is a thread, the kernel has less to choose from.
+    state.withLock { state in
+      state.threadOwner = 0
+      state.statistics.threadErrorNumber = errorNumber
+    }
     mark.store(false, ordering: .releasing)
   }
 
@@ -167,7 +185,8 @@ final class Maintainer: ForkProtected {
   /// Types for which the runtime makes a description at their first use.
   private static let typesOfThread: [Any.Type] = [PressureFeed?.self, MemoryGroup?.self]
 
-  private func start() -> Bool {
+  /// 0, or pthread_create's error.
+  private func start() -> Int32 {
     // Made here, not by the thread: the thread may begin where there is no memory for them.
     _ = CacheRoster.shared
     _ = ThreadRole.isLibrary
@@ -180,7 +199,7 @@ final class Maintainer: ForkProtected {
       Maintainer.shared.run()
       if tends { purgeable_tending_end() }
       return nil
-    } == 0
+    }
   }
 }
 
@@ -192,7 +211,7 @@ func purgeable__thread_expect_work() { _ = Maintainer.shared }
 
 // swift-format-ignore: AlwaysUseLowerCamelCase
 @c @implementation
-func purgeable__thread_wake() { Maintainer.shared.wake(by: WorkBell.isRung) }
+func purgeable__thread_wake() { Maintainer.shared.noteWork() }
 
 // swift-format-ignore: AlwaysUseLowerCamelCase
 @c @implementation

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Stores of large values, which copy the value under no mutex: what other calls do between its two halves.
 
+import Glibc
+import PurgeableTestSupport
 import Synchronization
 import Testing
 
@@ -33,6 +35,33 @@ private enum Between: CaseIterable {
       cache.discardEveryThirdPage()
       cache.sweep()
     }
+  }
+}
+
+extension PurgeableCache<Int, [UInt8]> {
+  /// Calls `body` between the halves of a store, with what ends it; nil where there is no room for the value.
+  fileprivate func writing(
+    _ value: [UInt8], forKey key: Int, _ body: ((() -> StoreOutcome)?) throws -> Void
+  ) throws {
+    var result: Result<Void, any Error> = .success(())
+    unsafe value.withUnsafeBytes { bytes in
+      unsafe encode(key) { engineKey, prefix in
+        let store = unsafe LargeStore(engineKey, prefix, bytes, nil)
+        var failure = StoreOutcome.outOfMemory
+        let element = store.begin(in: engine, &failure)
+        if element == nil { #expect(failure == .outOfMemory) }
+        result = Result {
+          guard let element else { return try body(nil) }
+          try body {
+            unsafe EntryPrefix.write(prefix, nil, bytes, to: element.bytes)
+            return store.end(element, in: self.engine)
+          }
+        }
+      } tracked: { _ in
+        Issue.record("a tracked key")
+      }
+    }
+    try result.get()
   }
 }
 
@@ -83,6 +112,57 @@ struct CacheLargeStoreTests {
     #expect(cache.setValue(pattern(byteCount), forKey: 1) == .stored && cache.count == 1)
     #expect(cache.setValue(pattern(byteCount), forKey: 1, cost: 5) == .replaced && cache.totalCost == 5)
     #expect(cache.value(forKey: 1) == pattern(byteCount) && cache.statistics.refusalCount == 1)
+    cache.checkBooksSwept()
+  }
+
+  @Test("a large value that has no room while another one is written evicts nothing, and has room when that one can be evicted")
+  func noRoom() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 8 << 20)
+    for key in 1..<1001 { cache[key] = pattern(1000) }
+    let value = pattern(5 << 20)
+    try cache.writing(value, forKey: -1) { end in
+      try cache.writing(value, forKey: -2) { second in
+        #expect(second == nil)
+      }
+      #expect(cache.count == 1000)
+      // A small value has room all the same.
+      #expect(cache.setValue(pattern(1000), forKey: 1001) == .stored && cache.count == 1001)
+      #expect(end?() == .stored)
+    }
+    #expect(cache.setValue(value, forKey: -2) == .stored)
+    #expect(cache.peekValue(forKey: -2) == value && cache.peekValue(forKey: -1) == nil)
+    #expect(cache.statistics.refusalCount == 0)
+    cache.checkBooksSwept()
+  }
+
+  @Test("a large value that has room only when another thread's has been written waits for it", .fullRun)
+  func waits() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 8 << 20)
+    let isBeside = Atomic<Bool>(false)
+    var other: TestThread?
+    try cache.writing(pattern(5 << 20), forKey: 0) { end in
+      other = TestThread {
+        isBeside.store(true, ordering: .relaxed)
+        #expect(cache.setValue(pattern(5 << 20, seed: 7), forKey: 1) == .stored)
+      }
+      while !isBeside.load(ordering: .relaxed) { usleep(100) }
+      usleep(10_000)
+      #expect(end?() == .stored)
+    }
+    other?.join()
+    // The first value made room for the second one.
+    #expect(cache.peekValue(forKey: 0) == nil && cache.peekValue(forKey: 1) == pattern(5 << 20, seed: 7))
+    #expect(cache.statistics.refusalCount == 0)
+    cache.checkBooksSwept()
+  }
+
+  @Test("a large value is refused in the end where what is being written is never finished", .fullRun)
+  func waitsInVain() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 8 << 20)
+    try cache.writing(pattern(5 << 20), forKey: 0) { end in
+      #expect(cache.setValue(pattern(5 << 20), forKey: 1) == .outOfMemory && cache.statistics.refusalCount == 1)
+      #expect(end?() == .stored)
+    }
     cache.checkBooksSwept()
   }
 

@@ -2,6 +2,7 @@
 // Reasons and outcomes are right, and look-ups are counted as what they are.
 
 import CPurgeable
+import Synchronization
 import Testing
 
 @testable import Purgeable
@@ -32,6 +33,23 @@ private struct Plain: PurgeableValue {
   init?(purgeableBytes: RawSpan) {}
   func withPurgeableBytes<R, E: Error>(_ body: (RawSpan) throws(E) -> R) throws(E) -> R {
     try unsafe body([UInt8](repeating: 1, count: 3).span.bytes)
+  }
+}
+
+/// Reads into less than it was told, which breaks the contract; after 100 tries into enough, for the test to end.
+private struct Scant: PurgeableValue {
+  static let tries = Atomic<Int>(0)
+
+  init() {}
+  init?(purgeableBytes: RawSpan) {}
+  init?(purgeableByteCount byteCount: Int, read: (UnsafeMutableRawBufferPointer) -> Int?) {
+    let tries = Self.tries.add(1, ordering: .relaxed).newValue
+    let count = tries > 100 ? byteCount : byteCount / 2
+    let read = unsafe withUnsafeTemporaryAllocation(byteCount: count, alignment: 1) { unsafe read($0) }
+    if read == nil { return nil }
+  }
+  func withPurgeableBytes<R, E: Error>(_ body: (RawSpan) throws(E) -> R) throws(E) -> R {
+    try unsafe body([UInt8](repeating: 1, count: 5000).span.bytes)
   }
 }
 
@@ -75,6 +93,19 @@ struct CacheReasonsTests {
     #expect(numbers.hitCount == 2 && numbers.missCount == 6 && numbers.hitRate == 0.25)
     #expect(cache.count == 2)
     cache.checkBooksSwept()
+  }
+
+  @Test("a type that reads into less than its value's length is asked once a length", .serialized, arguments: [false, true])
+  func scant(tracksKeys: Bool) throws {
+    let cache = try PurgeableCache<Int, Scant>(tracksKeys: tracksKeys)
+    cache[1] = Scant()
+    Scant.tries.store(0, ordering: .relaxed)
+    #expect(MissReason.of(cache.lookUpValue(forKey: 1)) == .undecodable)
+    #expect(cache.peekValue(forKey: 1) == nil)
+    #expect(Scant.tries.load(ordering: .relaxed) == 2)
+    let numbers = cache.statistics
+    #expect(numbers.hitCount == 0 && numbers.missCount == 1 && numbers.missesByReason[.undecodable] == 1)
+    #expect(cache.withBytes(forKey: 1) { $0.byteCount } == 5000)
   }
 
   @Test("looking without using counts as nothing, in the way under a mutex too", arguments: [false, true])

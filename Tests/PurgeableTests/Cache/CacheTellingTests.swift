@@ -16,6 +16,45 @@ private func asLibrary(_ body: @escaping @Sendable () -> Void) {
   }.join()
 }
 
+/// The handler of caches that stores what leaves one of them in the next one, again and again.
+private final class StoringAgain: Sendable {
+  struct State {
+    var left: Int
+    var told = 0
+    var depths = [0, 0]
+    var deepest = 0
+  }
+
+  let caches = Mutex<[PurgeableCache<Int, Int>]>([])
+  let state: Mutex<State>
+
+  init(left: Int) { state = Mutex(State(left: left)) }
+
+  func note(_ departure: Departure<Int, Int>, in number: Int) {
+    let left = state.withLock { state in
+      state.told += 1
+      state.depths[number] += 1
+      state.deepest = max(state.deepest, state.depths[number])
+      if state.left == 0 { return 0 }
+      state.left -= 1
+      return state.left + 1
+    }
+    if left > 0 {
+      let next = caches.withLock { $0[(number + 1) % $0.count] }
+      // Two, since there may be room for one in another cache. Each under a key of its own: nothing is replaced.
+      next[10 * left] = departure.value
+      next[10 * left + 1] = departure.value
+    }
+    state.withLock { $0.depths[number] -= 1 }
+  }
+
+  /// Entries that left and were not told of.
+  var untoldCount: Int {
+    let left = caches.withLock { $0.reduce(0) { sum, cache in sum + cache.statistics.insertionCount - cache.count } }
+    return left - state.withLock { $0.told }
+  }
+}
+
 /// Uses so many bytes of stack; opaque to the optimizer.
 @inline(never)
 private func descend(_ byteCount: Int) -> Int {
@@ -198,6 +237,48 @@ struct CacheTellingTests {
       for key in 5..<15 { _ = cache[key] }
       require(told.load(ordering: .relaxed) == 10, "\(told.load(ordering: .relaxed)) told")
     }
+  }
+
+  @Test("a handler may store again what limits evict, in this cache or another: it does not nest, and all is told in the end")
+  func storingAgain() throws {
+    for (cacheCount, byLibrary) in [(1, false), (2, false), (1, true), (2, true)] {
+      let again = StoringAgain(left: 500)
+      for i in 0..<cacheCount {
+        let cache = try PurgeableCache<Int, Int>(countLimit: 1) { again.note($0, in: i) }
+        again.caches.withLock { $0.append(cache) }
+      }
+      let cache = again.caches.withLock { $0[0] }
+      cache[0] = 0
+      if byLibrary { asLibrary { cache[1] = 1 } } else { cache[1] = 1 }
+      let isDone = { again.state.withLock { $0.left == 0 && $0.depths == [0, 0] } && again.untoldCount == 0 }
+      #expect(byLibrary ? patiently(isDone) : isDone())
+      #expect(again.state.withLock { $0.deepest } == 1)
+      again.caches.withLock { $0 = [] }
+    }
+  }
+
+  @Test("a handler that stores again also where it replaces a value and is refused one is told of each once")
+  func storingAgainMixed() throws {
+    let again = Mutex<PurgeableCache<Int, Int>?>(nil)
+    let told = Departures<Int, Int>()
+    let cache = try PurgeableCache<Int, Int>(countLimit: 2, costLimit: 10) { departure in
+      told.note(departure)
+      guard let cache = again.withLock({ $0 }), departure.reason == .count, departure.value! < 100 else { return }
+      // Replaces what it stored the last time, evicts another entry, and is refused.
+      cache.setValue(departure.value!, forKey: -1, cost: 1)
+      cache.setValue(departure.value! + 1, forKey: departure.key, cost: 1)
+      let outcome = cache.setValue(0, forKey: -2, cost: 11)
+      #expect(outcome == .tooLarge)
+    }
+    again.withLock { $0 = cache }
+    for key in 0..<10 { cache.setValue(key, forKey: key, cost: 1) }
+    let numbers = cache.statistics
+    let left = numbers.departures.values.reduce(0, +)
+    #expect(left == numbers.insertionCount + numbers.replacementCount - cache.count)
+    #expect(told.all.count == left + told.count(of: .tooLarge) - (numbers.departures[.tooLarge] ?? 0))
+    #expect(told.count(of: .tooLarge) == told.all.count { $0.reason == .count && $0.value! < 100 })
+    again.withLock { $0 = nil }
+    cache.checkBooksSwept()
   }
 
   @Test("a cache may end inside its own handler")

@@ -56,4 +56,40 @@ struct ThreadStartTests {
       require(patiently { !hasLibraryThread() }, "ends")
     }
   }
+
+  @Test("a thread that cannot be started is told of, and stores try again only after a pause; a monitor at once", .countsMemory)
+  func refused() async {
+    await #expect(processExitsWith: .success) {
+      alarm(600)
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      require(PurgeableMemory.pressureStatistics.threadErrorNumber == 0, "not tried")
+      let address = __rlimit_resource_t(RLIMIT_AS.rawValue)
+      var limit = rlimit()
+      require(unsafe getrlimit(address, &limit) == 0, "getrlimit")
+      // No room for a stack.
+      var none = rlimit(rlim_cur: 0, rlim_max: limit.rlim_max)
+      require(unsafe setrlimit(address, &none) == 0, "setrlimit")
+      WorkBell.ring()
+      require(unsafe setrlimit(address, &limit) == 0, "setrlimit")
+      require(!hasLibraryThread(), "refused")
+      require(PurgeableMemory.pressureStatistics.threadErrorNumber == EAGAIN, "says why")
+      require(Maintainer.shared.nextStart.load(ordering: .relaxed) > 0, "a pause")
+      // A pause that does not end by itself.
+      Maintainer.shared.nextStart.store(.max, ordering: .relaxed)
+      for key in 0..<1000 { cache[key] = [1] }
+      require(!hasLibraryThread(), "no store tries in the pause")
+      require(PurgeableMemory.pressureStatistics.threadErrorNumber == EAGAIN, "which is told of")
+      Maintainer.shared.nextStart.store(1, ordering: .relaxed)
+      cache[0] = [2]
+      require(hasLibraryThread() && PurgeableMemory.pressureStatistics.threadErrorNumber == 0, "a store after the pause does")
+      require(Maintainer.shared.nextStart.load(ordering: .relaxed) == 0, "no pause is left")
+    }
+    await #expect(processExitsWith: .success) {
+      alarm(600)
+      Maintainer.shared.nextStart.store(.max, ordering: .relaxed)
+      let monitor = PressureMonitor(source: FakeSource())
+      require(hasLibraryThread() && monitor.level == .normal, "starts")
+      require(Maintainer.shared.nextStart.load(ordering: .relaxed) == 0, "for stores as well")
+    }
+  }
 }

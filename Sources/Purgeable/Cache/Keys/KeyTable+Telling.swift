@@ -71,16 +71,44 @@ extension KeyTable {
       endCopy(departure.copy)
       if value == nil { absence = .undecodable }
     }
-    ThreadRole.whileTelling {
-      let cost = Int(clamping: departure.cost)
-      handler.tell(Departure(key: key, value: value, cost: cost, reason: departure.reason, absence: absence))
-    }
+    let cost = Int(clamping: departure.cost)
+    call(handler, Departure(key: key, value: value, cost: cost, reason: departure.reason, absence: absence))
   }
 
   /// Tells of a value that was refused, and so never was an entry.
   func refuse(_ departure: Departure<Key, Value>) {
-    guard let handler = handler.withLock({ $0 }) else { return }
-    ThreadRole.whileTelling { handler.tell(departure) }
+    if let handler = handler.withLock({ $0 }) { call(handler, departure) }
+  }
+
+  /// Departures that calls of a handler cause. On the stack of the thread that is inside of the handler.
+  private struct Consequences {
+    var list = DepartureList()
+    let epoch: UInt64
+  }
+
+  /// Calls the handler, and then again for what that call causes: however often a handler stores again what a limit evicts, its
+  /// calls do not nest.
+  private func call(_ handler: Handler, _ departure: Departure<Key, Value>) {
+    if unsafe consequences != nil { return ThreadRole.whileTelling { handler.tell(departure) } }
+    var consequences = Consequences(epoch: epoch.load(ordering: .relaxed))
+    // Safe: the address is used within the closure only, by this thread.
+    unsafe withUnsafeMutablePointer(to: &consequences) { consequences in
+      unsafe ThreadRole.whileTelling(of: ObjectIdentifier(self), consequences) {
+        handler.tell(departure)
+        // Not equal in a child that the handler forked: the entries are the parent's.
+        while unsafe epoch.load(ordering: .relaxed) == consequences.pointee.epoch,
+          let entry = unsafe consequences.pointee.list.popFirst()
+        { tell(entry) }
+      }
+    }
+  }
+
+  /// Where the departures go that this thread causes now, inside of the handler; nil outside of it, and in a child forked since.
+  private var consequences: UnsafeMutablePointer<Consequences>? {
+    guard let notes = unsafe ThreadRole.notes(of: ObjectIdentifier(self))?.assumingMemoryBound(to: Consequences.self),
+      unsafe notes.pointee.epoch == epoch.load(ordering: .relaxed)
+    else { return nil }
+    return unsafe notes
   }
 
   /// Tells of an entry, and ends its key.
@@ -91,6 +119,7 @@ extension KeyTable {
 
   func deliver(_ list: consuming DepartureList) {
     if ThreadRole.isLibrary { return wait(list) }
+    if let consequences = unsafe consequences { return unsafe consequences.pointee.list.append(list) }
     let before = epoch.load(ordering: .relaxed)
     while let entry = list.popFirst() {
       tell(entry)

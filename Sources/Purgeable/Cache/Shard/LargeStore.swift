@@ -8,8 +8,12 @@
 // Between the two, the slab belongs to no shard: evictions, steps and removals do not find it, and no sum counts it. Its memory
 // counts against the byte limit from its allocation on. The key may belong to another shard by the second time; a large element
 // has a slab of its own, which any shard's stream can take in.
+//
+// Nothing can evict what is being written. A store that has no room beside it evicts nothing, waits under no mutex until the
+// others have been written, for a second at most, and tries again.
 
 import CPurgeable
+import Glibc
 
 /// `@safe`: prefix and value are valid for the length of `run`, which is called within the store.
 @safe struct LargeStore {
@@ -22,6 +26,8 @@ import CPurgeable
   /// mutex once more.
   static func leastByteCount(in heap: SlabHeap) -> Int { max(128 << 10, heap.slabBytes) }
 
+  private static let longestWait: UInt64 = 1_000_000_000
+
   init(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ cost: UInt64?) {
     self.key = key
     unsafe self.prefix = prefix
@@ -31,13 +37,27 @@ import CPurgeable
 
   func run(in engine: CacheEngine) -> StoreOutcome {
     var failure = StoreOutcome.outOfMemory
-    guard let element = begin(in: engine, &failure) else {
+    var element: FreshElement?
+    let deadline = MonotonicTime.now + Self.longestWait
+    while true {
+      // Asked before too: what was written in full after the store got no memory can be evicted now.
+      let wasWriting = isWriting(in: engine)
+      element = begin(in: engine, &failure)
+      guard element == nil, failure == .outOfMemory, wasWriting || isWriting(in: engine), MonotonicTime.now < deadline
+      else { break }
+      usleep(100)
+    }
+    guard let element else {
+      if failure == .outOfMemory { engine.shards.hold(of: key.shardHash) { $0.counters.refusals += 1 } }
       engine.finishStore(key, DueAfterStore(isCompaction: false))
       return failure
     }
     unsafe EntryPrefix.write(prefix, size.isCosted ? size.cost : nil, value, to: element.bytes)
     return end(element, in: engine)
   }
+
+  /// Whether some thread writes a large value.
+  private func isWriting(in engine: CacheEngine) -> Bool { engine.heap.oldest(of: engine.heap.writingStream) != nil }
 
   /// Makes room and allocates; nil, with the outcome in `failure`, where that fails.
   func begin(in engine: CacheEngine, _ failure: inout StoreOutcome) -> FreshElement? {
@@ -61,10 +81,9 @@ import CPurgeable
       failure = .tooLarge
       return nil
     }
+    if held.base.exceedsWholeLimit(size.cost, size.byteCount, beside: held.heap.writingBytes) { return nil }
     if held.base.limits.areStrict { held.makeRoom(for: size.cost, replacing: old) }
-    let element = held.allocate(size.byteCount, nil, among: shards)
-    if element == nil { held.counters.refusals += 1 }
-    return element
+    return held.allocate(size.byteCount, nil, among: shards)
   }
 
   private func end(_ element: FreshElement, _ held: inout HeldShard) -> StoreOutcome {
