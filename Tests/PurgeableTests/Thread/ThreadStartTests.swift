@@ -38,6 +38,20 @@ struct ThreadStartTests {
     }
   }
 
+  @Test("a look at a value, which takes it off offer: it is offered again")
+  func lookedAt() async throws {
+    try needRealDiscards()
+    await #expect(processExitsWith: .success) {
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      cache.setValue([UInt8](repeating: 7, count: 100_000), forKey: 1)
+      let isQuiet = { !cache.engine.heap.hasPending && !WorkBell.isRung.load(ordering: .relaxed) }
+      require(patiently { isQuiet() }, "what was stored is on offer")
+      require(cache.withBytes(forKey: 1) { $0.byteCount } == 100_000, "is there")
+      require(cache.engine.heap.hasPending, "waits")
+      require(patiently { isQuiet() }, "and is on offer again")
+    }
+  }
+
   @Test("a cache only with what is stored; the last one that goes has the thread end")
   func cacheAlone() async {
     await #expect(processExitsWith: .success) {
