@@ -232,8 +232,8 @@ extension HeldShard {
     if sizeClass < index.sizeClass { _ = resizeIndex(to: sizeClass) }
   }
 
-  /// The size that the index shrinks to with so many slots in use: smaller by two sizes at least, so that the index does not shrink
-  /// and grow by turns, or the present one.
+  /// The size that the index shrinks to with so many slots in use: smaller by two sizes at least, so that the index does not
+  /// shrink and grow by turns, or the present one.
   func shrunkSizeClass(ofCount count: Int) -> Int {
     var sizeClass = index.sizeClass
     while sizeClass > 0, count * 10 < SlotIndex.bucketCount(of: sizeClass - 1) * SlotIndex.slotsPerBucket * 6 { sizeClass -= 1 }
