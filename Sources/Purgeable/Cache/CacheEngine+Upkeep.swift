@@ -28,15 +28,16 @@ extension CacheEngine {
     return true
   }
 
-  /// Finds out which pages the kernel took, and drops their entries. Returns how many.
+  /// Finds out which pages the kernel took, and drops their entries. Returns how many. `remembers`: as
+  /// `HeldShard.sweepRemembering`.
   @discardableResult
-  func sweep() -> Int {
+  func sweep(remembers: Bool = false) -> Int {
     base.findLosses()
     var dropped = 0
     for shard in shards.all {
       dropped += shards.hold(shard) { held in
         let before = held.slots.count
-        held.sweepLost()
+        if remembers { held.sweepRemembering() } else { held.sweepLost() }
         held.shrinkIndex()
         return before - held.slots.count
       }

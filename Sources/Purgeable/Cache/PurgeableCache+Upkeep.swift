@@ -37,9 +37,11 @@ extension PurgeableCache {
   public func trim(level: PressureLevel) -> PressureRelief { engine.trim(level: level) }
 
   /// Finds out which pages the kernel took, and drops the entries that were on them. Returns how many. The library sweeps by
-  /// itself when memory is short and before the index grows. Cost: 1 ms per GiB on offer and some nanoseconds an entry.
+  /// itself when memory is short and before the index grows. Look-ups of what this call drops say `MissReason.discarded` as far
+  /// as is remembered: most of them after a loss of most entries, in memory that the index gives back. Cost: 1 ms per GiB on
+  /// offer and some nanoseconds an entry.
   @discardableResult
-  public func sweep() -> Int { engine.sweep() }
+  public func sweep() -> Int { engine.sweep(remembers: true) }
 
   /// Offers what is idle now, instead of within a second. Returns how many bytes.
   @discardableResult

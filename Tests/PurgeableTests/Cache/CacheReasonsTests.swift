@@ -188,6 +188,34 @@ struct CacheReasonsTests {
     #expect(cache.engine.base.totals.ghostBytes.load(ordering: .relaxed) == 0)
   }
 
+  @Test("what a sweep of a lost cache drops is remembered, though the cache never evicted", arguments: [2000, 60_000])
+  func swept(count: Int) throws {
+    try needRealDiscards()
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    for key in 0..<count { cache[key] = pattern(100) }
+    cache.discardAll()
+    let ordinaryBytes = cache.engine.base.ordinaryBytes
+    let dropped = cache.sweep()
+    #expect(dropped > count * 3 / 4)
+    #expect(cache.engine.base.ordinaryBytes <= ordinaryBytes)
+    let reasons = (0..<count).compactMap { MissReason.of(cache.lookUpValue(forKey: $0)) }
+    #expect(reasons.count == dropped)
+    // Nine tenths at most are remembered where a limit evicts; a full bucket forgets its oldest.
+    #expect(reasons.count { $0 == .discarded } > dropped * 3 / 4)
+    cache.checkBooksSwept()
+  }
+
+  @Test("a sweep of a reaction, which gives memory back, enlarges no ghost")
+  func sweptUnderPressure() throws {
+    try needRealDiscards()
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    for key in 0..<10_000 { cache[key] = pattern(100) }
+    cache.discardAll()
+    let before = cache.engine.base.totals.ghostBytes.load(ordering: .relaxed)
+    #expect(cache.engine.dropLost() > 5000)
+    #expect(cache.engine.base.totals.ghostBytes.load(ordering: .relaxed) <= before)
+  }
+
   @Test("a trim by level leaves alone what the sources say of pressure")
   func level() throws {
     let cache = try PurgeableCache<Int, [UInt8]>()

@@ -28,6 +28,8 @@ struct Ghost: ~Copyable {
   private var stampUnit: UInt64 = 1
 
   private static let bucketSize = 8
+  /// A table takes no more than this for each key, whole pages aside.
+  static let mostBytesOfKey = 6
   private static let stampMask: UInt32 = 0xFFF
   private static let fingerprintMask: UInt32 = 0x3FFFF
   /// A fingerprint's age in stamps at which it is forgotten.
@@ -67,7 +69,8 @@ struct Ghost: ~Copyable {
     entries = consume made
     slotCount = buckets * Self.bucketSize
     capacity = wanted
-    stampUnit = max(1, UInt64(capacity) / UInt64(Self.maximumAge))
+    // Rounded up: no key is forgotten for its age before `capacity` others have come.
+    stampUnit = (UInt64(capacity) + UInt64(Self.maximumAge) - 1) / UInt64(Self.maximumAge)
     insertionCount = stampUnit
     noteBytes(since: before)
   }

@@ -228,12 +228,16 @@ extension HeldShard {
 
   /// Makes the index smaller when most of it is empty.
   mutating func shrinkIndex() {
+    let sizeClass = shrunkSizeClass(ofCount: slots.count)
+    if sizeClass < index.sizeClass { _ = resizeIndex(to: sizeClass) }
+  }
+
+  /// The size that the index shrinks to with so many slots in use: smaller by two sizes at least, so that the index does not
+  /// shrink and grow by turns, or the present one.
+  func shrunkSizeClass(ofCount count: Int) -> Int {
     var sizeClass = index.sizeClass
-    while sizeClass > 0, slots.count * 10 < SlotIndex.bucketCount(of: sizeClass - 1) * SlotIndex.slotsPerBucket * 6 {
-      sizeClass -= 1
-    }
-    // By two sizes at least, so that the index does not shrink and grow by turns.
-    if sizeClass + 2 <= index.sizeClass { _ = resizeIndex(to: sizeClass) }
+    while sizeClass > 0, count * 10 < SlotIndex.bucketCount(of: sizeClass - 1) * SlotIndex.slotsPerBucket * 6 { sizeClass -= 1 }
+    return sizeClass + 2 <= index.sizeClass ? sizeClass : index.sizeClass
   }
 
   /// Moves the slots to a table of another size. False, with nothing changed, when there is no memory or the slots do not fit.

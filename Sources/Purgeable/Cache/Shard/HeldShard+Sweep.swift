@@ -28,23 +28,41 @@ extension HeldShard {
     return books.count < before
   }
 
-  /// One pass over the slots: drops the entries whose pages are known to be lost.
+  /// Drops the entries whose pages are known to be lost, in one pass over the slots.
   mutating func sweepLost() {
     passedLostCount = 0
-    guard heap.hasLosses else { return }
+    if heap.hasLosses { passSlots(dropsLost: true) }
+  }
+
+  /// As `sweepLost`, for a sweep that the program asks for: a pass before it counts what will be dropped, and the ghost grows to
+  /// remember it. By no more memory than the index gives back afterwards (`shrinkIndex`): a sweep makes bookkeeping no larger.
+  mutating func sweepRemembering() {
+    guard heap.hasLosses else { return sweepLost() }
+    let lostCount = passSlots(dropsLost: false)
+    let shrunk = SlotIndex.byteCount(of: shrunkSizeClass(ofCount: slots.count - lostCount))
+    let room = ghost.byteCount + max(0, index.byteCount - shrunk - Int(purgeable_page_size_bytes()))
+    ghost.reserve(min(lostCount, wantedGhost, room / Ghost.mostBytesOfKey))
+    sweepLost()
+  }
+
+  /// Returns how many slots lead to pages that are known to be lost, and drops those entries where it should.
+  @discardableResult
+  private mutating func passSlots(dropsLost: Bool) -> Int {
     let table = index.current()
-    guard let tableSlots = table.slots else { return }
-    var cursor = 0
+    guard let tableSlots = table.slots else { return 0 }
+    var (cursor, lostCount) = (0, 0)
     // On the stack.
     var found = InlineArray<256, UInt32>(repeating: 0)
     while cursor < table.slotCount {
       let count = heap.findLosses(tableSlots, table.slotCount, &cursor, &found)
       assert(count <= found.count && cursor <= table.slotCount, "PurgeableCache: losses are found beyond the table")
-      for i in 0..<count {
+      lostCount += count
+      for i in 0..<(dropsLost ? count : 0) {
         let pointer = tableSlots[Int(found[i])]
         let slot = Slot(bits: pointer.relaxed)
         if !slot.isEmpty, elements.isGone(slot.place) { drop(FoundSlot(pointer: pointer, slot: slot), .discarded) }
       }
     }
+    return lostCount
   }
 }

@@ -206,14 +206,17 @@ struct HeldShard: ~Copyable {
 
   /// Called before a store evicts: the ghost grows to the size that the order wants. Never called where memory is given back: a
   /// reaction or a trim uses the ghost as it is.
-  mutating func readyGhost() {
+  mutating func readyGhost() { ghost.reserve(wantedGhost) }
+
+  /// How many keys the order wants to remember.
+  var wantedGhost: Int {
     let limit = base.limits.count.load(ordering: .relaxed)
     // A shard at its count limit has about its share. Another limit may leave far fewer entries than a large count limit allows.
     let lives =
       limit == .max
       ? max(slots.count, 64)
       : min(max(1, limit / base.openCount.load(ordering: .relaxed)), max(slots.count + slots.count / 8, 64))
-    ghost.reserve(order.rememberedCount(ofLiving: lives))
+    return order.rememberedCount(ofLiving: lives)
   }
 
   /// Called as a cache grows: makes a small ghost in advance, for the entries that the program removes and for one slice of a
