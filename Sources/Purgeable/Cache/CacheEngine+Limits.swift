@@ -17,7 +17,14 @@ extension CacheEngine {
   func enforceLimits(sparing spared: Int? = nil) {
     // A limit that needs one order of eviction closes the other shards first, or after the evictions if the cache is too large
     // before.
-    if spared == nil { shards.reviewShards() }
+    if let spared { return evictAboveLimits(sparing: spared) }
+    shards.reviewShards()
+    // Who lowers a limit wants the memory: no slab is kept for the next store.
+    heap.givingBackTogether { evictAboveLimits(sparing: nil) }
+    shards.reviewShards()
+  }
+
+  private func evictAboveLimits(sparing spared: Int?) {
     shards.evictByAge(
       sparing: spared,
       age: { held in
@@ -34,7 +41,6 @@ extension CacheEngine {
         case nil: true
         }
       })
-    if spared == nil { shards.reviewShards() }
   }
 
   /// Called after the byte limit was changed. A cache that has grown needs more memory when it is empty than a fresh one does: if
