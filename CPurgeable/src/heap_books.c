@@ -25,12 +25,13 @@ static uint64_t bytes_waiting(const purgeable_heap_t *heap, purgeable__slab_t *s
 static void set_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab, uint8_t now, bool quietly) {
   if (load_relaxed(&slab->waiting) == now) return;
   uint8_t before = atomic_exchange_explicit(&slab->waiting, now, memory_order_relaxed);
-  uint64_t bytes = bytes_waiting(heap, slab, now), fewer = bytes_waiting(heap, slab, before);
-  add_relaxed(&heap->waiting_bytes, bytes - fewer);
+  uint64_t bytes = bytes_waiting(heap, slab, now), bytes_before = bytes_waiting(heap, slab, before);
+  add_relaxed(&heap->waiting_bytes, bytes - bytes_before);
   if (((now | before) & UNOFFERED) != 0) {
-    add_relaxed(&heap->unoffered_bytes, ((now & UNOFFERED) != 0 ? bytes : 0) - ((before & UNOFFERED) != 0 ? fewer : 0));
+    uint64_t unoffered = (now & UNOFFERED) != 0 ? bytes : 0, unoffered_before = (before & UNOFFERED) != 0 ? bytes_before : 0;
+    add_relaxed(&heap->unoffered_bytes, unoffered - unoffered_before);
   }
-  if (quietly || bytes <= fewer) return;
+  if (quietly || bytes <= bytes_before) return;
   if (purgeable__waits_beyond(heap, 1)) store_relaxed(&heap->overdue, true);
 }
 

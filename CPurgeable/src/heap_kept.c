@@ -93,7 +93,9 @@ bool purgeable__may_stand(const purgeable_heap_t *heap, purgeable__spot_t spot) 
   purgeable__slab_t *slab = spot.slab;
   assert(purgeable__is_dying(purgeable__slab_word_relaxed(slab)));
   if (load_relaxed(&slab->state) != slab_sealed || load_relaxed(&slab->lost) != 0) return false;
-  if (load_relaxed(&heap->giving_count) != 0 || purgeable__kept_most(heap) == 0) return false;
+  // No page is rescued for a list that is full for sure.
+  uint64_t room = (uint64_t)purgeable__kept_most(heap) << heap->slab_shift;
+  if (load_relaxed(&heap->giving_count) != 0 || load_relaxed(&heap->kept_bytes) >= room) return false;
   // Earlier lives' pages behind the last element, which could not be wiped when the slab was sealed.
   if (purgeable__slab_standing_bytes(heap, slab) > purgeable__slab_held_bytes(heap, slab)) return false;
   return !purgeable__was_offered(slab) || !PURGEABLE_RULE(rescue_before_reuse) || rescue_all(heap, spot);

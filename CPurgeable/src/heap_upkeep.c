@@ -80,11 +80,10 @@ int purgeable_heap_offer_idle(purgeable_heap_t *heap, size_t *offered_bytes) {
   if (heap == NULL) return EINVAL;
   purgeable__enter(heap);
   if (offered_bytes != NULL) *offered_bytes = 0;
-  give_back_ended(heap);
+  // Before anything is looked for: what ends or becomes idle from here on is noted anew.
   bool was_pending = atomic_exchange(&heap->pending, false);
   // Pairs with `purgeable__note_pending`, and with the notes of slabs that end.
   atomic_thread_fence(memory_order_seq_cst);
-  // Once more: the note of a slab that ended between the two is gone.
   give_back_ended(heap);
   if (!was_pending || heap->offering == purgeable_offering_never) return 0;
   // Second offers first: those slabs had their first one in an earlier call.

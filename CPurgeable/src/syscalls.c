@@ -338,10 +338,11 @@ void purgeable__wake_all(_Atomic uint64_t *word) {
 #if defined(PURGEABLE_TEST_HOOKS)
 _Atomic unsigned purgeable__rules_off;
 _Atomic uint32_t purgeable__slow_read_rounds;
-static void (*_Atomic pause_of_reads)(void *);
-static void *_Atomic pause_context;
-static void (*_Atomic pause_of_births)(void *);
-static void *_Atomic birth_context;
+typedef struct test_pause {
+  void (*_Atomic body)(void *);
+  void *_Atomic context;
+} test_pause_t;
+static test_pause_t pause_of_reads, pause_of_births;
 
 bool purgeable_testing_has_hooks(void) { return true; }
 
@@ -356,30 +357,32 @@ bool purgeable_testing_rule_holds(purgeable_testing_rule_t rule) {
 
 void purgeable_testing_slow_reads(uint32_t rounds) { atomic_store(&purgeable__slow_read_rounds, rounds); }
 
+static void pause_here(test_pause_t *pause) {
+  // Acquire: pairs with the release in `set_pause`, which has written the context before.
+  void (*body)(void *) = load_acquire(&pause->body);
+  if (body != NULL) body(load_relaxed(&pause->context));
+}
+
+static bool set_pause(test_pause_t *pause, void (*body)(void *context), void *context) {
+  store_relaxed(&pause->context, context);
+  store_release(&pause->body, body);
+  return true;
+}
+
 void purgeable__pause_for_test(void) {
   uint32_t rounds = load_relaxed(&purgeable__slow_read_rounds);
   for (uint32_t i = 0; i < rounds; i++) atomic_signal_fence(memory_order_seq_cst);
-  // Acquire: pairs with the release in `purgeable_testing_set_pause`, which has written the context before.
-  void (*pause)(void *) = load_acquire(&pause_of_reads);
-  if (pause != NULL) pause(load_relaxed(&pause_context));
+  pause_here(&pause_of_reads);
 }
 
 bool purgeable_testing_set_pause(void (*pause)(void *context), void *context) {
-  store_relaxed(&pause_context, context);
-  store_release(&pause_of_reads, pause);
-  return true;
+  return set_pause(&pause_of_reads, pause, context);
 }
 
-void purgeable__pause_in_birth_for_test(void) {
-  // Acquire: as above.
-  void (*pause)(void *) = load_acquire(&pause_of_births);
-  if (pause != NULL) pause(load_relaxed(&birth_context));
-}
+void purgeable__pause_in_birth_for_test(void) { pause_here(&pause_of_births); }
 
 bool purgeable_testing_set_birth_pause(void (*pause)(void *context), void *context) {
-  store_relaxed(&birth_context, context);
-  store_release(&pause_of_births, pause);
-  return true;
+  return set_pause(&pause_of_births, pause, context);
 }
 #else
 bool purgeable_testing_has_hooks(void) { return false; }

@@ -125,19 +125,9 @@ static void come_in_between(void *context) {
   offer->calls = advice_calls();
 }
 
-// Every other page has content.
-static purgeable_region_t *cut_region(void) {
-  purgeable_region_t *region = NULL;
-  if (purgeable_region_create(CUT_PAGES * PAGE, NULL, &region) != 0) return NULL;
-  char *bytes = purgeable_region_bytes(region);
-  for (size_t page = 0; page < CUT_PAGES; page += 2) bytes[page * PAGE] = 1;
-  if (purgeable_region_unlock(region) != 0) abort();
-  return region;
-}
-
 // How many calls the offer makes after the locker has come.
 static uint64_t calls_beside(case_report_t *report, unsigned off, bool is_destroy) {
-  long_offer_t offer = {.region = cut_region(), .is_destroy = is_destroy};
+  long_offer_t offer = {.region = cut_region(CUT_PAGES), .is_destroy = is_destroy};
   if (offer.region == NULL) return UINT64_MAX;
   purgeable_testing_switch_off(off);
   (void)purgeable_testing_set_pause(come_in_between, &offer);

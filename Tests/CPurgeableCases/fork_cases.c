@@ -3,6 +3,7 @@
 // nothing.
 
 #include "heap_storm.h"
+#include "region_cases.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -291,16 +292,6 @@ static int more_in_child(const descriptors_t *before) {
   _exit(more_descriptors(before));
 }
 
-// A region of which every other page holds nothing, so that its offer asks the kernel which do.
-static purgeable_region_t *cut_region(void) {
-  purgeable_region_t *region = NULL;
-  if (purgeable_region_create(CUT_PAGES * PAGE, NULL, &region) != 0) return NULL;
-  char *bytes = purgeable_region_bytes(region);
-  for (size_t page = 0; page < CUT_PAGES; page += 2) bytes[page * PAGE] = 1;
-  if (purgeable_region_unlock(region) != 0) abort();
-  return region;
-}
-
 typedef struct fork_inside {
   descriptors_t before;
   bool has_forked;
@@ -318,7 +309,7 @@ static void fork_in_offer(void *context) {
 static void descriptor_of_an_offer(case_report_t *report) {
   NEED_HOOKS();
   NEED_OFFERS();
-  purgeable_region_t *region = cut_region();
+  purgeable_region_t *region = cut_region(CUT_PAGES);
   REQUIRE(region != NULL);
   fork_inside_t inside = {.before = open_descriptors()};
   (void)purgeable_testing_set_pause(fork_in_offer, &inside);
@@ -380,7 +371,7 @@ static void descriptors_at_any_moment(case_report_t *report) {
   descriptors_t before = open_descriptors();
   atomic_store(&stop_scanning, false);
   for (int i = 0; i < THREADS; i++) {
-    REQUIRE((regions[i] = cut_region()) != NULL);
+    REQUIRE((regions[i] = cut_region(CUT_PAGES)) != NULL);
     REQUIRE(pthread_create(&threads[i], NULL, offer_and_offer, regions[i]) == 0);
   }
   uint64_t forks = 0;

@@ -303,14 +303,18 @@ static void refused_wipes(case_report_t *report) {
   END_HEAP(ring.heap);
 }
 
+// A small element at the beginning of the ring's first slab, which ended and is filled again.
+static bool begin_again(ring_t *ring, element_t *element) {
+  (void)free_slabs(ring, 1);
+  return make(ring->heap, 100, 5, element) == 0 && element->reference.place == ring->elements[0].reference.place;
+}
+
 // An idle fill in a slab that was filled before: the pages behind it go back.
 static void idle_fill(case_report_t *report) {
   NEED_OFFERS();
   MAKE_RING(ring, );
-  (void)free_slabs(&ring, 1);
   element_t element;
-  REQUIRE(make(ring.heap, 100, 5, &element) == 0);
-  EXPECT_EQUAL(element.reference.place, ring.elements[0].reference.place);
+  REQUIRE(begin_again(&ring, &element));
   for (int i = 0; i < 4 && purgeable_heap_has_pending(ring.heap); i++) {
     EXPECT_EQUAL(purgeable_heap_offer_idle(ring.heap, NULL), 0);
   }
@@ -335,10 +339,8 @@ static bool begins_with_zeros(purgeable_heap_t *heap, size_t length) {
 static void idle_fill_refused(case_report_t *report) {
   NEED_OFFERS();
   MAKE_RING(ring, );
-  (void)free_slabs(&ring, 1);
   element_t element;
-  REQUIRE(make(ring.heap, 100, 5, &element) == 0);
-  EXPECT_EQUAL(element.reference.place, ring.elements[0].reference.place);
+  REQUIRE(begin_again(&ring, &element));
   // The upkeep notes where the fill is, and finds it there again.
   EXPECT_EQUAL(purgeable_heap_offer_idle(ring.heap, NULL), 0);
   purgeable_testing_fail(purgeable_testing_call_madvise_dontneed, 1, ENOMEM, true);

@@ -158,16 +158,18 @@ static void reads_that_let_go_last(case_report_t *report) {
 
 // MARK: Calls that unlocks share
 
-enum { SLAB_PAGES = 16, SLABS = 256, PENDING_PAGES = 256 };
+enum { SLAB_PAGES = 16, SLABS = 256, PENDING_PAGES = 256, MOST_ELEMENTS = 200000 };
 
-// A heap of many slabs, all on offer, and a bound that is a sixteenth of it.
-static purgeable_heap_t *offered_heap(size_t length, element_t *elements, size_t *count, size_t most) {
+// A heap of many slabs, all on offer, and a bound that is a sixteenth of it. `*elements` is the caller's to free.
+static purgeable_heap_t *offered_heap(size_t length, element_t **elements, size_t *count) {
   purgeable_heap_t *heap;
+  *elements = calloc(MOST_ELEMENTS, sizeof **elements);
+  if (*elements == NULL) return NULL;
   purgeable_set_pending_byte_limit(UINT64_MAX);
   const purgeable_heap_options_t options = {.slab_bytes = SLAB_PAGES * PAGE, .chunk_bytes = SLABS / 2 * SLAB_PAGES * PAGE};
   if (purgeable_heap_create(&options, &heap) != 0) return NULL;
-  for (*count = 0; *count < most && purgeable_heap_held_bytes(heap) < SLABS * SLAB_PAGES * PAGE; ++*count) {
-    if (make(heap, length, *count, &elements[*count]) != 0) return NULL;
+  for (*count = 0; purgeable_heap_held_bytes(heap) < SLABS * SLAB_PAGES * PAGE; ++*count) {
+    if (*count == MOST_ELEMENTS || make(heap, length, *count, &(*elements)[*count]) != 0) return NULL;
   }
   if (purgeable_stream_seal(heap, 0) != 0 || offer_all(heap) != 0) return NULL;
   purgeable_set_pending_byte_limit(PENDING_PAGES * PAGE);
@@ -199,14 +201,13 @@ static void *lock_at_random(void *context) {
 static void unlocks_share_calls(case_report_t *report) {
   NEED_DISCARDS();
   uint64_t before = purgeable_pending_byte_limit();
-  enum { MOST = 200000, OPERATIONS = 30000 };
-  element_t *elements = calloc(MOST, sizeof *elements);
-  REQUIRE(elements != NULL);
+  enum { OPERATIONS = 30000 };
   const size_t lengths[] = {SMALL, PAGE, 3 * PAGE};
   for (size_t i = 0; i < 3; i++) {
+    element_t *elements;
     size_t count;
-    purgeable_heap_t *heap = offered_heap(lengths[i], elements, &count, MOST);
-    REQUIRE(heap != NULL && count < MOST);
+    purgeable_heap_t *heap = offered_heap(lengths[i], &elements, &count);
+    REQUIRE(heap != NULL);
     locker_t lockers[2];
     for (size_t k = 0; k < 2; k++) {
       lockers[k] = (locker_t){.heap = heap, .elements = elements, .count = count, .operations = OPERATIONS, .state = k + 1};
@@ -225,8 +226,8 @@ static void unlocks_share_calls(case_report_t *report) {
     NOTE("%zu bytes, %d unlocks: %llu calls; %d by two threads: %llu", lengths[i], OPERATIONS, (unsigned long long)alone,
          2 * OPERATIONS, (unsigned long long)both);
     END_HEAP(heap);
+    free(elements);
   }
-  free(elements);
   purgeable_set_pending_byte_limit(before);
 }
 
@@ -234,12 +235,10 @@ static void unlocks_share_calls(case_report_t *report) {
 static void stores_count_apart(case_report_t *report) {
   NEED_DISCARDS();
   uint64_t before = purgeable_pending_byte_limit();
-  enum { MOST = 200000 };
-  element_t *elements = calloc(MOST, sizeof *elements), element;
-  REQUIRE(elements != NULL);
+  element_t *elements, element;
   size_t count, stored = 0;
-  purgeable_heap_t *heap = offered_heap(SMALL, elements, &count, MOST);
-  REQUIRE(heap != NULL && count < MOST);
+  purgeable_heap_t *heap = offered_heap(SMALL, &elements, &count);
+  REQUIRE(heap != NULL);
   uint64_t calls = purgeable_testing_call_count(purgeable_testing_call_madvise_free);
   for (size_t i = 0; heap_statistics(heap).memory.pending_bytes < 2 * PENDING_PAGES * PAGE; i += 20) {
     REQUIRE(i < count && locks_intact(heap, &elements[i]));
@@ -264,12 +263,10 @@ static void stores_count_apart(case_report_t *report) {
 static void nothing_waits(case_report_t *report) {
   NEED_DISCARDS();
   uint64_t before = purgeable_pending_byte_limit();
-  enum { MOST = 200000 };
-  element_t *elements = calloc(MOST, sizeof *elements);
-  REQUIRE(elements != NULL);
+  element_t *elements;
   size_t count;
-  purgeable_heap_t *heap = offered_heap(SMALL, elements, &count, MOST);
-  REQUIRE(heap != NULL && count < MOST);
+  purgeable_heap_t *heap = offered_heap(SMALL, &elements, &count);
+  REQUIRE(heap != NULL);
   purgeable_set_pending_byte_limit(0);
   uint64_t calls = purgeable_testing_call_count(purgeable_testing_call_madvise_free);
   uint64_t looks = purgeable_testing_look_count(purgeable_testing_looks_overdue), unlocks = 0;

@@ -17,6 +17,17 @@ static inline purgeable_region_t *filled_region(size_t length, const purgeable_r
   return region;
 }
 
+// A region of which every other page has content, idle: its offer asks the kernel which do, and takes a call for each. NULL only
+// without memory.
+static inline purgeable_region_t *cut_region(size_t page_count) {
+  purgeable_region_t *region = NULL;
+  if (purgeable_region_create(page_count * PAGE, NULL, &region) != 0) return NULL;
+  char *bytes = purgeable_region_bytes(region);
+  for (size_t page = 0; page < page_count; page += 2) bytes[page * PAGE] = 1;
+  if (purgeable_region_unlock(region) != 0) abort();
+  return region;
+}
+
 static inline purgeable_region_statistics_t statistics_now(void) {
   purgeable_region_statistics_t statistics;
   if (purgeable_region_statistics(&statistics) != 0) abort();
