@@ -11,20 +11,20 @@ extension CacheEngine {
     enforceByteLimit()
   }
 
-  /// Brings the cache below its limits by evicting from the shard that is next by age, again and again. Called after a limit was
-  /// lowered, and after a store whose own shard had nothing left to evict. That shard is spared as long as others have entries,
-  /// since evicting there could take the entry just stored.
-  func enforceLimits(sparing spared: Int? = nil) {
+  /// Called after a limit was lowered.
+  func enforceLimits() {
     // A limit that needs one order of eviction closes the other shards first, or after the evictions if the cache is too large
     // before.
-    if let spared { return evictAboveLimits(sparing: spared) }
     shards.reviewShards()
     // Who lowers a limit wants the memory: no slab is kept for the next store.
-    heap.givingBackTogether { evictAboveLimits(sparing: nil) }
+    heap.givingBackTogether { evictAboveLimits() }
     shards.reviewShards()
   }
 
-  private func evictAboveLimits(sparing spared: Int?) {
+  /// Brings the cache below its limits by evicting from the shard that is next by age, again and again. After a store whose own
+  /// shard had nothing left to evict, that shard is spared as long as others have entries, since evicting there could take the
+  /// entry just stored.
+  func evictAboveLimits(sparing spared: Int? = nil) {
     shards.evictByAge(
       sparing: spared,
       age: { held in

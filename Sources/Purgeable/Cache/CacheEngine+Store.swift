@@ -57,7 +57,7 @@ extension CacheEngine {
     // Of two stores in two shards that exceed a limit together, one sees what the other has published.
     if base.limits.areStrict { atomicMemoryFence(ordering: .sequentiallyConsistent) }
     // The store's own shard had nothing left to evict; others may have.
-    if base.isOverLimits { enforceLimits(sparing: shards.shard(of: key.shardHash).number) }
+    if base.isOverLimits { evictAboveLimits(sparing: shards.shard(of: key.shardHash).number) }
     shards.openIfLarge()
   }
 

@@ -46,21 +46,7 @@ extension PurgeableCache {
   /// even a small array cannot be allocated, Swift's runtime ends the program; code that has to survive that uses
   /// `read(forKey:into:)` or `withBytes(forKey:)`.
   @inlinable
-  public func value(forKey key: Key) -> Value? {
-    if Value.self == [UInt8].self {
-      // Safe: the same type. Saves a copy.
-      guard let bytes = bytes(forKey: key) else { return nil }
-      return unsafe unsafeBitCast(bytes, to: Value.self)
-    }
-    guard case .hit(let value) = lookUp(key, countsAsUse: true) else { return nil }
-    return value
-  }
-
-  /// The bytes of a key's value, as an array.
-  @usableFromInline
-  func bytes(forKey key: Key) -> [UInt8]? {
-    unsafe lookUpBytes { buffer in unsafe read(key, into: buffer, countsAsUse: true) }
-  }
+  public func value(forKey key: Key) -> Value? { unsafe value { buffer in unsafe read(key, into: buffer, countsAsUse: true) } }
 
   /// As `value(forKey:)`, with the reason when there is no value.
   @inlinable
@@ -197,6 +183,18 @@ extension PurgeableCache {
 
   // MARK: Inside
 
+  /// The value that `read` copies the bytes of. Counts as a use, as `read` does.
+  @inlinable @inline(__always)
+  func value(_ read: (UnsafeMutableRawBufferPointer) -> EngineRead) -> Value? {
+    if Value.self == [UInt8].self {
+      // Safe: the same type. Saves a copy.
+      guard let bytes = unsafe lookUpBytes(read) else { return nil }
+      return unsafe unsafeBitCast(bytes, to: Value.self)
+    }
+    guard case .hit(let value) = unsafe lookUp(read, countsAsUse: true) else { return nil }
+    return value
+  }
+
   /// The value, made where its bytes were copied to. Values of up to a kilobyte are copied to a buffer on the stack. For a larger
   /// one the read says how many bytes it needs, and may need more when it is read again.
   @inlinable @inline(__always)
@@ -243,7 +241,7 @@ extension PurgeableCache {
   }
 
   /// As `lookUp`, for values that are arrays of bytes: without anything generic.
-  @inline(__always)
+  @inlinable @inline(__always)
   func lookUpBytes(_ read: (UnsafeMutableRawBufferPointer) -> EngineRead) -> [UInt8]? {
     // Most values fit into a buffer on the stack. For a larger one the read says how many bytes it needs, and may need more when
     // it is read again.

@@ -63,31 +63,14 @@ extension PurgeableCache {
         let end = min(start + KeyGroup.capacity, keys.count)
         for i in start..<end { prepare(keys[i], i - start, of: group) }
         prefetchElements(end - start, of: group)
-        for i in start..<end { values.append(value(forKey: keys[i], i - start, of: group)) }
+        for i in start..<end { values.append(unsafe value { unsafe read(keys[i], i - start, of: group, into: $0) }) }
         start = end
       }
     }
     return values
   }
 
-  /// The value of a key that is encoded already. Counts as a use.
-  @inlinable @inline(__always)
-  func value(forKey key: Key, _ i: Int, of group: KeyGroup) -> Value? {
-    if Value.self == [UInt8].self {
-      // Safe: the same type. Saves a copy.
-      guard let bytes = bytes(forKey: key, i, of: group) else { return nil }
-      return unsafe unsafeBitCast(bytes, to: Value.self)
-    }
-    let found = unsafe lookUp({ buffer in unsafe read(key, i, of: group, into: buffer) }, countsAsUse: true)
-    guard case .hit(let value) = found else { return nil }
-    return value
-  }
-
-  @usableFromInline
-  func bytes(forKey key: Key, _ i: Int, of group: KeyGroup) -> [UInt8]? {
-    unsafe lookUpBytes { buffer in unsafe read(key, i, of: group, into: buffer) }
-  }
-
+  /// Reads the value of a key that is encoded already. Counts as a use.
   @usableFromInline
   func read(_ key: Key, _ i: Int, of group: KeyGroup, into buffer: UnsafeMutableRawBufferPointer) -> EngineRead {
     let encoded = group[i]
