@@ -5,6 +5,7 @@
 #include "region_cases.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <ucontext.h>
@@ -236,7 +237,18 @@ static void count_signal(int number) {
   errno = kept;
 }
 
-// In a process group of its own, into which another process sends signals without pause.
+// Sends signals into its process group until its parent ends. With pauses: under signals without one, the receiver hardly comes
+// from one instruction to the next.
+static void send_signals(void) {
+  enum { PAUSE_US = 20 };
+  (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+  for (;;) {
+    (void)kill(0, SIGUSR1);
+    (void)usleep(PAUSE_US);
+  }
+}
+
+// In a process group of its own, into which another process sends signals all the time.
 static bool probe_among_signals(void) {
   enum { PROBES = 300 };
   purgeable_probe_t probe;
@@ -245,7 +257,7 @@ static bool probe_among_signals(void) {
   CHECK(signal(SIGUSR1, SIG_IGN) != SIG_ERR);
   pid_t sender = fork();
   CHECK(sender >= 0);
-  while (sender == 0) (void)kill(0, SIGUSR1);
+  if (sender == 0) send_signals();
   const struct sigaction action = {.sa_handler = count_signal, .sa_flags = SA_RESTART};
   CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
   while (atomic_load(&signals_here) == 0) (void)usleep(100);
