@@ -187,7 +187,25 @@ struct CacheMemoryTests {
       let source = FakeSource()
       PurgeableMemory.pressureSource = source
       // One cache whose keys are bytes, and one that keeps its keys in a table.
-      let caches = try (0..<2).map { try PurgeableCache<UInt32, [UInt8]>(byteLimit: 8 << 20, tracksKeys: $0 == 1) }
+      func makeCaches() throws -> [PurgeableCache<UInt32, [UInt8]>] {
+        try (0..<2).map { try PurgeableCache(byteLimit: 8 << 20, tracksKeys: $0 == 1) }
+      }
+      // What a child does: every cache is empty, and works.
+      func startEmpty(_ caches: [PurgeableCache<UInt32, [UInt8]>]) -> Bool {
+        for cache in caches {
+          for key in 0..<UInt32(200) where cache.value(forKey: key) != nil { return false }
+          for key in 0..<UInt32(200) { cache[key] = described(key, version: 2, count: 200) }
+          // An entry is right, or gone, since pressure goes on in the child as well.
+          for key in 0..<UInt32(200) {
+            if let bytes = cache[key], bytes != described(key, version: 2, count: 200) { return false }
+          }
+        }
+        return true
+      }
+      // Once here, before any other thread runs: Swift makes the descriptions of types at their first use, under a mutex of its
+      // own, and a child whose parent's other thread holds that mutex at the fork would wait for ever for the first of them.
+      require(startEmpty(try makeCaches()), "no child")
+      let caches = try makeCaches()
       let isOver = Atomic<Bool>(false)
       let storing = (0..<2).map { index in
         TestThread {
@@ -201,18 +219,7 @@ struct CacheMemoryTests {
       }
       var failures = 0
       for _ in 0..<200 where failures == 0 {
-        let isWell = childSays {
-          for cache in caches {
-            for key in 0..<UInt32(200) where cache.value(forKey: key) != nil { return false }
-            for key in 0..<UInt32(200) { cache[key] = described(key, version: 2, count: 200) }
-            // An entry is right, or gone, since pressure goes on in the child as well.
-            for key in 0..<UInt32(200) {
-              if let bytes = cache[key], bytes != described(key, version: 2, count: 200) { return false }
-            }
-          }
-          return true
-        }
-        if !isWell { failures += 1 }
+        if !childSays({ startEmpty(caches) }) { failures += 1 }
       }
       isOver.store(true, ordering: .relaxed)
       for thread in storing { thread.join() }
