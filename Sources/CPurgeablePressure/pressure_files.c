@@ -13,6 +13,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 // All files of this kind are far shorter, and so are paths in hierarchies of groups.
 enum { FILE_BYTES = 16384, PATH_BYTES = 4352 };
 
@@ -217,4 +221,10 @@ uint64_t purgeable__eventfd_number(int32_t descriptor) {
   (void)snprintf(name, sizeof name, "%d", (int)descriptor);
   ssize_t length = read_file("/proc/self/fdinfo", name, text, sizeof text);
   return length < 0 ? PURGEABLE__NO_NUMBER : number_after("eventfd-id", text, (size_t)length);
+}
+
+void purgeable__return_free_memory(void) {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }

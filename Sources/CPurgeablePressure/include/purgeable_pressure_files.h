@@ -12,6 +12,9 @@
 
 #define PURGEABLE__NO_NUMBER UINT64_MAX
 
+/// Has the C library give free memory of its allocator back to the system, where it can. Milliseconds for each GiB.
+void purgeable__return_free_memory(void);
+
 /// The number that a text begins with, its first word: "max" and everything else that is no decimal number is none.
 uint64_t purgeable__first_number(const char *text, size_t length_bytes);
 

@@ -43,8 +43,8 @@ final class CacheEngine: ForkProtected {
   /// Bytes stored since a store last looked whether the cache has grown, and what was held then.
   let storedSinceOffer = Atomic<Int>(0)
   let heldAtLastLook = Atomic<Int>(0)
-  /// The engine's link in the list of caches that the library's thread works for.
-  let link = ClientLink<CacheEngine>()
+  /// The engine's link in the list of those that the library's thread works for.
+  let link = ClientLink<UnownedClient>()
   /// The bytes that were held when the last reaction began to give back.
   let heldBeforeReaction = Atomic<Int>(0)
   let lastIdleRound = Atomic<UInt64>(0)

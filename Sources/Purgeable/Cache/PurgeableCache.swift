@@ -157,12 +157,12 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
     self.form = form
     self.table = table
     self.name = name
-    CacheRoster.shared.add(engine)
+    ClientRoster.shared.add(engine)
   }
 
   deinit {
     // Departures that still wait are not told after the cache's end. The entries end with their memory.
-    CacheRoster.shared.remove(engine)
+    ClientRoster.shared.remove(engine)
     table?.end()
   }
 

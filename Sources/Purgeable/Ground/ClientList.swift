@@ -6,18 +6,19 @@
 // A client is in the list from the making of its owner to the owner's end. The owner keeps the client alive for that long, so
 // the list need not.
 
-/// Where a client stands: made with it. Touched only under the mutex of its list.
-@safe final class ClientLink<Client: AnyObject & Sendable>: @unchecked Sendable {
+/// Where a client stands: made with it. Touched only under the mutex of its list. `Client` is an unowned reference: an owned one
+/// would keep the client alive.
+@safe final class ClientLink<Client: Sendable>: @unchecked Sendable {
   /// 0: in no list.
   fileprivate var number: UInt64 = 0
-  fileprivate var client: Unmanaged<Client>?
+  fileprivate var client: Client?
   fileprivate var previous: Unmanaged<ClientLink>?
   fileprivate var next: Unmanaged<ClientLink>?
 }
 
 /// `@safe`: a client is removed before it ends, under the mutex under which the list is read. `@unchecked Sendable`: used under
 /// that only.
-@safe struct ClientList<Client: AnyObject & Sendable>: @unchecked Sendable {
+@safe struct ClientList<Client: Sendable>: @unchecked Sendable {
   private var oldest: Unmanaged<ClientLink<Client>>?
   private var youngest: Unmanaged<ClientLink<Client>>?
   private var lastNumber: UInt64 = 0
@@ -31,7 +32,7 @@
     let reference = unsafe Unmanaged.passUnretained(link)
     lastNumber += 1
     link.number = lastNumber
-    unsafe link.client = Unmanaged.passUnretained(client)
+    link.client = client
     unsafe link.previous = youngest
     unsafe link.next = nil
     if let youngest = unsafe youngest {
@@ -57,7 +58,7 @@
       unsafe youngest = previous
     }
     link.number = 0
-    unsafe link.client = nil
+    link.client = nil
     count -= 1
   }
 
@@ -70,7 +71,7 @@
     } else {
       while let candidate = unsafe next?.takeUnretainedValue(), candidate.number <= number { unsafe next = candidate.next }
     }
-    guard let found = unsafe next?.takeUnretainedValue(), let client = unsafe found.client else { return nil }
-    return unsafe (client.takeUnretainedValue(), found.number)
+    guard let found = unsafe next?.takeUnretainedValue(), let client = found.client else { return nil }
+    return (client, found.number)
   }
 }

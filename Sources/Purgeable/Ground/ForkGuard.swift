@@ -26,8 +26,10 @@ extension ForkProtected {
 /// The order of mutexes: the holder of one may take those further down, never those further up. A fork takes all of them in
 /// this order.
 enum MutexOrder: Int {
-  /// Caches in the order of their making, then their key tables, then the turn of those who give back many slabs together.
-  case caches
+  /// Caches in the order of their making, then their key tables.
+  case clients
+  /// The turn of those who give back many slabs together.
+  case turn
   case monitors
   case sources
   /// The thread's notes and its signal. From here on each is taken for a moment, also while one from above is held.
@@ -50,7 +52,7 @@ final class ForkGuard: @unchecked Sendable {
     init(_ collect: @escaping @Sendable (inout [any ForkProtected]) -> Void) { self.collect = collect }
   }
 
-  private let announcements = InlineArray<6, AtomicLazyReference<Announcement>> { _ in AtomicLazyReference() }
+  private let announcements = InlineArray<7, AtomicLazyReference<Announcement>> { _ in AtomicLazyReference() }
   private let turn = Guarded<Void>(())
   /// Has room for all objects, reserved when each is made: a fork takes no memory, whose lack would end the program.
   private var held: [any ForkProtected] = []

@@ -6,6 +6,7 @@ import Synchronization
 
 /// An object that tells news on a thread of its own. A thread is made when there is news, and ends when there is none: a
 /// subclass keeps count of both, under a mutex of its own.
+@usableFromInline
 class Teller: @unchecked Sendable {
   /// Tells all waiting news. On the thread.
   func run() {}

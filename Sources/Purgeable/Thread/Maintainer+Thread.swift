@@ -83,16 +83,16 @@ extension Maintainer {
   /// Whether any client has memory to give back, or wants to know the level.
   private var holdsAnything: Bool {
     if state.withLock({ !$0.monitors.isEmpty }) { return true }
-    for engine in ListedEngines() where engine.base.heldBytes > 0 { return true }
+    for client in ListedClients() where client.holdsAnything { return true }
     return false
   }
 
-  private var isUnneeded: Bool { CacheRoster.shared.isEmpty && state.withLock { $0.monitors.isEmpty } }
+  private var isUnneeded: Bool { ClientRoster.shared.isEmpty && state.withLock { $0.monitors.isEmpty } }
 
   /// True if there is no client left. Under the mutex: a thread that notes work from here on finds no thread, and starts one.
   private func ends() -> Bool {
     let best = state.withLock { state -> SystemPressureSource?? in
-      guard CacheRoster.shared.isEmpty, state.monitors.isEmpty, !WorkBell.isRung.load(ordering: .acquiring),
+      guard ClientRoster.shared.isEmpty, state.monitors.isEmpty, !WorkBell.isRung.load(ordering: .acquiring),
         !hasNews.load(ordering: .acquiring)
       else { return nil }
       state.threadOwner = 0
@@ -112,7 +112,7 @@ extension Maintainer {
   private func round() -> Bool {
     var again = false
     purgeable_offer_pending(nil)
-    for engine in ListedEngines() { again = engine.upkeepRound() || again }
+    for client in ListedClients() { again = client.upkeepRound() || again }
     return again
   }
 
@@ -120,7 +120,7 @@ extension Maintainer {
 
   /// Opens the sources that are needed now, and closes those that are not.
   private func refresh(_ watch: inout Watch) {
-    var isNeeded = !CacheRoster.shared.isEmpty
+    var isNeeded = !ClientRoster.shared.isEmpty
     for monitor in ListedMonitors() where monitor.source == nil { isNeeded = true }
     let source = isNeeded ? sharedSource(&watch) : nil
     if source !== watch.shared?.source {
@@ -227,7 +227,7 @@ extension Maintainer {
   private func react(to answer: PressureFeed.Answer, _ watch: inout Watch, woken: UInt64) {
     switch watch.pace.step(after: answer, at: woken) {
     case .rest: break
-    case .ease: PressureReaction.run(ListedEngines(), .normal) { _ in false }
+    case .ease: PressureReaction.run(ListedClients(), .normal) { _ in false }
     case .look: reactIfShort(&watch, woken: woken)
     case .react:
       // First the step that costs nothing: the kernel gets the most to choose from.
@@ -235,18 +235,18 @@ extension Maintainer {
       let begun = MonotonicTime.now
       // A source of the program's own knows better than our figures whether memory is short.
       let mustGive = givenSource != nil
-      let relief = PressureReaction.run(ListedEngines(), answer.raw, in: watch.group.current(), mustGive: mustGive)
+      let relief = PressureReaction.run(ListedClients(), answer.raw, in: watch.group.current(), mustGive: mustGive)
       note(relief, &watch, begun: begun, woken: woken)
     }
   }
 
   private func reactIfShort(_ watch: inout Watch, woken: UInt64) {
     guard let level = watch.shared?.level else { return }
-    let engines = ListedEngines()
-    let offered = engines.reduce(UInt64(0)) { $0 + UInt64($1.base.heldBytes) }
+    let clients = ListedClients()
+    let offered = PressureReaction.offeredBytes(clients)
     let group = watch.group.current()
     guard MemoryRoom.missingBytes(in: group, isShort: false, offeredBytes: offered) > 0 else { return }
-    note(PressureReaction.run(engines, level, in: group, mustGive: false), &watch, begun: woken, woken: woken)
+    note(PressureReaction.run(clients, level, in: group, mustGive: false), &watch, begun: woken, woken: woken)
   }
 
   private func note(_ relief: PressureRelief, _ watch: inout Watch, begun: UInt64, woken: UInt64) {

@@ -23,7 +23,7 @@ final class Maintainer: ForkProtected {
   static let shared = Maintainer()
 
   struct State {
-    var monitors = ClientList<MonitorCore>()
+    var monitors = ClientList<UnownedMonitor>()
     /// The process that has the thread; a forked child does not, and starts its own.
     var threadOwner: pid_t = 0
     /// The source that a program has chosen, and where its descriptors were opened.
@@ -59,7 +59,7 @@ final class Maintainer: ForkProtected {
 
   /// The monitor's owner removes it before it ends. Takes memory only for forks; the maker of the monitor has checked for it.
   func add(_ monitor: MonitorCore) {
-    state.withLock { $0.monitors.append(monitor, monitor.link) }
+    state.withLock { $0.monitors.append(UnownedMonitor(monitor: monitor), monitor.link) }
     // The monitor and its source.
     ForkGuard.shared.reserve(2)
     noteNews()
@@ -188,7 +188,7 @@ final class Maintainer: ForkProtected {
   /// 0, or pthread_create's error.
   private func start() -> Int32 {
     // Made here, not by the thread: the thread may begin where there is no memory for them.
-    _ = CacheRoster.shared
+    _ = ClientRoster.shared
     _ = ThreadRole.isLibrary
     _ = Self.typesOfThread
     return unsafe startDetachedThread(stackByteCount: 512 << 10) { _ in

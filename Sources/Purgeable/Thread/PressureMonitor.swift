@@ -105,7 +105,7 @@ final class MonitorCore: Teller, ForkProtected, @unchecked Sendable {
   let source: (any PressureSource)?
   /// Called by the telling thread, outside of every mutex.
   private let callback: (@Sendable (PressureLevel) -> Void)?
-  let link = ClientLink<MonitorCore>()
+  let link = ClientLink<UnownedMonitor>()
   /// What the library's thread keeps for this monitor.
   let notes = Guarded(MonitorNotes())
   /// Where the source's descriptors were opened.

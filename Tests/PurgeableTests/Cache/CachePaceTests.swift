@@ -59,7 +59,7 @@ struct CachePaceTests {
     let clock = SetClock()
     let growth = SlowGrowth()
     growth.begin(before: mebibyte, held: 0, now: clock.cacheClock.now() + second)
-    expect(growth, clock, SlowGrowth.floor)
+    expect(growth, clock, SlowGrowth.byteFloor)
   }
 
   @Test("sweeps take a twentieth of the time at most, and are a hundredth of a second apart")

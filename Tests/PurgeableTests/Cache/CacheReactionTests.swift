@@ -190,7 +190,7 @@ struct CacheReactionTests {
     let cache = try filled(clock: clock.cacheClock)
     cache.trimUntimed(level: .critical)
     let held = cache.byteCount
-    #expect(cache.engine.base.growthLimit == max(held, SlowGrowth.floor))
+    #expect(cache.engine.base.growthLimit == max(held, SlowGrowth.byteFloor))
     for key in 100_000..<116_000 { cache[key] = pattern(300) }
     // The minute has not passed: the cache holds little more, and has evicted by policy instead.
     #expect(cache.byteCount < held + held / 2)

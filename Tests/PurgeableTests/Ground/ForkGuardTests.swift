@@ -32,8 +32,8 @@ struct ForkGuardTests {
         require(items.count { $0 is Noting } == 2, "what was collected before")
         items.append(list)
       }
-      ForkGuard.shared.announce(.caches) { $0 += [cache, table] }
-      ForkGuard.shared.announce(.caches) { _ in require(false, "the first announcement of a place counts") }
+      ForkGuard.shared.announce(.clients) { $0 += [cache, table] }
+      ForkGuard.shared.announce(.clients) { _ in require(false, "the first announcement of a place counts") }
       let around = [
         "lock cache", "lock table", "lock list", "lock group", "unlock group", "unlock list", "unlock table", "unlock cache",
       ]

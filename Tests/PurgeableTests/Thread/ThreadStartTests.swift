@@ -65,7 +65,7 @@ struct ThreadStartTests {
       first?[1] = [1]
       require(patiently { hasLibraryThread() }, "starts")
       first = nil
-      require(!CacheRoster.shared.isEmpty && second.isEmpty, "one is left")
+      require(!ClientRoster.shared.isEmpty && second.isEmpty, "one is left")
       _ = consume second
       require(patiently { !hasLibraryThread() }, "ends")
     }

@@ -15,7 +15,7 @@ public enum ValueAbsence: Sendable, Hashable {
 }
 
 /// An entry that left, as `onDeparture` is told.
-public struct Departure<Key: Hashable & Sendable, Value: PurgeableValue>: Sendable {
+public struct Departure<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   /// The entry's key.
   public let key: Key
   /// The value, where it still exists; else `absence` says why not.

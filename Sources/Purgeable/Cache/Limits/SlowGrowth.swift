@@ -17,8 +17,9 @@ import Synchronization
 struct SlowGrowth: ~Copyable, Sendable {
   static let partsPerSecond = 16
   static let duration: UInt64 = 60_000_000_000
-  /// The lowest limit, in bytes.
-  static let floor = 4 << 20
+  static let byteFloor = 4 << 20
+  /// The lowest limit.
+  private let floor: Int
 
   /// The bytes that were left when memory had been given back; `Int.max` for no limit.
   private let base = Atomic<Int>(.max)
@@ -27,6 +28,9 @@ struct SlowGrowth: ~Copyable, Sendable {
   /// Bytes a second.
   private let rate = Atomic<Int>(0)
 
+  /// Of bytes, or of whatever the cache counts its size in.
+  init(floor: Int = byteFloor) { self.floor = floor }
+
   /// From `now` on the cache grows slowly. `before`, `held`: bytes, before it gave something back and afterwards.
   func begin(before: Int, held: Int, now: UInt64) {
     assert(before >= 0 && held >= 0, "PurgeableCache: a cache holds fewer than 0 bytes")
@@ -34,7 +38,7 @@ struct SlowGrowth: ~Copyable, Sendable {
     let present = base.load(ordering: .relaxed) == .max ? 0 : rate.load(ordering: .relaxed)
     rate.store(max(present, before / Self.partsPerSecond), ordering: .relaxed)
     begun.store(now, ordering: .relaxed)
-    base.store(max(Self.floor, held), ordering: .relaxed)
+    base.store(max(floor, held), ordering: .relaxed)
   }
 
   /// The limit now, in bytes; `Int.max` for none, without a look at the clock.

@@ -201,6 +201,8 @@ final class GivingBackTurn: ForkProtected {
   private let turn = Guarded<Void>(())
   private let address = Atomic<UInt>(0)
 
+  private init() { ForkGuard.shared.announce(.turn) { $0.append(GivingBackTurn.shared) } }
+
   /// Called for each cache that is made; the first call maps the memory. False when there is no memory.
   func prepare() -> Bool {
     if address.load(ordering: .acquiring) != 0 { return true }

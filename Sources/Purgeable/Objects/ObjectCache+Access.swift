@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: MIT
+// Looking up, storing, removing. What is fast is compiled into its callers, where the types are known.
+
+import Synchronization
+
+extension ObjectCache {
+  // MARK: Looking up
+
+  /// The value of a key, nil when there is none. Counts as a use. One mutex, no allocation.
+  @inlinable
+  public func value(forKey key: Key) -> Value? {
+    let found = store.hold(key) { shard, position, _ -> (value: Value, isDiscardable: Bool)? in
+      guard position != noPosition else {
+        shard.counters.misses += 1
+        return nil
+      }
+      shard.counters.hits += 1
+      shard.table.use(position, at: store.books.time)
+      return (shard.table[position].value!, shard.table[position].queue.isDiscardable)
+    }
+    guard let found else { return nil }
+    return found.isDiscardable && dropIfDiscarded(found.value, forKey: key) ? nil : found.value
+  }
+
+  /// As `value(forKey:)`, with the reason when there is no value. Of keys that left nothing is remembered: `unknown`, or
+  /// `discarded` where this look-up found that.
+  public func lookUpValue(forKey key: Key) -> Lookup<Value> {
+    if let value = value(forKey: key) { return .hit(value) }
+    return .miss(.unknown)
+  }
+
+  /// The value of a key, without counting as a use: the order of eviction and the statistics stay as they are.
+  public func peekValue(forKey key: Key) -> Value? { peekEntry(forKey: key)?.value }
+
+  /// A key's entry, without counting as a use.
+  public func peekEntry(forKey key: Key) -> CacheEntry<Key, Value>? {
+    let entry = store.hold(key) { shard, position, _ in position == noPosition ? nil : CacheEntry(shard.table[position]) }
+    return entry.flatMap { isLeaving($0.value) ? nil : $0 }
+  }
+
+  /// Whether the cache has a value for the key. Does not count as a use, and never calls a handler.
+  public func containsValue(forKey key: Key) -> Bool { peekEntry(forKey: key) != nil }
+
+  // MARK: Storing
+
+  /// Stores a value under a key, in place of an old one. A cost of less than 0 counts as 0.
+  ///
+  /// The limits hold when it returns. A value whose cost is above the whole limit is refused: every other entry stays, and the
+  /// key's old value is gone. Without memory the value is refused, and the old value stays.
+  @discardableResult
+  @inlinable
+  public func setValue(_ value: Value, forKey key: Key, cost: Int = 0) -> StoreOutcome { set(value, key, max(0, cost)).outcome }
+
+  /// Stores a value, and returns the one it replaced, to one thread of several.
+  @discardableResult
+  @inlinable
+  public func updateValue(_ value: Value, forKey key: Key, cost: Int = 0) -> Value? { set(value, key, max(0, cost)).old }
+
+  @inlinable
+  func set(_ value: Value, _ key: Key, _ cost: Int) -> (outcome: StoreOutcome, old: Value?) {
+    if store.books.refuses(cost) { return (.tooLarge, refuse(value, key, cost)) }
+    let queue = ObjectQueue(hasCost: cost > 0, isDiscardable: store.books.isDiscardable(value))
+    let time = store.books.time
+    let (isStored, stamp, old) = store.hold(key) { shard, position, hash -> (Bool, UInt64, DepartedObject<Key, Value>?) in
+      if position != noPosition {
+        let old = shard.table.replace(position, value, cost: cost, queue, at: time)
+        shard.counters.replacements += 1
+        shard.counters.count(.replaced)
+        store.books.book(entries: 0, cost: cost, less: old.cost)
+        return (true, shard.table.lastStamp, old)
+      }
+      guard shard.table.insert(key, hash: hash, value, cost: cost, queue, at: time) else { return (false, 0, nil) }
+      shard.counters.insertions += 1
+      store.books.book(entries: 1, cost: cost, less: 0)
+      return (true, shard.table.lastStamp, nil)
+    }
+    guard isStored else { return (countRefusal(.outOfMemory), nil) }
+    store.books.noteStore()
+    if let old { finishReplaced(old, by: value) }
+    if store.books.exceededLimit != nil { store.enforceLimits(before: stamp) }
+    return (old == nil ? .stored : .replaced, old?.value)
+  }
+
+  /// The value of a key; setting stores it with a cost of 0, setting nil removes it.
+  public subscript(key: Key) -> Value? {
+    @inlinable get { value(forKey: key) }
+    @inlinable set {
+      if let newValue { setValue(newValue, forKey: key) } else { remove(forKey: key) }
+    }
+  }
+
+  // MARK: Removing
+
+  /// Removes a key's entry, and returns whether there was one. Any thread.
+  @discardableResult
+  public func remove(forKey key: Key) -> Bool { removeValue(forKey: key) != nil }
+
+  /// Removes a key's entry and returns its value; of several threads that remove one entry, only one gets the value.
+  public func removeValue(forKey key: Key) -> Value? { leave(key, .removed) }
+
+  /// Removes every entry that is there now. Any thread.
+  public func removeAll() {
+    for at in 0..<ObjectStore<Key, Value>.shardCount {
+      while let departed = store.hold(shard: at, { shard in
+        shard.table.anyPosition.map { store.remove($0, .removed, from: &shard) }
+      }) {
+        store.finish(departed)
+      }
+      store.hold(shard: at) { $0.table.shrink() }
+    }
+  }
+
+  /// Removes the entries for which the closure says so, over a snapshot, the least recently used first. A value that was stored
+  /// or used meanwhile stays. Returns how many were removed. An error leaves the removals before it.
+  @discardableResult
+  public func removeAll<E: Error>(where isRemovable: (CacheEntry<Key, Value>) throws(E) -> Bool) throws(E) -> Int {
+    var removed = 0
+    for noted in store.noted() where try isRemovable(noted.entry) {
+      if store.remove(noted, .removed) { removed += 1 }
+    }
+    return removed
+  }
+
+  // MARK: Enumerating
+
+  /// All entries at about this moment, the least recently used first, for loops that may change the cache. Does not count as a
+  /// use. Each entry that stays meanwhile is there once. Takes the memory of the list; holds one shard's mutex at a time.
+  public var entries: [CacheEntry<Key, Value>] { store.noted().map(\.entry).filter { !isLeaving($0.value) } }
+
+  /// The keys of `entries`.
+  public var keys: [Key] { entries.map(\.key) }
+
+  /// The values of `entries`.
+  public var values: [Value] { entries.map(\.value) }
+
+  // MARK: Inside
+
+  /// Whether the entry of an object goes because its content is discarded.
+  private func isLeaving(_ value: Value) -> Bool {
+    guard evictsEntriesWithDiscardedContent, let content = value as? any DiscardableContent else { return false }
+    return content.isContentDiscarded
+  }
+
+  @usableFromInline
+  func dropIfDiscarded(_ value: Value, forKey key: Key) -> Bool {
+    guard isLeaving(value) else { return false }
+    let departed = store.hold(key) { shard, position, _ -> DepartedObject<Key, Value>? in
+      shard.counters.hits -= 1
+      shard.counters.misses += 1
+      shard.counters.discardedMisses += 1
+      guard position != noPosition, isSame(shard.table[position].value, value) else { return nil }
+      return store.remove(position, .discarded, from: &shard)
+    }
+    if let departed { store.finish(departed) }
+    return true
+  }
+
+  /// Whether two values are one object. Values that adopt `DiscardableContent` are objects.
+  private func isSame(_ one: Value?, _ other: Value) -> Bool {
+    guard let one = one as? any DiscardableContent, let other = other as? any DiscardableContent else { return false }
+    return one === other
+  }
+
+  @usableFromInline
+  func leave(_ key: Key, _ reason: DepartureReason) -> Value? {
+    let departed = store.hold(key) { shard, position, _ in
+      position == noPosition ? nil : store.remove(position, reason, from: &shard)
+    }
+    if let departed { store.finish(departed) }
+    return departed?.value
+  }
+
+  /// The old value of a refused one is gone.
+  @usableFromInline
+  func refuse(_ value: Value, _ key: Key, _ cost: Int) -> Value? {
+    _ = countRefusal(.tooLarge)
+    let old = leave(key, .replaced)
+    store.finish(
+      DepartedObject(
+        key: key, value: value, cost: cost, reason: .tooLarge, isDiscardable: store.books.isDiscardable(value)))
+    return old
+  }
+
+  @usableFromInline
+  func countRefusal(_ outcome: StoreOutcome) -> StoreOutcome {
+    store.hold(shard: 0) { $0.counters.refusals += 1 }
+    return outcome
+  }
+
+  /// An object that was stored again under its key keeps its content.
+  @usableFromInline
+  func finishReplaced(_ old: DepartedObject<Key, Value>, by value: Value) {
+    let isKept = old.isDiscardable && isSame(old.value, value)
+    store.finish(isKept ? old.keepingContent : old)
+  }
+}
+
+/// An entry as it was at one moment.
+public struct CacheEntry<Key: Hashable & Sendable, Value: Sendable>: Sendable {
+  /// The entry's key.
+  public let key: Key
+  /// The value that was stored last.
+  public let value: Value
+  /// The cost that was given with it.
+  public let cost: Int
+}
+
+extension CacheEntry {
+  init(_ node: ObjectNode<Key, Value>) {
+    self.init(key: node.key!, value: node.value!, cost: node.cost)
+  }
+}
+
+/// An entry, and where it was.
+struct NotedObject<Key: Hashable & Sendable, Value: Sendable> {
+  let entry: CacheEntry<Key, Value>
+  let shard: Int
+  let position: UInt32
+  let stamp: UInt64
+}
+
+extension ObjectStore {
+  /// All entries, the least recently used first.
+  func noted() -> [NotedObject<Key, Value>] {
+    var all: [NotedObject<Key, Value>] = []
+    for at in 0..<Self.shardCount {
+      hold(shard: at) { shard in
+        for queue in 0..<ObjectQueue.count {
+          var position = shard.table.oldest[queue]
+          while position != noPosition {
+            let node = shard.table[position]
+            all.append(NotedObject(entry: CacheEntry(node), shard: at, position: position, stamp: node.stamp))
+            position = node.newer
+          }
+        }
+      }
+    }
+    return all.sorted { $0.stamp < $1.stamp }
+  }
+
+  /// Takes an entry out, unless it was used or replaced since.
+  func remove(_ noted: NotedObject<Key, Value>, _ reason: DepartureReason) -> Bool {
+    let departed = hold(shard: noted.shard) { shard -> Departed? in
+      guard shard.table.holds(noted.position, noted.stamp) else { return nil }
+      return remove(noted.position, reason, from: &shard)
+    }
+    guard let departed else { return false }
+    finish(departed)
+    return true
+  }
+}

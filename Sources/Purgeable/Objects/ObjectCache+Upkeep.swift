@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+// Trimming, sweeping, numbers.
+
+import Synchronization
+
+extension ObjectCache {
+  /// Evicts the least recently used until at most `count` entries are left. Less than 0 counts as 0. Nobody is asked.
+  public func trim(toCount count: Int) { store.trim(.trimmed) { store.books.count <= max(0, count) } }
+
+  /// Evicts the least recently used entries of a cost above 0 until costs add up to at most `cost`. Less than 0 counts as 0.
+  public func trim(toCost cost: Int) {
+    store.trim(.trimmed, onlyWithCost: true) { store.books.totalCost <= UInt128(max(0, cost)) }
+  }
+
+  /// Evicts the least recently used until at most this share of the entries is left; 0 is nothing, 1 is all.
+  public func trim(toFraction fraction: Double) {
+    let share = fraction.isNaN ? 1 : min(1, max(0, fraction))
+    trim(toCount: Int(Double(count) * share))
+  }
+
+  /// Drops the entries whose content is discarded (`evictsEntriesWithDiscardedContent`). Returns how many. Cost: a question to
+  /// each object that adopts `DiscardableContent`.
+  @discardableResult
+  public func sweep() -> Int { store.sweep() }
+
+  /// The cache in numbers. Any thread. What is about pages is 0.
+  public var statistics: CacheStatistics {
+    var memory = MemoryUse()
+    var result = CacheStatistics(
+      name: name, memory: memory, count: count, totalCost: totalCost, waitingDepartureCount: 0, notKeptValueCount: 0,
+      givenBackSlabCount: 0, refusedOfferCount: 0,
+      pressure: PressureLevel(rawValue: store.books.pressure.load(ordering: .relaxed)) ?? .normal)
+    for at in 0..<ObjectStore<Key, Value>.shardCount {
+      let (counters, byteCount) = store.hold(shard: at) { ($0.counters, $0.table.byteCount) }
+      memory.ordinaryBytes += byteCount
+      result.hitCount += counters.hits
+      result.missCount += counters.misses
+      result.insertionCount += counters.insertions
+      result.replacementCount += counters.replacements
+      result.refusalCount += counters.refusals
+      result.missesByReason[.discarded, default: 0] += counters.discardedMisses
+      result.missesByReason[.unknown, default: 0] += counters.misses - counters.discardedMisses
+      for reason in DepartureReason.allCases {
+        result.departures[reason, default: 0] += counters.departures[reason.rawValue]
+      }
+    }
+    result.memory = memory
+    return result
+  }
+}

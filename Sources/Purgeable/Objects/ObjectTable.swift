@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: MIT
+// One shard of a cache of objects: a hash table whose entries stand in queues in the order of their last use.
+//
+//   hash --> buckets --> position --chain--> position ...          nodes with one hash's low bits
+//                           |
+//            oldest <--> position <--> ... <--> newest             one queue for each kind of entry, by rising stamps
+//
+// A position is an index into `nodes`. A stamp is the time of the last use, different for all uses of a table: an entry is the
+// same, and was not used, as long as its position has its stamp. A free node has the stamp 0, and is chained to the next one.
+
+import Glibc
+
+/// The queues: entries that a cost limit can gain nothing from, and entries whose content may be discarded, stand apart, so that
+/// whoever looks for the others need not pass them.
+@usableFromInline
+struct ObjectQueue: Equatable, Sendable {
+  static let count = 4
+  @usableFromInline let number: UInt8
+
+  @inlinable
+  init(hasCost: Bool, isDiscardable: Bool) { number = (hasCost ? 0 : 1) + (isDiscardable ? 2 : 0) }
+  init(_ number: Int) { self.number = UInt8(number) }
+
+  @inlinable var hasCost: Bool { number & 1 == 0 }
+  @inlinable var isDiscardable: Bool { number & 2 != 0 }
+}
+
+@usableFromInline
+struct ObjectNode<Key: Hashable & Sendable, Value: Sendable> {
+  @usableFromInline var hash = 0
+  @usableFromInline var stamp: UInt64 = 0
+  @usableFromInline var cost = 0
+  /// Different for all entries of a table, however often their values were replaced; 0 in a free node.
+  @usableFromInline var birth: UInt64 = 0
+  /// nil in a free node, as the value.
+  @usableFromInline var key: Key?
+  @usableFromInline var value: Value?
+  @usableFromInline var chain = noPosition
+  @usableFromInline var older = noPosition
+  @usableFromInline var newer = noPosition
+  @usableFromInline var queue = ObjectQueue(hasCost: false, isDiscardable: false)
+
+  @inlinable init() {}
+}
+
+/// No node.
+@usableFromInline let noPosition = UInt32.max
+
+/// An entry that has left its table, on its way to whoever is told.
+@usableFromInline
+struct DepartedObject<Key: Hashable & Sendable, Value: Sendable> {
+  @usableFromInline let key: Key
+  @usableFromInline let value: Value
+  @usableFromInline let cost: Int
+  let reason: DepartureReason
+  let isDiscardable: Bool
+
+  @usableFromInline
+  init(key: Key, value: Value, cost: Int, reason: DepartureReason, isDiscardable: Bool) {
+    (self.key, self.value, self.cost, self.reason, self.isDiscardable) = (key, value, cost, reason, isDiscardable)
+  }
+
+  /// The same, with its content left alone.
+  var keepingContent: Self { Self(key: key, value: value, cost: cost, reason: reason, isDiscardable: false) }
+}
+
+/// `@safe`: positions come from the buckets, the chains and the queues, which name nodes below `capacity` only; a foreign one is
+/// checked by its stamp (`holds`). Used by one thread at a time, under its shard's mutex.
+@usableFromInline @safe
+struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
+  @usableFromInline typealias Node = ObjectNode<Key, Value>
+
+  @usableFromInline var nodes: UnsafeMutablePointer<Node>?
+  @usableFromInline var capacity = 0
+  /// As many as nodes, a power of two.
+  @usableFromInline var buckets: UnsafeMutablePointer<UInt32>?
+  @usableFromInline var firstFree = noPosition
+  @usableFromInline var count = 0
+  /// Rises with each entry that enters.
+  @usableFromInline var entered: UInt64 = 0
+  @usableFromInline var lastStamp: UInt64 = 0
+  @usableFromInline var oldest = InlineArray<4, UInt32>(repeating: noPosition)
+  @usableFromInline var newest = InlineArray<4, UInt32>(repeating: noPosition)
+
+  init() {}
+
+  deinit {
+    for position in 0..<capacity { unsafe (nodes! + position).deinitialize(count: 1) }
+    unsafe free(nodes)
+    unsafe free(buckets)
+  }
+
+  /// Ordinary memory that the table takes, without what its keys and values refer to.
+  var byteCount: Int { capacity * (MemoryLayout<Node>.stride + MemoryLayout<UInt32>.stride) }
+
+  // MARK: Finding
+
+  /// The node at a position of this table.
+  @inlinable
+  subscript(position: UInt32) -> Node {
+    unsafeAddress { unsafe UnsafePointer(nodes.unsafelyUnwrapped + Int(position)) }
+    nonmutating unsafeMutableAddress { unsafe nodes.unsafelyUnwrapped + Int(position) }
+  }
+
+  @inlinable @inline(__always)
+  func bucket(of hash: Int) -> UnsafeMutablePointer<UInt32> {
+    unsafe buckets.unsafelyUnwrapped + (hash & (capacity - 1))
+  }
+
+  /// The first entry with a hash.
+  @inlinable @inline(__always)
+  func first(withHash hash: Int) -> UInt32 {
+    capacity == 0 ? noPosition : same(hash, from: unsafe bucket(of: hash).pointee)
+  }
+
+  /// The next one with the same hash.
+  @inlinable
+  func next(after position: UInt32) -> UInt32 { same(self[position].hash, from: self[position].chain) }
+
+  @inlinable @inline(__always)
+  func same(_ hash: Int, from start: UInt32) -> UInt32 {
+    var position = start
+    while position != noPosition, self[position].hash != hash { position = self[position].chain }
+    return position
+  }
+
+  /// An entry, for whoever wants them all; nil where there is none.
+  var anyPosition: UInt32? {
+    for queue in 0..<ObjectQueue.count where oldest[queue] != noPosition { return oldest[queue] }
+    return nil
+  }
+
+  /// Whether the position still has the entry that had this stamp, unused since.
+  func holds(_ position: UInt32, _ stamp: UInt64) -> Bool {
+    position < capacity && stamp != 0 && self[position].stamp == stamp
+  }
+
+  /// The stamp of a queue's oldest entry; `.max` where the queue is empty.
+  @inlinable
+  func oldestStamp(_ queue: Int) -> UInt64 { oldest[queue] == noPosition ? .max : self[oldest[queue]].stamp }
+
+  // MARK: Using
+
+  /// Makes the entry its queue's newest.
+  @inlinable @inline(__always)
+  mutating func use(_ position: UInt32, at time: UInt64) {
+    let queue = Int(self[position].queue.number)
+    if newest[queue] != position {
+      unlink(position)
+      link(position)
+    }
+    lastStamp = max(time, lastStamp + 1)
+    self[position].stamp = lastStamp
+  }
+
+  @inlinable
+  mutating func link(_ position: UInt32) {
+    let queue = Int(self[position].queue.number)
+    let before = newest[queue]
+    self[position].older = before
+    self[position].newer = noPosition
+    if before == noPosition { oldest[queue] = position } else { self[before].newer = position }
+    newest[queue] = position
+  }
+
+  @inlinable
+  mutating func unlink(_ position: UInt32) {
+    let queue = Int(self[position].queue.number)
+    let (older, newer) = (self[position].older, self[position].newer)
+    if older == noPosition { oldest[queue] = newer } else { self[older].newer = newer }
+    if newer == noPosition { newest[queue] = older } else { self[newer].older = older }
+  }
+
+  // MARK: Changing
+
+  /// A new entry, its queue's newest. False without memory for it: nothing has changed.
+  @inlinable
+  mutating func insert(
+    _ key: Key, hash: Int, _ value: Value, cost: Int, _ queue: ObjectQueue, at time: UInt64
+  ) -> Bool {
+    if firstFree == noPosition, !resize(to: max(8, capacity * 2)) { return false }
+    let position = firstFree
+    firstFree = self[position].chain
+    self[position].hash = hash
+    self[position].cost = cost
+    self[position].key = key
+    self[position].value = value
+    self[position].queue = queue
+    let bucket = unsafe bucket(of: hash)
+    self[position].chain = unsafe bucket.pointee
+    unsafe bucket.pointee = position
+    link(position)
+    lastStamp = max(time, lastStamp + 1)
+    self[position].stamp = lastStamp
+    count += 1
+    entered += 1
+    self[position].birth = entered
+    return true
+  }
+
+  /// Puts another value in an entry's place, and makes it its queue's newest. Returns the old value.
+  @inlinable
+  mutating func replace(
+    _ position: UInt32, _ value: Value, cost: Int, _ queue: ObjectQueue, at time: UInt64
+  ) -> DepartedObject<Key, Value> {
+    let departed = departed(position, .replaced)
+    unlink(position)
+    self[position].value = value
+    self[position].cost = cost
+    self[position].queue = queue
+    link(position)
+    lastStamp = max(time, lastStamp + 1)
+    self[position].stamp = lastStamp
+    return departed
+  }
+
+  /// Takes an entry out.
+  @usableFromInline
+  mutating func remove(_ position: UInt32, _ reason: DepartureReason) -> DepartedObject<Key, Value> {
+    let departed = departed(position, reason)
+    unlink(position)
+    unsafe unchain(position, bucket(of: self[position].hash))
+    self[position].key = nil
+    self[position].value = nil
+    self[position].stamp = 0
+    self[position].birth = 0
+    self[position].chain = firstFree
+    firstFree = position
+    count -= 1
+    return departed
+  }
+
+  @inlinable
+  func departed(_ position: UInt32, _ reason: DepartureReason) -> DepartedObject<Key, Value> {
+    DepartedObject(
+      key: self[position].key!, value: self[position].value!, cost: self[position].cost,
+      reason: reason, isDiscardable: self[position].queue.isDiscardable)
+  }
+
+  private mutating func unchain(_ position: UInt32, _ bucket: UnsafeMutablePointer<UInt32>) {
+    var next = unsafe bucket.pointee
+    if next == position {
+      unsafe bucket.pointee = self[position].chain
+      return
+    }
+    while self[next].chain != position { next = self[next].chain }
+    self[next].chain = self[position].chain
+  }
+
+  /// Moves all entries to a table of `wanted` nodes, a power of two and enough. False without memory: nothing has changed.
+  @usableFromInline
+  mutating func resize(to wanted: Int) -> Bool {
+    guard wanted < Int(noPosition) else { return false }
+    let alignment = max(MemoryLayout<Node>.alignment, 16)
+    guard let raw = unsafe aligned_alloc(alignment, (wanted * MemoryLayout<Node>.stride + alignment - 1) & ~(alignment - 1))
+    else { return false }
+    guard let rawBuckets = unsafe malloc(wanted * MemoryLayout<UInt32>.stride) else {
+      unsafe free(raw)
+      return false
+    }
+    let fresh = unsafe raw.bindMemory(to: Node.self, capacity: wanted)
+    let freshBuckets = unsafe rawBuckets.bindMemory(to: UInt32.self, capacity: wanted)
+    unsafe freshBuckets.initialize(repeating: noPosition, count: wanted)
+    // In the order of the queues, so that positions stay dense.
+    var used: UInt32 = 0
+    for queue in 0..<ObjectQueue.count {
+      var position = oldest[queue]
+      var before = noPosition
+      if position != noPosition { oldest[queue] = used }
+      while position != noPosition {
+        let next = self[position].newer
+        unsafe (fresh + Int(used)).moveInitialize(from: nodes! + Int(position), count: 1)
+        unsafe (nodes! + Int(position)).initialize(to: Node())
+        unsafe (fresh + Int(used)).pointee.older = before
+        unsafe (fresh + Int(used)).pointee.newer = next == noPosition ? noPosition : used + 1
+        let bucket = unsafe freshBuckets + (fresh + Int(used)).pointee.hash & (wanted - 1)
+        unsafe (fresh + Int(used)).pointee.chain = bucket.pointee
+        unsafe bucket.pointee = used
+        (before, position) = (used, next)
+        used += 1
+      }
+      newest[queue] = before
+    }
+    for position in used..<UInt32(wanted) {
+      unsafe (fresh + Int(position)).initialize(to: Node())
+      unsafe (fresh + Int(position)).pointee.chain = position + 1 < UInt32(wanted) ? position + 1 : noPosition
+    }
+    firstFree = used < UInt32(wanted) ? used : noPosition
+    for position in 0..<capacity { unsafe (nodes! + position).deinitialize(count: 1) }
+    unsafe free(nodes)
+    unsafe free(buckets)
+    unsafe (nodes, buckets, capacity) = (fresh, freshBuckets, wanted)
+    return true
+  }
+
+  /// Gives back the memory of nodes that are not needed, where most are not.
+  mutating func shrink() {
+    var wanted = 8
+    while wanted < count { wanted *= 2 }
+    if wanted < capacity / 2 { _ = resize(to: wanted) }
+  }
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+// Who is asked when memory is short: one protocol for all that holds memory, and the list of those who do.
+
+import Glibc
+
+/// A cache, or whatever else holds memory that can be made again. The library's thread calls all of this, under no mutex, and
+/// waits for it: code of the program has no place here.
+protocol PressureClient: ForkProtected {
+  var link: ClientLink<UnownedClient> { get }
+  /// Of mutexes that come after those of all clients, in forks (ForkGuard.swift).
+  var companion: (any ForkProtected)? { get }
+
+  // MARK: What it holds
+
+  var holdsAnything: Bool { get }
+  /// Bytes that the kernel may take by itself, which figures of the machine's memory count as room.
+  var offeredBytes: Int { get }
+  /// Rises by what goes back to the system. Only differences mean something.
+  var returnedBytes: Int { get }
+
+  // MARK: What it does
+
+  /// Offers what is idle, and what else is due in each round of the library's thread. Returns whether another round is needed.
+  func upkeepRound() -> Bool
+  func setPressure(_ level: PressureLevel)
+  /// Step 1 of a reaction (PressureReaction.swift). Returns the bytes put on offer.
+  func offerAll() -> Int
+  /// Step 2. Returns how many entries were lost.
+  func dropLost() -> Int
+  /// From here on it may have to give.
+  func beginReaction()
+  /// Step 3: gives back that part of what it holds, or a little more. False when nothing could be given back.
+  func giveSlice(ofParts parts: Int) -> Bool
+  /// Step 4.
+  func shrinkBookkeeping(_ level: PressureLevel)
+  /// Step 5. From here on it grows slowly.
+  func beginSlowGrowth()
+}
+
+extension PressureClient {
+  var companion: (any ForkProtected)? { nil }
+}
+
+/// A client as the list knows it. `@safe`: the client leaves the list before it ends, under the mutex under which this is read.
+@safe struct UnownedClient: Sendable {
+  unowned(unsafe) let client: any PressureClient
+}
+
+/// Every client from its making to its end. Has a mutex of its own, under which nothing else is taken.
+final class ClientRoster: ForkProtected {
+  static let shared = ClientRoster()
+  private let list = Guarded(ClientList<UnownedClient>())
+
+  /// Called with the first client. What clients need of the layers below is made now, so that later calls allocate nothing for it.
+  private init() {
+    ProcessMemory.prepare()
+    ForkGuard.shared.announce(.clients) { items in
+      for client in ListedClients() { items.append(client) }
+      for client in ListedClients() { if let companion = client.companion { items.append(companion) } }
+    }
+    ForkGuard.shared.announce(.lists) { $0.append(ClientRoster.shared) }
+  }
+
+  var isEmpty: Bool { list.withLock { $0.isEmpty } }
+
+  /// Adds a client; its owner removes it before it ends. Only what a fork needs is allocated here, and the owner has tested that
+  /// there is memory.
+  func add(_ client: any PressureClient) {
+    list.withLock { $0.append(UnownedClient(client: client), client.link) }
+    // The client and its companion.
+    ForkGuard.shared.reserve(2)
+    WorkBell.expectWork()
+  }
+
+  func remove(_ client: any PressureClient) {
+    let isLast = list.withLock { list -> Bool in
+      list.remove(client.link)
+      return list.isEmpty
+    }
+    ForkGuard.shared.dismiss(2)
+    if isLast { WorkBell.review() }
+  }
+
+  func lockForFork() { list.lock() }
+  func unlockAfterFork() { list.unlock() }
+
+  fileprivate func client(
+    after link: ClientLink<UnownedClient>?, _ number: UInt64
+  ) -> (client: any PressureClient, number: UInt64)? {
+    list.withLock { list in
+      guard let found = list.client(after: link, number: number) else { return nil }
+      return unsafe (found.client.client, found.number)
+    }
+  }
+}
+
+/// All clients, one after the other. Each is kept alive until the next is asked for. Clients made meanwhile are included. Takes
+/// only the roster's mutex, for a moment each time.
+struct ListedClients: Sequence, IteratorProtocol {
+  private var present: (any PressureClient)?
+  private var number: UInt64 = 0
+
+  mutating func next() -> (any PressureClient)? {
+    let found = ClientRoster.shared.client(after: present?.link, number)
+    present = found?.client
+    number = found?.number ?? number
+    return present
+  }
+}
