@@ -15,7 +15,6 @@ final class ObjectBooks: Sendable {
   private let lowCosts = Atomic<UInt64>(0)
   private let highCosts = Atomic<UInt64>(0)
   let growth = SlowGrowth(floor: 16)
-  let pressure = Atomic<Int32>(0)
   let evictsDiscarded = Atomic<Bool>(true)
   /// Whether somebody is told, and whether somebody is asked.
   let hasHandler = Atomic<Bool>(false)

@@ -29,7 +29,7 @@ extension ObjectCache {
     var result = CacheStatistics(
       name: name, memory: memory, count: count, totalCost: totalCost, waitingDepartureCount: 0, notKeptValueCount: 0,
       givenBackSlabCount: 0, refusedOfferCount: 0,
-      pressure: PressureLevel(rawValue: store.books.pressure.load(ordering: .relaxed)) ?? .normal)
+      pressure: PressureLevel(rawValue: store.pressure.load(ordering: .relaxed)) ?? .normal)
     for at in 0..<ObjectStore<Key, Value>.shardCount {
       let (counters, byteCount) = store.hold(shard: at) { ($0.counters, $0.table.byteCount) }
       memory.ordinaryBytes += byteCount

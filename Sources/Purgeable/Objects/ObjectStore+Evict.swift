@@ -122,10 +122,11 @@ extension ObjectStore {
 
   // MARK: Under pressure
 
-  /// Gives a sixteenth of the entries' content or, where none is left to discard, of the entries. False when nothing went.
-  func giveSlice() -> Bool {
+  /// Of the entries' content or, where none is left to discard, of the entries.
+  func evictSixteenth() -> Bool {
+    let lost = sweep() > 0
     let wanted = max(1, books.count / PressureReaction.sliceShare)
-    return discardContents(wanted) || evictSlice(wanted)
+    return discardContents(wanted) || evictSlice(wanted) || lost
   }
 
   private func discardContents(_ wanted: Int) -> Bool {

@@ -60,7 +60,7 @@ struct ObjectCounters: Sendable {
 
 /// `@unchecked Sendable`: what is in a shard is under its mutex.
 @usableFromInline @safe
-final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: Teller, @unchecked Sendable {
+final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClient, @unchecked Sendable {
   @usableFromInline typealias Shard = ObjectShard<Key, Value>
   @usableFromInline typealias Departed = DepartedObject<Key, Value>
   static var shardCount: Int { 16 }
@@ -68,9 +68,6 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: Teller, @unc
   @usableFromInline let books: ObjectBooks
   @usableFromInline let shards: UnsafeMutablePointer<Shard>
   let handlers = Guarded(ObjectHandlers<Key, Value>())
-  let link = ClientLink<UnownedClient>()
-  /// Slices that pressure has asked for and the store's thread has not given yet, and whether there is such a thread.
-  let relief = Guarded(ObjectReliefNotes())
 
   init(_ books: ObjectBooks) {
     self.books = books
@@ -82,8 +79,6 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: Teller, @unc
     unsafe shards.deinitialize(count: Self.shardCount)
     unsafe shards.deallocate()
   }
-
-  override func run() { relieve() }
 
   // MARK: Under a mutex
 
@@ -177,19 +172,28 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: Teller, @unc
     if books.hasHandler.load(ordering: .acquiring) { tell(departed) }
   }
 
-  // MARK: Forks (ForkGuard.swift)
+  // MARK: When memory is short (ProgramClient.swift)
 
-  func lockForFork() {
-    for at in 0..<Self.shardCount { unsafe shards[at].mutex.lock() }
-    handlers.lock()
-    relief.lock()
+  override var holdsAnything: Bool { books.count > 0 }
+  override var size: Int { books.count }
+  override func giveSlice() -> Bool { evictSixteenth() }
+
+  override func endRelief(before: Int) {
+    for shard in 0..<Self.shardCount { hold(shard: shard) { $0.table.shrink() } }
+    books.growth.begin(before: before, held: books.count, now: books.clock.now())
   }
 
-  func unlockAfterFork() {
-    relief.unlock()
+  // MARK: Forks (ForkGuard.swift)
+
+  override func lockForFork() {
+    for at in 0..<Self.shardCount { unsafe shards[at].mutex.lock() }
+    handlers.lock()
+    super.lockForFork()
+  }
+
+  override func unlockAfterFork() {
+    super.unlockAfterFork()
     handlers.unlock()
     for at in 0..<Self.shardCount { unsafe shards[at].mutex.unlock() }
   }
-
-  func forgetInChild() { relief.withLock { $0 = ObjectReliefNotes() } }
 }

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT
+// Objects with discardable content that are asked when memory is short without being in any cache.
+
+import Synchronization
+
+/// Holds the objects weakly.
+private final class DiscardableRegistry: ProgramClient, @unchecked Sendable {
+  static let shared: DiscardableRegistry = {
+    let registry = DiscardableRegistry()
+    ClientRoster.shared.add(registry)
+    return registry
+  }()
+
+  private struct Place {
+    weak var object: (any DiscardableContent)?
+    let number: Int
+  }
+
+  private struct State {
+    /// By the objects' identities; one that has ended may have given its identity to another.
+    var places: [ObjectIdentifier: Place] = [:]
+    var lastNumber = 0
+    /// From so many places on, those of objects that have ended are forgotten.
+    var limit = 64
+  }
+
+  private let state = Guarded(State())
+
+  /// The objects that are alive, the longest registered first. They are held until the caller lets them go, under no mutex.
+  private var objects: [any DiscardableContent] {
+    let living = state.withLock { state -> [(number: Int, object: any DiscardableContent)] in
+      let living = state.places.values.compactMap { place in place.object.map { (place.number, $0) } }
+      return living
+    }
+    return living.sorted { $0.number < $1.number }.map(\.object)
+  }
+
+  func add(_ object: any DiscardableContent) {
+    let needsForgetting = state.withLock { state -> Bool in
+      let identity = ObjectIdentifier(object)
+      // The object is alive: one with its identity is it.
+      if state.places[identity]?.object != nil { return false }
+      state.lastNumber += 1
+      state.places[identity] = Place(object: object, number: state.lastNumber)
+      return state.places.count >= state.limit
+    }
+    if needsForgetting { forgetEnded() }
+    WorkBell.ring()
+  }
+
+  func remove(_ object: any DiscardableContent) {
+    state.withLock { _ = $0.places.removeValue(forKey: ObjectIdentifier(object)) }
+  }
+
+  private func forgetEnded() {
+    // Held meanwhile, so that none ends under the mutex.
+    let living = objects
+    state.withLock { state in
+      let identities = Set(living.map { ObjectIdentifier($0) })
+      state.places = state.places.filter { identities.contains($0.key) }
+      state.limit = max(64, 2 * state.places.count)
+    }
+  }
+
+  /// Asks the objects whose content is there, until so many have discarded it. Returns how many have.
+  func discard(atMost limit: Int = .max) -> Int {
+    var discarded = 0
+    for object in objects where discarded < limit && !object.isContentDiscarded {
+      object.discardContentIfPossible()
+      if object.isContentDiscarded { discarded += 1 }
+    }
+    return discarded
+  }
+
+  // MARK: When memory is short
+
+  override var holdsAnything: Bool { size > 0 }
+  override var size: Int { state.withLock { $0.places.count } }
+  override func giveSlice() -> Bool { discard(atMost: max(1, size / PressureReaction.sliceShare)) > 0 }
+
+  override func lockForFork() {
+    state.lock()
+    super.lockForFork()
+  }
+
+  override func unlockAfterFork() {
+    super.unlockAfterFork()
+    state.unlock()
+  }
+}
+
+extension PurgeableMemory {
+  /// Has the object asked to discard its content when memory is short, without being in a cache: the longest registered first, a
+  /// sixteenth of all at a time, until memory is no longer short. Registered twice is registered once.
+  ///
+  /// The object is held weakly, and forgotten when it ends. It is asked on a thread of the library's, under no mutex. Any thread.
+  public static func register(_ object: some DiscardableContent) { DiscardableRegistry.shared.add(object) }
+
+  /// Takes the object out again; nothing, where it was not registered. Any thread.
+  public static func unregister(_ object: some DiscardableContent) { DiscardableRegistry.shared.remove(object) }
+
+  /// Asks all registered objects now, on this thread. Returns how many discarded their content.
+  @discardableResult
+  public static func discardRegisteredContent() -> Int { DiscardableRegistry.shared.discard() }
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT
+// Clients that run code of the program when memory is short: the content of objects, their ends, handlers. The library's thread
+// must not wait for that, so a thread of the client's own does it, and ends when it is done.
+//
+//   library's thread --giveSlice(ofParts:)--> notes, a thread if there is none --> relieve: slices, as long as memory is short
+
+import CPurgeablePressure
+import Synchronization
+
+struct ReliefNotes {
+  var isWanted = false
+  var hasThread = false
+}
+
+/// A subclass says what it holds and gives.
+@usableFromInline
+class ProgramClient: Teller, PressureClient, @unchecked Sendable {
+  final let link = ClientLink<UnownedClient>()
+  /// What the library's thread wants, and whether there is a thread for it.
+  final let relief = Guarded(ReliefNotes())
+  final let pressure = Atomic<Int32>(0)
+
+  // MARK: For subclasses. On the client's thread, under no mutex.
+
+  var holdsAnything: Bool { false }
+  /// A sixteenth of what there is. False when nothing went.
+  func giveSlice() -> Bool { false }
+  /// After the last slice of a reaction; `before` is what `size` was before the first.
+  func endRelief(before: Int) {}
+  var size: Int { 0 }
+
+  // MARK: For the library's thread
+
+  /// Objects go back to the program's allocator; how much of that reaches the system is not known here.
+  final var offeredBytes: Int { 0 }
+  final var returnedBytes: Int { 0 }
+
+  final func upkeepRound() -> Bool { false }
+  final func setPressure(_ level: PressureLevel) { pressure.store(level.rawValue, ordering: .relaxed) }
+  final func offerAll() -> Int { 0 }
+  final func dropLost() -> Int { 0 }
+  final func beginReaction() {}
+  final func shrinkBookkeeping(_ level: PressureLevel) {}
+  final func beginSlowGrowth() {}
+
+  /// False: what the others give decides when the reaction ends.
+  final func giveSlice(ofParts parts: Int) -> Bool {
+    let needsThread = relief.withLock { notes -> Bool in
+      notes.isWanted = true
+      defer { notes.hasThread = true }
+      return !notes.hasThread
+    }
+    // Without a thread, the next event tries again.
+    if needsThread, !startTelling() { relief.withLock { $0.hasThread = false } }
+    return false
+  }
+
+  final override func run() {
+    while relief.withLock({ notes -> Bool in
+      defer { (notes.isWanted, notes.hasThread) = (false, notes.isWanted) }
+      return notes.isWanted
+    }) {
+      let begin = MonotonicTime.now
+      let before = size
+      while giveSlice(), MonotonicTime.now - begin < PressureReaction.timeLimit, isShort {}
+      endRelief(before: before)
+      purgeable__return_free_memory()
+    }
+  }
+
+  private var isShort: Bool {
+    // What was freed is no room before it has left the allocator.
+    purgeable__return_free_memory()
+    let offered = PressureReaction.offeredBytes(ListedClients())
+    return MemoryRoom.missingBytes(in: ProcessMemory.group, isShort: true, offeredBytes: offered) > 0
+  }
+
+  // MARK: Forks (ForkGuard.swift)
+
+  /// A subclass takes its own mutexes first.
+  func lockForFork() { relief.lock() }
+  func unlockAfterFork() { relief.unlock() }
+  /// The child does not have the parent's thread.
+  final func forgetInChild() { relief.withLock { $0 = ReliefNotes() } }
+}
