@@ -121,6 +121,7 @@ let dataOperations: [Operation] = [
         try unsafe data.replaceBytes(at: 50, with: part.span.bytes)
         try unsafe data.append(part.span.bytes)
         try data.append(contentsOf: part)
+        try unsafe data.replaceBytes(in: 30..<40, with: part.span.bytes)
         try data.resize(to: 10_000)
       }
       if data.accessCount != 1 || data.count != 10_000 && isChanged { fail("\(data.accessCount) accesses") }

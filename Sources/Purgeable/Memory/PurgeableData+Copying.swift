@@ -29,11 +29,7 @@ extension PurgeableData {
   /// - Complexity: one copy of these bytes, and that of `withBytes`.
   public func bytes(in range: Range<Int>) throws(PurgeableError) -> [UInt8]? {
     try withBytes { bytes throws(PurgeableError) in
-      guard range.lowerBound >= 0, range.upperBound <= bytes.byteCount else {
-        throw PurgeableError(
-          .invalidArgument("range"), in: "\(title).bytes(in:)",
-          explanation: "\(range) does not lie within \(bytes.byteCount) bytes")
-      }
+      try check(range, in: bytes.byteCount, for: "bytes(in:)")
       return try array(of: bytes.extracting(range), for: "bytes(in:)")
     }
   }

@@ -24,12 +24,12 @@ struct PurgeableDataTrapTests {
 
   /// What needs an access that somebody has begun, by the name that messages give it.
   enum Need: String, CaseIterable, Codable {
-    case count, capacity, append, appendContents, replaceBytes, replaceBytesAt, resize, withMutableBytes
+    case count, capacity, append, appendContents, replaceBytes, replaceBytesAt, replaceBytesIn, resize, withMutableBytes
 
     var operation: String {
       switch self {
       case .appendContents: "append"
-      case .replaceBytesAt: "replaceBytes"
+      case .replaceBytesAt, .replaceBytesIn: "replaceBytes"
       default: rawValue
       }
     }
@@ -42,6 +42,7 @@ struct PurgeableDataTrapTests {
       case .appendContents: try data.append(contentsOf: [4])
       case .replaceBytes: try data.replaceBytes(with: [4])
       case .replaceBytesAt: try unsafe data.replaceBytes(at: 0, with: [UInt8(4)].span.bytes)
+      case .replaceBytesIn: try data.replaceBytes(in: 0..<1, with: [])
       case .resize: try data.resize(to: 1)
       case .withMutableBytes: try data.withMutableBytes { _ throws(PurgeableError) in }
       }
@@ -57,11 +58,8 @@ struct PurgeableDataTrapTests {
       if isDiscarded { data.discardContentIfPossible() }
       try need.call(data)
     }
-    #expect(
-      Self.says(
-        result,
-        "PurgeableData 'page 7': \(need.operation) needs an access that is begun: call beginContentAccess() first, and heed its answer"
-      ))
+    let message = "needs an access that is begun: call beginContentAccess() first, and heed its answer"
+    #expect(Self.says(result, "PurgeableData 'page 7': \(need.operation) \(message)"))
   }
 
   @Test("a cast that gets past the compiler does not make a key: hashing stops, and the message gives the reason")
@@ -179,6 +177,8 @@ struct PurgeableDataTrapTests {
       require(kind { () throws(PurgeableError) in _ = try heap.store([1]) } == .outOfMemory, "an element")
       require(kind { () throws(PurgeableError) in _ = try PurgeableData(byteCount: 1 << 25) } == .outOfMemory, "data")
       require(kind { () throws(PurgeableError) in try data.resize(to: 1 << 25) } == .outOfMemory, "growing")
+      let more = [UInt8](repeating: 1, count: 1 << 20)
+      require(kind { () throws(PurgeableError) in try large.replaceBytes(in: 3..<5, with: more) } == .outOfMemory, "more")
       require(kind { () throws(PurgeableError) in _ = try large.copy() } == .outOfMemory, "a copy")
       require(large.accessCount == 1 && large.array()?.count == 1 << 25, "the original of a copy")
       require(data.array() == pattern(100) && data.accessCount == 1, "nothing was changed")
