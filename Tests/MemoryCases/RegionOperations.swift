@@ -121,6 +121,7 @@ let dataOperations: [Operation] = [
         try unsafe data.replaceBytes(at: 50, with: part.span.bytes)
         try unsafe data.append(part.span.bytes)
         try data.append(contentsOf: part)
+        try unsafe data.replaceBytes(in: 30..<40, with: part.span.bytes)
         try data.resize(to: 10_000)
       }
       if data.accessCount != 1 || data.count != 10_000 && isChanged { fail("\(data.accessCount) accesses") }
@@ -148,6 +149,34 @@ let dataOperations: [Operation] = [
         if bytes.byteCount != count { fail("the reader's bytes changed") }
       }
       return isChanged
+    }
+  },
+  Operation("data: copied, with an access count of 1", takes: .result, floor: objectFloor) {
+    let data = try PurgeableData(bytes(10_000), name: "an object")
+    data.endContentAccess()
+    return {
+      guard let copy = try? data.copy() else { return false }
+      if copy.count != 10_000 || copy.accessCount != 1 || data.accessCount != 0 { fail("another copy") }
+      return true
+    }
+  },
+  Operation("data: compared") {
+    let data = try [bytes(10_000), bytes(10_000), bytes(10_000, 9)].map { try PurgeableData($0) }
+    for data in data { data.endContentAccess() }
+    return { data[0] == data[0] && data[0] == data[1] && data[0] != data[2] }
+  },
+  Operation("data: a slice, small", takes: .result, floor: valueFloor) {
+    let data = try PurgeableData(bytes(10_000))
+    return { (try? data.bytes(in: 5000..<5100))?.count == 100 }
+  },
+  Operation("data: a slice, a mebibyte", takes: .result) {
+    let data = try PurgeableData(bytes(2 << 20))
+    return {
+      let isWhole = allowing { () throws(PurgeableError) in
+        if try data.bytes(in: 100..<(100 + (1 << 20)))?.count != 1 << 20 { fail("other bytes") }
+      }
+      if data.accessCount != 1 { fail("\(data.accessCount) accesses") }
+      return isWhole
     }
   },
   Operation("data: refilled by its owner", takes: .result) {

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Spans and raw memory: the few conversions that everything here is built from.
 
+#if canImport(Glibc)
+  import Glibc
+#elseif canImport(Musl)
+  import Musl
+#endif
+
 extension Array where Element == UInt8 {
   /// Copies the bytes of a span, so that they outlive the access that lent it.
   public init(copying span: RawSpan) {
@@ -10,6 +16,18 @@ extension Array where Element == UInt8 {
         unsafe UnsafeMutableRawBufferPointer(buffer).copyMemory(from: bytes)
       }
       count = span.byteCount
+    }
+  }
+}
+
+extension RawSpan {
+  /// Whether the lengths and all bytes are equal.
+  func hasSameBytes(as other: RawSpan) -> Bool {
+    guard byteCount == other.byteCount else { return false }
+    guard byteCount > 0 else { return true }
+    // Safe: both are valid for the length of the closures, neither is empty, and the lengths are equal.
+    return unsafe withUnsafeBytes { one in
+      unsafe other.withUnsafeBytes { two in unsafe memcmp(one.baseAddress!, two.baseAddress!, one.count) == 0 }
     }
   }
 }

@@ -43,6 +43,9 @@ extension DiscardableContent {
 
   /// Begins an access, awaits `body` with the object, and ends the access, also when `body` throws or its task is cancelled.
   ///
+  /// `body` runs on the caller's actor, before and after each suspension, so it may use what belongs to that actor. The content
+  /// stays for as long as `body` is suspended.
+  ///
   /// - Returns: what `body` returns; `nil`, without calling it, when the content was discarded.
   @discardableResult
   public nonisolated(nonsending) func withContentAccess<Result: ~Copyable, Failure: Error>(

@@ -9,6 +9,8 @@ extension PurgeableData {
     case same
     case longer(by: Int)
     case exactly(Int)
+    /// As many bytes in the place of a range, which lies within those there are; what is behind the range moves.
+    case replacing(Range<Int>, by: Int)
 
     /// The new length from the old one; `nil` when no number can express it.
     func changed(from count: Int) -> Int? {
@@ -18,7 +20,16 @@ extension PurgeableData {
       case .longer(let added):
         let (sum, overflow) = count.addingReportingOverflow(added)
         return overflow ? nil : sum
+      case .replacing(let range, let added):
+        let (sum, overflow) = (count - range.count).addingReportingOverflow(added)
+        return overflow ? nil : sum
       }
+    }
+
+    /// The old bytes that stay, where they lay: first those whose place is the same, then those that move, and where to.
+    func kept(of count: Int, wanted: Int) -> (front: Range<Int>, back: Range<Int>, target: Int) {
+      guard case .replacing(let range, let added) = self else { return (0..<min(count, wanted), count..<count, 0) }
+      return (0..<range.lowerBound, range.upperBound..<count, range.lowerBound + added)
     }
   }
 
@@ -40,16 +51,19 @@ extension PurgeableData {
       var (storage, count) = (start.lease.storage, start.lease.count)
       defer { endChange(start.lease, storage: storage, count: count) }
 
+      if case .replacing(let range, _) = length { try check(range, in: count, for: operation) }
       guard let wanted = length.changed(from: count) else {
         throw PurgeableError(.tooLarge, in: "\(title).\(operation)", explanation: "the length would be above \(Int.max) bytes")
       }
+      let kept = length.kept(of: count, wanted: wanted)
       let capacity = Self.capacity(for: wanted, now: count, in: storage.capacity)
       if start.isRead || capacity != storage.capacity {
         let fresh = try Storage.make(capacity: capacity, offering: offering)
         if keepsOld {
           // Safe: the old bytes are locked by this access and only read; the new ones are locked and known to nobody.
-          unsafe fresh.region.lockedBuffer.storeBytes(
-            UnsafeRawBufferPointer(rebasing: storage.region.lockedBuffer.prefix(min(count, wanted))).bytes, at: 0)
+          let (old, new) = unsafe (storage.region.lockedBuffer, fresh.region.lockedBuffer)
+          unsafe new.moveBytes(UnsafeRawBufferPointer(rebasing: old[kept.front]), to: 0)
+          unsafe new.moveBytes(UnsafeRawBufferPointer(rebasing: old[kept.back]), to: kept.target)
         }
         storage = fresh
         try unsafe body(fresh.region.lockedBuffer, count)
@@ -57,11 +71,24 @@ extension PurgeableData {
         // Tells the core that content changes under the lock held here, so that it takes fresh witnesses at the last unlock.
         guard storage.region.lock(forWriting: true) else { stopForLackOfAccess(operation) }
         defer { _ = storage.region.unlockQuietly() }
-        try unsafe body(storage.region.lockedBuffer, count)
+        let all = unsafe storage.region.lockedBuffer
+        // Safe: nobody else reads or writes these bytes now, and the two places may overlap.
+        if kept.target != kept.back.lowerBound {
+          unsafe all.moveBytes(UnsafeRawBufferPointer(rebasing: all[kept.back]), to: kept.target)
+        }
+        try unsafe body(all, count)
         // Beyond the length all is zero, so that growing shows zeros and lost pages there mean nothing.
-        if wanted < count { unsafe UnsafeMutableRawBufferPointer(rebasing: storage.region.lockedBuffer[wanted..<count]).zero() }
+        if wanted < count { unsafe UnsafeMutableRawBufferPointer(rebasing: all[wanted..<count]).zero() }
       }
       count = wanted
+    }
+  }
+
+  /// Throws where a range does not lie within `count` bytes.
+  func check(_ range: Range<Int>, in count: Int, for operation: String) throws(PurgeableError) {
+    guard range.lowerBound >= 0, range.upperBound <= count else {
+      throw PurgeableError(
+        .invalidArgument("range"), in: "\(title).\(operation)", explanation: "\(range) does not lie within \(count) bytes")
     }
   }
 
@@ -105,10 +132,16 @@ extension PurgeableData {
 extension UnsafeMutableRawBufferPointer {
   /// Copies a span to an offset. The caller has made room for it.
   func storeBytes(_ bytes: RawSpan, at offset: Int) {
-    // Safe: slicing checks the range in every build, and the span is valid for the length of the closure.
+    // Safe: there is room, as the caller says, and the span is valid for the length of the closure.
     unsafe bytes.withUnsafeBytes { source in
       unsafe UnsafeMutableRawBufferPointer(rebasing: self[offset..<(offset + source.count)]).copyMemory(from: source)
     }
+  }
+
+  /// Copies bytes to an offset; the two places may overlap. The caller has made room for them.
+  func moveBytes(_ bytes: UnsafeRawBufferPointer, to offset: Int) {
+    // Safe: there is room, as the caller says, and both are lent for the length of the call.
+    unsafe UnsafeMutableRawBufferPointer(rebasing: self[offset..<(offset + bytes.count)]).copyMemory(from: bytes)
   }
 
   /// Writes zeros over all.

@@ -46,6 +46,24 @@ extension PurgeableData {
     }
   }
 
+  /// Puts other bytes, more or fewer or none, in the place of a range; what is behind the range moves. An empty range inserts.
+  /// Stops the program when nobody holds an access.
+  ///
+  /// - Throws: `PurgeableError`: invalid argument when the range does not lie within the bytes there are; too large, out of
+  ///   memory. Nothing has changed then.
+  /// - Complexity: one copy of `bytes`, and one of what is behind the range if that moves; one of all where another region is
+  ///   taken.
+  public func replaceBytes(in range: Range<Int>, with bytes: RawSpan) throws(PurgeableError) {
+    try unsafe change("replaceBytes", .replacing(range, by: bytes.byteCount)) { all, _ in
+      unsafe all.storeBytes(bytes, at: range.lowerBound)
+    }
+  }
+
+  /// Puts a collection's bytes in the place of a range; see `replaceBytes(in:with:)`.
+  public func replaceBytes(in range: Range<Int>, with bytes: some Collection<UInt8>) throws(PurgeableError) {
+    try withRawSpan(of: bytes) { span throws(PurgeableError) in try replaceBytes(in: range, with: span) }
+  }
+
   /// Cuts off at `byteCount`, or adds zeros up to it. Stops the program when nobody holds an access.
   ///
   /// - Throws: `PurgeableError`: invalid argument (negative), too large, out of memory. Nothing has changed then.

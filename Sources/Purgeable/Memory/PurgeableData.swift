@@ -11,11 +11,17 @@
 ///   page.endContentAccess()
 /// }
 /// page.withBytes { send($0) }                                   // nil: discarded; begins and ends by itself
+/// let head = try page.bytes(in: 0..<2)                          // so does this, and copies
 /// ```
 ///
 /// It has NSPurgeableData's rules (see `DiscardableContent`): born with 1, discarded only at 0, discarded until refilled. Bytes
-/// and length are out of reach without access: what needs one that somebody has begun stops the program where nobody has, in
-/// every build, with a message that names the object.
+/// and length are out of reach without access: what needs one that somebody has begun (length, room, every change) stops the
+/// program where nobody has, in every build, with one message that names the object. What begins an access by itself needs
+/// none: `withBytes`, `bytes(in:)`, `copy()`, `==`, encoding, and `Data(content)` of PurgeableFoundation. Where the content is
+/// discarded these answer `nil`, `false`, or an `EncodingError`.
+///
+/// **As a value.** Objects are equal where their bytes are. They are no keys of sets and dictionaries, because content changes
+/// and goes: the compiler refuses that with this reason.
 ///
 /// **Who excludes whom.** Every function may be called from any thread. Changes happen one after the other. Any number of
 /// `withBytes` closures may run at once, also beside a change: they keep the bytes they began with, because the change is then

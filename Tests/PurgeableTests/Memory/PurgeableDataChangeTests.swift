@@ -90,6 +90,63 @@ struct PurgeableDataChangeTests {
     #expect(data.accessCount == 1)
   }
 
+  /// Ranges and lengths of replacements that grow, shrink, insert, remove, and take another region either way.
+  static let replacements: [(range: Range<Int>, count: Int)] = [
+    (0..<0, 7), (0..<5, 0), (3..<9, 6), (10..<20, 3), (10..<20, 300), (50..<50, 5000), (0..<0, 20_000), (24_000..<25_000, 1),
+    (5..<24_000, 40_000), (1..<39_000, 2), (0..<1000, 1),
+  ]
+
+  @Test("replaces a range by more or fewer bytes, beside a reader or not, as an array does", arguments: [false, true])
+  func replacingRange(isRead: Bool) throws {
+    let data = try PurgeableData(pattern(100))
+    var expected = pattern(100)
+    for (step, (range, count)) in Self.replacements.enumerated() {
+      let bytes = pattern(count, seed: UInt8(step + 2))
+      let before = expected
+      expected.replaceSubrange(range, with: bytes)
+      if isRead {
+        try data.withBytes { lent in
+          try data.replaceBytes(in: range, with: bytes)
+          #expect(lent.array == before)
+        }
+      } else {
+        try data.replaceBytes(in: range, with: bytes)
+      }
+      #expect(data.count == expected.count)
+      #expect(data.array() == expected)
+    }
+    // To the very end, and behind it.
+    try data.replaceBytes(in: 2..<expected.count, with: [8])
+    try data.replaceBytes(in: 3..<3, with: [9])
+    #expect(data.array() == expected[..<2] + [8, 9])
+    // What is behind the end is zero, whatever has moved.
+    try data.resize(to: 4000)
+    #expect(data.array() == expected[..<2] + [8, 9] + [UInt8](repeating: 0, count: 3996))
+    #expect(data.accessCount == 1)
+  }
+
+  @Test("replaces a range by bytes of its own")
+  func replacingByItself() throws {
+    let data = try PurgeableData(pattern(100))
+    try data.withBytes { lent in try data.replaceBytes(in: 10..<20, with: lent) }
+    #expect(data.array() == pattern(100)[..<10] + pattern(100) + pattern(100)[20...])
+  }
+
+  @Test("a range beyond either end is not replaced, and nothing changes", arguments: [false, true])
+  func replacingBadRange(isRead: Bool) throws {
+    let data = try PurgeableData(pattern(100), name: "parts")
+    let refuse = {
+      for range in [-1..<3, 99..<101, 101..<101, 0..<Int.max, Int.min..<0] {
+        let error = #expect(throws: PurgeableError.self) { try data.replaceBytes(in: range, with: [1, 2, 3]) }
+        #expect(error?.kind == .invalidArgument("range"))
+        #expect(error?.description.contains("parts") == true)
+      }
+    }
+    if isRead { data.withBytes { _ in refuse() } } else { refuse() }
+    #expect(data.array() == pattern(100))
+    #expect(data.accessCount == 1)
+  }
+
   @Test("changes in place; what a throwing closure wrote stands")
   func inPlace() throws {
     let data = try PurgeableData(pattern(10))

@@ -186,6 +186,58 @@ struct DiscardableContentTests {
     #expect(data.accessCount == 0)
   }
 
+  /// An actor with state of its own, which a closure changes without leaving the actor.
+  actor Reader {
+    var seen: [UInt8] = []
+
+    func read(_ data: PurgeableData) async {
+      await data.withContentAccess { data async in
+        assertIsolated()
+        await Task.yield()
+        assertIsolated()
+        seen = data.array() ?? []
+      }
+    }
+  }
+
+  @Test("the guard's async closure runs on the actor of its caller, also after a suspension")
+  func guardingOnActor() async throws {
+    let data = try PurgeableData(pattern(10))
+    data.endContentAccess()
+    let reader = Reader()
+    await reader.read(data)
+    #expect(await reader.seen == pattern(10))
+    #expect(data.accessCount == 0)
+  }
+
+  @Test("the guard's async closure runs on the main actor where its caller does")
+  @MainActor func guardingOnMainActor() async throws {
+    let data = try PurgeableData(pattern(10))
+    let count: Int? = await data.withContentAccess { data async in
+      await Task.yield()
+      MainActor.assertIsolated()
+      return data.count
+    }
+    #expect(count == 10)
+    #expect(data.accessCount == 1)
+  }
+
+  @Test("the guard ends its access when the task is cancelled")
+  func guardingCancelled() async throws {
+    let data = try PurgeableData(pattern(10))
+    data.endContentAccess()
+    let task = Task {
+      try await data.withContentAccess { data async throws(CancellationError) in
+        while !Task.isCancelled { await Task.yield() }
+        data.discardContentIfPossible()
+        if data.count == 10 { throw CancellationError() }
+      }
+    }
+    task.cancel()
+    await #expect(throws: CancellationError.self) { _ = try await task.value }
+    #expect(data.accessCount == 0 && !data.isContentDiscarded)
+  }
+
   @Test("works through the protocol alone")
   func existential() throws {
     let contents: [any DiscardableContent] = [try PurgeableData([1]), Plain()]

@@ -120,4 +120,36 @@ struct PurgeableDataThreadTests {
     }
     for index in 1...4 { #expect(bytes.count { $0 == UInt8(index) } == 500 * 13) }
   }
+
+  @Test("copies, slices and comparisons beside changes and discards are of whole content, and wait for each other nowhere")
+  func copiesBesideChanges() throws {
+    let initial = [UInt8](repeating: 1, count: 5000)
+    let pair = try (0..<2).map { _ in try PurgeableData(initial) { initial } }
+    for data in pair { data.endContentAccess() }
+    let wrong = Atomic<Int>(0)
+    onThreads(5) { index in
+      for turn in 0..<200 {
+        let (one, other) = (pair[turn % 2], pair[1 - turn % 2])
+        if index == 0 {
+          one.discardContentIfPossible()
+        } else if index == 1 {
+          // At any moment all bytes of an object are the same one.
+          one.withContentAccess { data in
+            try? data.replaceBytes(with: [UInt8](repeating: UInt8(1 + turn / 2 % 3), count: 5000))
+          }
+        } else {
+          // In both orders at once.
+          _ = index == 2 ? one == other : other == one
+          guard let copy = try? one.copy(), let bytes = copy.array(), let slice = try? other.bytes(in: 100..<4900) else {
+            wrong.add(1, ordering: .relaxed)
+            continue
+          }
+          let isWhole = bytes.count == 5000 && bytes.allSatisfy { $0 == bytes[0] } && slice.allSatisfy { $0 == slice[0] }
+          if !isWhole || copy != (try? PurgeableData(bytes)) || copy.accessCount != 1 { wrong.add(1, ordering: .relaxed) }
+        }
+      }
+    }
+    #expect(wrong.load(ordering: .relaxed) == 0)
+    #expect(pair.allSatisfy { $0.accessCount == 0 && $0.unbalancedEndCount == 0 })
+  }
 }

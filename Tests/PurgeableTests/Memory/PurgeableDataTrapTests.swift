@@ -22,26 +22,55 @@ struct PurgeableDataTrapTests {
     return data
   }
 
-  @Test("the length is out of reach without access, and the message names the object")
-  func count() async {
-    let result = await #expect(processExitsWith: .failure, observing: [\.standardErrorContent]) { _ = Self.unused().count }
-    #expect(Self.says(result, "PurgeableData 'page 7': count needs an access"))
-  }
+  /// What needs an access that somebody has begun, by the name that messages give it.
+  enum Need: String, CaseIterable, Codable {
+    case count, capacity, append, appendContents, replaceBytes, replaceBytesAt, replaceBytesIn, resize, withMutableBytes
 
-  @Test("appending stops without access")
-  func append() async {
-    let result = await #expect(processExitsWith: .failure, observing: [\.standardErrorContent]) {
-      try Self.unused().append(contentsOf: [4])
+    var operation: String {
+      switch self {
+      case .appendContents: "append"
+      case .replaceBytesAt, .replaceBytesIn: "replaceBytes"
+      default: rawValue
+      }
     }
-    #expect(Self.says(result, "PurgeableData 'page 7': append needs an access"))
+
+    func call(_ data: PurgeableData) throws {
+      switch self {
+      case .count: _ = data.count
+      case .capacity: _ = data.capacity
+      case .append: try unsafe data.append([UInt8(4)].span.bytes)
+      case .appendContents: try data.append(contentsOf: [4])
+      case .replaceBytes: try data.replaceBytes(with: [4])
+      case .replaceBytesAt: try unsafe data.replaceBytes(at: 0, with: [UInt8(4)].span.bytes)
+      case .replaceBytesIn: try data.replaceBytes(in: 0..<1, with: [])
+      case .resize: try data.resize(to: 1)
+      case .withMutableBytes: try data.withMutableBytes { _ throws(PurgeableError) in }
+      }
+    }
   }
 
-  @Test("replacing, resizing, changing in place and asking for the room stop without access")
-  func changes() async {
-    await #expect(processExitsWith: .failure) { try Self.unused().replaceBytes(with: [4]) }
-    await #expect(processExitsWith: .failure) { try Self.unused().resize(to: 1) }
-    await #expect(processExitsWith: .failure) { try Self.unused().withMutableBytes { _ throws(PurgeableError) in } }
-    await #expect(processExitsWith: .failure) { _ = Self.unused().capacity }
+  @Test(
+    "without access, length, room and every change stop with the same message, which names the object, discarded or not",
+    arguments: Need.allCases, [false, true])
+  func withoutAccess(need: Need, isDiscarded: Bool) async {
+    let result = await #expect(processExitsWith: .failure, observing: [\.standardErrorContent]) { [need, isDiscarded] in
+      let data = Self.unused()
+      if isDiscarded { data.discardContentIfPossible() }
+      try need.call(data)
+    }
+    let message = "needs an access that is begun: call beginContentAccess() first, and heed its answer"
+    #expect(Self.says(result, "PurgeableData 'page 7': \(need.operation) \(message)"))
+  }
+
+  @Test("a cast that gets past the compiler does not make a key: hashing stops, and the message gives the reason")
+  func hashing() async {
+    let result = await #expect(processExitsWith: .failure, observing: [\.standardErrorContent]) {
+      let key: Any = Self.unused()
+      var keys: Set<AnyHashable> = []
+      if let key = key as? AnyHashable { keys.insert(key) }
+      exit(0)
+    }
+    #expect(Self.says(result, "PurgeableData 'page 7': hashed as a key, but its content changes and may be discarded"))
   }
 
   @Test("reading within a change of the same object stops, and so does changing")
@@ -56,6 +85,11 @@ struct PurgeableDataTrapTests {
       try data.withMutableBytes { _ throws(PurgeableError) in try data.append(contentsOf: [1]) }
     }
     #expect(Self.says(second, "'page 8': append within withMutableBytes"))
+    let third = await #expect(processExitsWith: .failure, observing: [\.standardErrorContent]) {
+      let (data, other) = (try PurgeableData([1], name: "page 8"), try PurgeableData([1]))
+      try data.withMutableBytes { _ throws(PurgeableError) in _ = other == data }
+    }
+    #expect(Self.says(third, "'page 8': withBytes within withMutableBytes"))
   }
 
   @Test("an end too many is reported once, by name, in debug builds, and stops nothing")
@@ -132,6 +166,7 @@ struct PurgeableDataTrapTests {
     await #expect(processExitsWith: .success) {
       let data = try PurgeableData(pattern(100)) { [UInt8](repeating: 7, count: 1 << 25) }
       let heap = try PurgeableHeap()
+      let large = try PurgeableData(byteCount: 1 << 25)
       purgeable_testing_fail(purgeable_testing_call_any.rawValue, 1, ENOMEM, true)
       func kind(_ body: () throws(PurgeableError) -> Void) -> PurgeableError.Kind? {
         do throws(PurgeableError) { try body() } catch { return error.kind }
@@ -142,6 +177,10 @@ struct PurgeableDataTrapTests {
       require(kind { () throws(PurgeableError) in _ = try heap.store([1]) } == .outOfMemory, "an element")
       require(kind { () throws(PurgeableError) in _ = try PurgeableData(byteCount: 1 << 25) } == .outOfMemory, "data")
       require(kind { () throws(PurgeableError) in try data.resize(to: 1 << 25) } == .outOfMemory, "growing")
+      let more = [UInt8](repeating: 1, count: 1 << 20)
+      require(kind { () throws(PurgeableError) in try large.replaceBytes(in: 3..<5, with: more) } == .outOfMemory, "more")
+      require(kind { () throws(PurgeableError) in _ = try large.copy() } == .outOfMemory, "a copy")
+      require(large.accessCount == 1 && large.array()?.count == 1 << 25, "the original of a copy")
       require(data.array() == pattern(100) && data.accessCount == 1, "nothing was changed")
       data.endContentAccess()
       purgeable_testing_fail(0, 0, 0, false)
