@@ -18,6 +18,8 @@ final class CacheRoster: ForkProtected {
       items.append(GivingBackTurn.shared)
     }
     ForkGuard.shared.announce(.lists) { $0.append(CacheRoster.shared) }
+    rehearseFork()
+    GivingBackTurn.shared.rehearseFork()
   }
 
   var isEmpty: Bool { list.withLock { $0.isEmpty } }
@@ -25,6 +27,8 @@ final class CacheRoster: ForkProtected {
   /// Adds an engine; its owner removes it before it ends. Only what a fork needs is allocated here, and the cache's initializer
   /// has tested that there is memory.
   func add(_ engine: CacheEngine) {
+    engine.rehearseFork()
+    engine.base.observer?.rehearseFork()
     list.withLock { $0.append(engine, engine.link) }
     // The engine and its key table.
     ForkGuard.shared.reserve(2)
