@@ -3,7 +3,8 @@
 //
 //     last unlock, or seal --begin_waiting--> slab->waiting pages, heap->waiting_bytes --stop_waiting--> offered, locked,
 //                                                        |                                                given back
-//                                                        +-- too much: `overdue`, and the call that saw it offers
+//                                                        +-- too much: `overdue`, and the call that saw it offers; a read
+//                                                            sets `overdue` unseen, and the next unlock or store looks
 //
 // Each change of a slab's `waiting` is one exchange, and the difference goes to the heap's sum, so the sum is exact in whatever
 // order threads come. What is locked does not wait: an offer that finds it locked takes it off, and the last unlock books it
@@ -21,7 +22,7 @@ static uint64_t bytes_waiting(const purgeable_heap_t *heap, purgeable__slab_t *s
   return (pages == ALL_WAIT ? purgeable__offerable_pages(heap, slab) : pages) << heap->page_shift;
 }
 
-// `quietly`: the limit, which is read from files now and then, is not looked at. The next call that books sees the sum.
+// `quietly`: the limit, which is read from files now and then, is not looked at. The next unlock or store looks at it.
 static void set_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab, uint8_t now, bool quietly) {
   if (load_relaxed(&slab->waiting) == now) return;
   uint8_t before = atomic_exchange_explicit(&slab->waiting, now, memory_order_relaxed);
@@ -31,8 +32,8 @@ static void set_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab, uint8_t
     uint64_t unoffered = (now & UNOFFERED) != 0 ? bytes : 0, unoffered_before = (before & UNOFFERED) != 0 ? bytes_before : 0;
     add_relaxed(&heap->unoffered_bytes, unoffered - unoffered_before);
   }
-  if (quietly || bytes <= bytes_before) return;
-  if (purgeable__waits_beyond(heap, 1)) store_relaxed(&heap->overdue, true);
+  if (bytes <= bytes_before) return;
+  if (quietly || purgeable__waits_beyond(heap, 1)) store_relaxed(&heap->overdue, true);
 }
 
 uint64_t purgeable__bytes_waiting(const purgeable_heap_t *heap, purgeable__slab_t *slab, bool *is_unoffered) {

@@ -12,11 +12,12 @@ static inline bool purgeable__is_waiting(const purgeable__slab_t *slab) { return
 uint64_t purgeable__bytes_waiting(const purgeable_heap_t *heap, purgeable__slab_t *slab, bool *is_unoffered);
 // Whether more than this share of what may wait does: for a first offer, or in all. 1: the whole, 2: half of it.
 bool purgeable__waits_beyond(const purgeable_heap_t *heap, uint64_t share);
+// Whether what was just booked is to be offered at once.
 static inline bool purgeable__nothing_may_wait(const purgeable_heap_t *heap) {
   return load_relaxed(&heap->overdue) && purgeable__pending_byte_limit() == 0;
 }
 // Books the pages of a sealed slab that are not on offer. The caller has the slab pinned. `quietly`: without a system call; more
-// than the limit is found out by the next call that books.
+// than the limit is found out by the next unlock or store.
 void purgeable__begin_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab, bool quietly);
 // The slab does not wait any more. The caller has claimed it, for an offer or for giving back.
 void purgeable__stop_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab);

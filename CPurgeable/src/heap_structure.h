@@ -232,7 +232,7 @@ struct purgeable_heap {
   _Atomic uint64_t unbalanced_unlock_count, refused_offer_count;
   // Something is idle and not on offer, or empty and not given back.
   _Atomic bool pending;
-  // More waits than the limit allows; and whether a thread is in a round of offering it (heap_overdue.c).
+  // More waits than the limit allows, or may; and whether a thread is in a round of offering it (heap_overdue.c).
   _Atomic bool overdue, offering_overdue;
   // Which units the last round went over: from `round_from` to before `round_end`, which may lie before it. Only the thread that
   // has set `offering_overdue` looks.

@@ -18,7 +18,8 @@ typedef struct {
   _Atomic int32_t call_count;
   /// When it is not NULL: the callback ends this watch, at its next call.
   _Atomic(purgeable_pressure_watch_t *) ending;
-  _Atomic int32_t is_slow;
+  /// While it is set, the callback does not return; `held_level` is what it was called with first.
+  _Atomic int32_t is_held, held_level;
   _Atomic int32_t is_inside;
   pthread_t caller;
 } heard_t;
@@ -26,13 +27,35 @@ typedef struct {
 static void note(int32_t level, void *context) {
   heard_t *heard = context;
   atomic_store(&heard->is_inside, 1);
-  if (atomic_load(&heard->is_slow)) usleep(300 * 1000);
+  if (atomic_load(&heard->is_held)) atomic_store(&heard->held_level, level);
+  while (atomic_load(&heard->is_held)) usleep(1000);
   heard->caller = pthread_self();
   atomic_store(&heard->level, level);
   purgeable_pressure_watch_t *ending = atomic_exchange(&heard->ending, NULL);
   if (ending != NULL) purgeable_pressure_unwatch(ending);
   atomic_fetch_add(&heard->call_count, 1);
   atomic_store(&heard->is_inside, 0);
+}
+
+static int comes_to(const _Atomic int32_t *value, int32_t wanted) {
+  for (int i = 0; i < 12000 && atomic_load(value) != wanted; i++) usleep(10 * 1000);
+  return atomic_load(value) == wanted;
+}
+
+/// A thread that ends a watch.
+typedef struct {
+  purgeable_pressure_watch_t *watch;
+  const heard_t *heard;
+  int32_t was_inside;
+  _Atomic int32_t has_ended;
+} ending_t;
+
+static void *end_watch(void *context) {
+  ending_t *ending = context;
+  purgeable_pressure_unwatch(ending->watch);
+  ending->was_inside = atomic_load(&ending->heard->is_inside);
+  atomic_store(&ending->has_ended, 1);
+  return NULL;
 }
 
 /// With patience, since a level falls two seconds after it was set lower, and the machine may be busy.
@@ -67,15 +90,23 @@ const char *pressure_case_watch(void (*set_level)(int32_t level)) {
   set_level(PURGEABLE_PRESSURE_CRITICAL);
   if (!waits_for(&other, PURGEABLE_PRESSURE_CRITICAL) || !waits_for(&heard, PURGEABLE_PRESSURE_CRITICAL))
     return "both hear of critical";
-  for (int i = 0; i < 12000 && atomic_load(&other.is_inside); i++) usleep(10 * 1000);
+  if (!comes_to(&other.is_inside, 0) || !comes_to(&heard.is_inside, 0)) return "both calls return";
 
   // Ending waits for the call that is under way.
-  atomic_store(&heard.is_slow, 1);
+  atomic_store(&heard.is_held, 1);
   set_level(PURGEABLE_PRESSURE_NORMAL);
-  for (int i = 0; i < 12000 && !atomic_load(&heard.is_inside); i++) usleep(10 * 1000);
-  purgeable_pressure_unwatch(watch);
-  if (atomic_load(&heard.is_inside)) return "no call is under way when the watch has ended";
-  if (atomic_load(&heard.level) != PURGEABLE_PRESSURE_WARNING) return "hears of the first step down";
+  if (!comes_to(&heard.is_inside, 1)) return "a call is under way";
+  static ending_t ending;
+  pthread_t thread;
+  ending.watch = watch;
+  ending.heard = &heard;
+  if (pthread_create(&thread, NULL, end_watch, &ending) != 0) return "no thread";
+  // Time for it to end too early.
+  usleep(300 * 1000);
+  if (atomic_load(&ending.has_ended)) return "the watch has not ended while a call is under way";
+  atomic_store(&heard.is_held, 0);
+  if (pthread_join(thread, NULL) != 0 || ending.was_inside) return "no call is under way when the watch has ended";
+  if (atomic_load(&heard.held_level) != PURGEABLE_PRESSURE_WARNING) return "hears of the first step down";
 
   // The next change is told to a watch that is there, and to none that has ended.
   int32_t calls = atomic_load(&heard.call_count), other_calls = atomic_load(&other.call_count);

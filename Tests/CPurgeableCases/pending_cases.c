@@ -123,9 +123,8 @@ static void unlock_in_read(void *context) {
   if (!look->is_unlocked) look->is_unlocked = purgeable_heap_unlock(look->heap, look->locked) == 0;
 }
 
-static void reads_that_let_go_last(case_report_t *report) {
-  NEED_HOOKS();
-  NEED_OFFERS();
+// With limit 0: a read lets go of a large element last, then a lock lets go of that element itself, or of another one.
+static void read_then_unlock(case_report_t *report, bool is_itself) {
   uint64_t before = purgeable_pending_byte_limit();
   MAKE_HEAP(heap, .slab_bytes = 4 * PAGE, .chunk_bytes = 16 * PAGE);
   // Nothing may wait; but a read makes no system call.
@@ -147,13 +146,20 @@ static void reads_that_let_go_last(case_report_t *report) {
   free(buffer);
   EXPECT(!purgeable_heap_is_on_offer(heap, large.reference.place));
   // The next call that lets go of something offers it as well.
-  EXPECT(locks_intact(heap, &other));
+  EXPECT(locks_intact(heap, is_itself ? &large : &other));
   EXPECT(purgeable_heap_is_on_offer(heap, large.reference.place));
   EXPECT_EQUAL(heap_statistics(heap).memory.pending_bytes, 0);
   EXPECT_VALID(heap);
   EXPECT(is_intact(heap, &large));
   purgeable_set_pending_byte_limit(before);
   END_HEAP(heap);
+}
+
+static void reads_that_let_go_last(case_report_t *report) {
+  NEED_HOOKS();
+  NEED_OFFERS();
+  read_then_unlock(report, false);
+  read_then_unlock(report, true);
 }
 
 // MARK: Calls that unlocks share

@@ -51,8 +51,9 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   /// - Departures that a call of the program causes are told on its thread before the call returns. A call that takes many
   ///   entries out tells in slices of about a mebibyte of values, between which other threads may use the cache.
   /// - What the handler's own calls take out is told when it has returned, on the same thread and before the outer call returns.
-  ///   So a handler may store again what limits evict; it does not nest. A value that the handler itself replaces, or that is
-  ///   too large, is told at once, within the handler: one that replaces a value in answer to each such call never ends.
+  ///   So a handler may store again what limits evict, and such calls do not nest. A value that the handler itself replaces, or
+  ///   that is refused as too large, is told at once, within the handler: such calls nest, as deep as the handler goes on doing
+  ///   so, on the stack of its thread. A handler that replaces a value in answer to each such call never ends.
   /// - Departures that the library causes by itself, under pressure and for `idleTime`, are told on a thread that this cache has
   ///   as long as there are any to tell. The thread has the default stack of the process's threads, and all signals are blocked
   ///   in it. If no thread can be made, the program's next calls tell.

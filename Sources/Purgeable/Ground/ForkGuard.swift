@@ -6,6 +6,9 @@
 //
 // The core needs none of this: its mutexes are wiped in the child, and what they guard is put right there. What Swift keeps
 // (arrays, dictionaries, references) cannot be put right when a thread was in the middle of changing it.
+//
+// Swift's runtime makes generic types and their tables at their first use, under mutexes of its own, which another thread may hold
+// at the fork: a child that needs a new one then waits for ever. So all that a child runs here was run before (`rehearseFork`).
 
 import Glibc
 import Synchronization
@@ -21,6 +24,20 @@ protocol ForkProtected: AnyObject, Sendable {
 
 extension ForkProtected {
   func forgetInChild() {}
+
+  /// Runs what a child will run, so that the runtime has made all that it needs. For whoever makes the object, before any other
+  /// thread knows of it; it has nothing to forget yet.
+  func rehearseFork() {
+    lockForFork()
+    unlockAfterFork()
+    forgetInChild()
+  }
+}
+
+/// Has no mutex.
+private final class Rehearsal: ForkProtected {
+  func lockForFork() {}
+  func unlockAfterFork() {}
 }
 
 /// The order of mutexes: the holder of one may take those further down, never those further up. A fork takes all of them in
@@ -63,6 +80,10 @@ final class ForkGuard: @unchecked Sendable {
   /// Called once, before there is anything to protect. Without memory for the handlers, forks go unprotected.
   private init() {
     held.reserveCapacity(2 * Self.lastingCount)
+    // As a fork does, with nothing to protect.
+    turn.lock()
+    held.append(Rehearsal())
+    release(inChild: true)
     _ = pthread_atfork(
       { ForkGuard.shared.prepare() }, { ForkGuard.shared.release() }, { ForkGuard.shared.release(inChild: true) })
   }

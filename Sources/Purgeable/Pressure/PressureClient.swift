@@ -59,6 +59,7 @@ final class ClientRoster: ForkProtected {
       for client in ListedClients() { if let companion = client.companion { items.append(companion) } }
     }
     ForkGuard.shared.announce(.lists) { $0.append(ClientRoster.shared) }
+    rehearseFork()
   }
 
   var isEmpty: Bool { list.withLock { $0.isEmpty } }
@@ -66,6 +67,8 @@ final class ClientRoster: ForkProtected {
   /// Adds a client; its owner removes it before it ends. Only what a fork needs is allocated here, and the owner has tested that
   /// there is memory.
   func add(_ client: any PressureClient) {
+    client.rehearseFork()
+    client.companion?.rehearseFork()
     list.withLock { $0.append(UnownedClient(client: client), client.link) }
     // The client and its companion.
     ForkGuard.shared.reserve(2)

@@ -8,6 +8,7 @@ final class ProcessMemory: ForkProtected {
 
   private init() {
     ForkGuard.shared.announce(.group) { $0.append(ProcessMemory.shared) }
+    rehearseFork()
   }
 
   /// Makes the shared object, so that later calls need no memory for it.

@@ -51,6 +51,7 @@ public final class SystemPressureSource: PressureSource, ListedSource, ForkProte
     self.root = root
     self.now = now
     reopen()
+    rehearseFork()
   }
 
   /// The names of its parts.

@@ -53,12 +53,14 @@ final class Maintainer: ForkProtected {
     }
     ForkGuard.shared.announce(.sources) { items in Maintainer.shared.collectSources(&items) }
     ForkGuard.shared.announce(.thread) { $0.append(Maintainer.shared) }
+    rehearseFork()
   }
 
   // MARK: Who is worked for
 
   /// The monitor's owner removes it before it ends. Takes memory only for forks; the maker of the monitor has checked for it.
   func add(_ monitor: MonitorCore) {
+    monitor.rehearseFork()
     state.withLock { $0.monitors.append(UnownedMonitor(monitor: monitor), monitor.link) }
     // The monitor and its source.
     ForkGuard.shared.reserve(2)

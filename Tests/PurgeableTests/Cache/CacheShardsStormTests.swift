@@ -253,7 +253,9 @@ struct CacheShardsUnlockTests {
           cache.engine.shards.openShards()
           return
         }
-        cache.removeHeld((trial % 2 == 0 ? lone.shuffled() : lone)[...]) {
+        var random = SplitMix64(seed: chosenSeed &+ UInt64(trial))
+        let order = trial % 2 == 0 ? random.shuffled(lone.count).map { lone[$0] } : lone
+        cache.removeHeld(order[...]) {
           isReady.store(true, ordering: .releasing)
           // From here on the step frees what it left.
           while cache.engine.shards.mask.load(ordering: .acquiring) == 0 {}

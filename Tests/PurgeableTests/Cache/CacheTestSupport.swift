@@ -15,6 +15,17 @@ import ToolSupport
 /// The seed of random tests. A test that fails prints it.
 let chosenSeed = TestRun.seed
 
+/// Chance on any thread, from the seed. Which thread gets which number hangs on the scheduler.
+enum Chance {
+  private static let askCount = Atomic<UInt64>(0)
+
+  /// True once in so many calls.
+  static func comes(onceIn count: Int) -> Bool {
+    var random = SplitMix64(seed: chosenSeed &+ askCount.add(1, ordering: .relaxed).oldValue)
+    return random.index(below: count) == 0
+  }
+}
+
 /// Heavy loops are divided by this under the thread sanitizer, where everything takes ten times as long.
 let slowness: Int = unsafe dlsym(nil, "__tsan_init") != nil ? 10 : 1
 

@@ -27,7 +27,7 @@ private final class StormKey: Hashable, Sendable {
   }
 
   private static func look(_ number: Int) {
-    guard number < 1000, Int.random(in: 0..<40) == 0, let cache = cache.withLock({ $0 }) else { return }
+    guard number < 1000, Chance.comes(onceIn: 40), let cache = cache.withLock({ $0 }) else { return }
     _ = cache.byteCount
     _ = cache[StormKey(1000 + number % 50)]
     if number % 8 == 0 { usleep(50) }

@@ -49,7 +49,7 @@ private final class ChangingKey: Hashable, @unchecked Sendable {
 /// A key that compares at random, with few different hashes, so that it is often compared.
 private struct RandomKey: Hashable, Sendable {
   var number: Int
-  static func == (left: Self, right: Self) -> Bool { (left.number == right.number) == (Int.random(in: 0..<8) > 0) }
+  static func == (left: Self, right: Self) -> Bool { (left.number == right.number) != Chance.comes(onceIn: 8) }
   func hash(into hasher: inout Hasher) { hasher.combine(number % 7) }
 }
 
@@ -194,7 +194,7 @@ struct CacheUserCodeTests {
       let told = Atomic<Int>(0)
       let cache = try PurgeableCache<RandomKey, Int>(countLimit: 60) { _ in told.add(1, ordering: .relaxed) }
       onThreads(3) { thread in
-        var random = SplitMix64(seed: UInt64(thread) + 5)
+        var random = SplitMix64(seed: chosenSeed &+ UInt64(thread) &+ 5)
         for round in 0..<4000 / slowness {
           let key = RandomKey(number: random.index(below: 100))
           cache[key] = round
@@ -204,7 +204,8 @@ struct CacheUserCodeTests {
       }
       cache.checkBooksSwept()
       let numbers = cache.statistics
-      require(told.load(ordering: .relaxed) == Int(numbers.insertionCount + numbers.replacementCount) - cache.count, "told")
+      require(told.load(ordering: .relaxed) == Int(numbers.insertionCount + numbers.replacementCount) - cache.count,
+        "told; seed \(chosenSeed)")
       cache.removeAll()
       let table = cache.table!
       require(table.stripes.allSatisfy { $0.stripe.withLock { $0.heldCount == 0 } }, "keys are left")

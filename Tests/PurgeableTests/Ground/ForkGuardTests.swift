@@ -3,6 +3,8 @@
 // has announced its own already.
 
 import Glibc
+import PurgeableTestSupport
+import Synchronization
 import Testing
 
 @testable import Purgeable
@@ -19,6 +21,32 @@ private final class Noting: ForkProtected {
   func lockForFork() { note("lock") }
   func unlockAfterFork() { note("unlock") }
   func forgetInChild() { note("forget") }
+}
+
+private protocol Counted {
+  static var count: Int { get }
+}
+
+private enum Start: Counted { static var count: Int { 1 } }
+private enum Even<T> {}
+private enum Odd<T> {}
+extension Even: Counted where T: Counted { static var count: Int { 2 * T.count } }
+extension Odd: Counted where T: Counted { static var count: Int { 2 * T.count + 1 } }
+
+/// Has the runtime make types and tables that nobody has asked for before: 2 to the power of `depth` of them, until `goesOn` is
+/// false.
+@inline(never)
+private func makeTypes<T: Counted>(_: T.Type, depth: Int, _ goesOn: () -> Bool) {
+  guard goesOn() else { return }
+  var types: [T.Type] = [T.self]
+  for type in types.reversed() where type.count < 0 { types.append(type) }
+  types.removeAll(keepingCapacity: true)
+  var options: [T?] = [nil]
+  for option in options.reversed() where option != nil { options.append(option) }
+  options.removeAll(keepingCapacity: true)
+  if depth == 0 { return }
+  makeTypes(Even<T>.self, depth: depth - 1, goesOn)
+  makeTypes(Odd<T>.self, depth: depth - 1, goesOn)
 }
 
 @Suite("forks: what is announced")
@@ -47,4 +75,41 @@ struct ForkGuardTests {
       }
     }
   }
+
+  @Test("the first one leaves a child that goes on, whatever the runtime does on another thread", .forks, .fullRun)
+  func runtime() async {
+    await #expect(processExitsWith: .success) {
+      // A fork that runs no handlers: in each of these children the library has not seen a fork before.
+      typealias Fork = @convention(c) () -> pid_t
+      guard let address = unsafe dlsym(nil, "_Fork") else { return }
+      // Safe: the C library's function has exactly this type.
+      let bareFork = unsafe unsafeBitCast(address, to: Fork.self)
+      for round in 0..<60 {
+        let child = bareFork()
+        if child == 0 { _exit(firstForkIsWell() ? 0 : 1) }
+        require(child > 0 && endsWell(child, seconds: 60), "round \(round)")
+      }
+    }
+  }
+}
+
+/// Forks for the first time, while another thread has the runtime make types. The key table, the monitor and the library's thread
+/// have something to forget in the child.
+private func firstForkIsWell() -> Bool {
+  guard let cache = try? PurgeableCache<String, [UInt8]>(tracksKeys: true) else { return false }
+  cache["key"] = [1]
+  let monitor = PressureMonitor()
+  let isOver = Atomic<Bool>(false)
+  let looks = Atomic<Int>(0)
+  let making = TestThread {
+    makeTypes(Start.self, depth: 20) {
+      looks.add(1, ordering: .relaxed)
+      return !isOver.load(ordering: .relaxed)
+    }
+  }
+  while looks.load(ordering: .relaxed) < 500 { sched_yield() }
+  let isWell = childSays(seconds: 20) { true }
+  isOver.store(true, ordering: .relaxed)
+  making.join()
+  return isWell && monitor.level == .normal && cache.count == 1
 }

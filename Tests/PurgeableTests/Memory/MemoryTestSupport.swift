@@ -173,10 +173,11 @@ final class TestThread: @unchecked Sendable {
 /// that hold a mutex.
 ///
 /// The runtime makes the types it needs under locks of its own, which a fork may catch another thread in: a child that needs the
-/// same type then waits for ever. So the types of the children's loops are made here first, and a child that hangs is ended.
+/// same type then waits for ever. So the types of the children's loops are made here first, and a child that hangs is ended after
+/// `seconds`.
 ///
 /// `meanwhile` runs here while the child runs, and has to return true too.
-func childSays(_ isWell: () -> Bool, meanwhile: () -> Bool = { true }) -> Bool {
+func childSays(seconds: Int = 300, _ isWell: () -> Bool, meanwhile: () -> Bool = { true }) -> Bool {
   for range in [0..<1] { for number in range { _ = [number: [UInt8](repeating: 0, count: number)] } }
   let child = fork()
   if child == 0 {
@@ -185,11 +186,27 @@ func childSays(_ isWell: () -> Bool, meanwhile: () -> Bool = { true }) -> Bool {
     unsafe sigemptyset(&signals)
     unsafe sigaddset(&signals, SIGALRM)
     unsafe pthread_sigmask(SIG_UNBLOCK, &signals, nil)
-    alarm(300)
+    // For children of which the parent has no time to wait.
+    alarm(UInt32(seconds))
     _exit(isWell() ? 0 : 1)
   }
   let holds = meanwhile()
-  return child > 0 && ChildEnd.of(child) == .exited(0) && holds
+  return child > 0 && endsWell(child, seconds: seconds) && holds
+}
+
+/// Waits until a child has ended, and says whether with 0. Ends it after `seconds`: an alarm of the child's own cannot, while the
+/// child is still inside of fork.
+func endsWell(_ child: pid_t, seconds: Int) -> Bool {
+  for _ in 0..<seconds * 1000 {
+    var end: Int32 = 0
+    let ended = unsafe waitpid(child, &end, WNOHANG)
+    if ended == child { return end == 0 }
+    guard ended == 0 || errno == EINTR else { return false }
+    usleep(1000)
+  }
+  kill(child, SIGKILL)
+  _ = ChildEnd.of(child)
+  return false
 }
 
 /// For exit tests: stops the process unless the condition holds, and reports the place, since the output of such a process is not

@@ -46,9 +46,12 @@ struct ThreadStartTests {
       cache.setValue([UInt8](repeating: 7, count: 100_000), forKey: 1)
       let isQuiet = { !cache.engine.heap.hasPending && !WorkBell.isRung.load(ordering: .relaxed) }
       require(patiently { isQuiet() }, "what was stored is on offer")
-      require(cache.withBytes(forKey: 1) { $0.byteCount } == 100_000, "is there")
-      require(cache.engine.heap.hasPending, "waits")
-      require(patiently { isQuiet() }, "and is on offer again")
+      let offered = cache.statistics.memory.offeredBytes
+      require(offered > 100_000 - pageSize, "all of it")
+      // While it is held, nobody can offer it.
+      let left = cache.withBytes(forKey: 1) { _ in cache.statistics.memory.offeredBytes }
+      require(left == 0, "is there, and off offer: \(left ?? -1)")
+      require(patiently { isQuiet() && cache.statistics.memory.offeredBytes == offered }, "and is on offer again")
     }
   }
 

@@ -201,7 +201,10 @@ final class GivingBackTurn: ForkProtected {
   private let turn = Guarded<Void>(())
   private let address = Atomic<UInt>(0)
 
-  private init() { ForkGuard.shared.announce(.turn) { $0.append(GivingBackTurn.shared) } }
+  private init() {
+    ForkGuard.shared.announce(.turn) { $0.append(GivingBackTurn.shared) }
+    rehearseFork()
+  }
 
   /// Called for each cache that is made; the first call maps the memory. False when there is no memory.
   func prepare() -> Bool {
