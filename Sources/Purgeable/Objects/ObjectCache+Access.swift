@@ -101,11 +101,7 @@ extension ObjectCache {
   /// Removes every entry that is there now. Any thread.
   public func removeAll() {
     for at in 0..<ObjectStore<Key, Value>.shardCount {
-      while let departed = store.hold(shard: at, { shard in
-        shard.table.anyPosition.map { store.remove($0, .removed, from: &shard) }
-      }) {
-        store.finish(departed)
-      }
+      while let departed = takeAny(fromShard: at) { store.finish(departed) }
       store.hold(shard: at) { $0.table.shrink() }
     }
   }
@@ -134,6 +130,13 @@ extension ObjectCache {
   public var values: [Value] { entries.map(\.value) }
 
   // MARK: Inside
+
+  private func takeAny(fromShard number: Int) -> DepartedObject<Key, Value>? {
+    store.hold(shard: number) { shard in
+      guard let position = shard.table.anyPosition else { return nil }
+      return store.remove(position, .removed, from: &shard)
+    }
+  }
 
   /// Whether the entry of an object goes because its content is discarded.
   private func isLeaving(_ value: Value) -> Bool {

@@ -9,9 +9,9 @@ import Synchronization
 /// for a minute the cache grows only slowly. With limits it evicts exactly the least recently used entry. Objects that adopt
 /// `DiscardableContent` are asked to discard their content when they leave, and before others leave when memory is short.
 ///
-///     let images = try ObjectCache<String, Image>(countLimit: 500)
-///     images["cat"] = decode("cat")
-///     let again = images["cat"]     // nil when never stored, or evicted
+///     let widths = try ObjectCache<String, [Character: Double]>(countLimit: 500)
+///     widths["Sans"] = ["a": 7.5, "b": 8]
+///     let again = widths["Sans"]     // nil when never stored, or evicted
 ///
 /// For values that are bytes take `PurgeableCache`: the kernel frees its memory by itself, without any of this library's or the
 /// program's code, and a page at a time.

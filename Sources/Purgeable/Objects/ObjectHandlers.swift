@@ -71,8 +71,8 @@ extension ObjectCache {
     set {
       store.setHandlers { handlers in
         handlers.shouldEvict = newValue
-        guard let newValue else { return handlers.asks = nil }
-        handlers.asks = { key, _, reason in newValue(key, reason) }
+        handlers.asks = nil
+        if let newValue { handlers.asks = { key, _, reason in newValue(key, reason) } }
       }
     }
   }

@@ -84,12 +84,14 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
 
   /// Whether `==` of keys is Swift's own code, which may run under the mutex.
   @inlinable static var comparesPlainly: Bool {
-    Key.self == String.self || Key.self == Int.self || Key.self == UInt64.self || Key.self == UInt32.self || Key.self == Int64.self
-      || Key.self == Int32.self || Key.self == ObjectIdentifier.self
+    Key.self == String.self || Key.self == Int.self || Key.self == Int64.self || Key.self == Int32.self || Key.self == UInt64.self
+      || Key.self == UInt32.self || Key.self == ObjectIdentifier.self
   }
 
   @inlinable @inline(__always)
-  func shard(of hash: Int) -> UnsafeMutablePointer<Shard> { unsafe shards + Int(truncatingIfNeeded: UInt(bitPattern: hash) >> 60) }
+  func shard(of hash: Int) -> UnsafeMutablePointer<Shard> {
+    unsafe shards + Int(truncatingIfNeeded: UInt(bitPattern: hash) >> 60)
+  }
 
   /// Runs `body` under the mutex of the key's shard, with the position of the key's entry or none. What `body` takes out of the
   /// table ends outside of the mutex, if `body` returns it.

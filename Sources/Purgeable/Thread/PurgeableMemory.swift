@@ -19,3 +19,18 @@ public enum PurgeableMemory {
   /// What the library's thread has seen and done about pressure. Any thread.
   public static var pressureStatistics: PressureStatistics { Maintainer.shared.statistics }
 }
+
+extension PurgeableMemory {
+  /// Has the object asked to discard its content when memory is short, without being in a cache: the longest registered first, a
+  /// sixteenth of all at a time, until memory is no longer short. Registered twice is registered once.
+  ///
+  /// The object is held weakly, and forgotten when it ends. It is asked on a thread of the library's, under no mutex. Any thread.
+  public static func register(_ object: some DiscardableContent) { DiscardableRegistry.shared.add(object) }
+
+  /// Takes the object out again; nothing, where it was not registered. Any thread.
+  public static func unregister(_ object: some DiscardableContent) { DiscardableRegistry.shared.remove(object) }
+
+  /// Asks all registered objects now, on this thread. Returns how many discarded their content.
+  @discardableResult
+  public static func discardRegisteredContent() -> Int { DiscardableRegistry.shared.discard() }
+}

@@ -204,7 +204,8 @@ struct CacheUserCodeTests {
       }
       cache.checkBooksSwept()
       let numbers = cache.statistics
-      require(told.load(ordering: .relaxed) == Int(numbers.insertionCount + numbers.replacementCount) - cache.count,
+      require(
+        told.load(ordering: .relaxed) == Int(numbers.insertionCount + numbers.replacementCount) - cache.count,
         "told; seed \(chosenSeed)")
       cache.removeAll()
       let table = cache.table!

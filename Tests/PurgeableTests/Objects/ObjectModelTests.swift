@@ -33,7 +33,13 @@ private struct Model {
   mutating func enforce(sparing spared: Int? = nil) {
     while true {
       let reason: DepartureReason
-      if entries.count > countLimit ?? .max { reason = .count } else if totalCost > costLimit ?? .max { reason = .cost } else { return }
+      if entries.count > countLimit ?? .max {
+        reason = .count
+      } else if totalCost > costLimit ?? .max {
+        reason = .cost
+      } else {
+        return
+      }
       let next = entries.firstIndex { $0.key != spared && !kept.contains($0.key) && (reason != .cost || $0.cost > 0) }
       guard let next else { return }
       leave(at: next, reason)
