@@ -15,6 +15,7 @@ final class CacheRoster: ForkProtected {
       let first = items.count
       for engine in ListedEngines() { items.append(engine) }
       for at in first..<items.count { if let table = (items[at] as? CacheEngine)?.base.observer { items.append(table) } }
+      for at in first..<items.count { if let loads = (items[at] as? CacheEngine)?.loads { items.append(loads) } }
       items.append(GivingBackTurn.shared)
     }
     ForkGuard.shared.announce(.lists) { $0.append(CacheRoster.shared) }
@@ -26,8 +27,8 @@ final class CacheRoster: ForkProtected {
   /// has tested that there is memory.
   func add(_ engine: CacheEngine) {
     list.withLock { $0.append(engine, engine.link) }
-    // The engine and its key table.
-    ForkGuard.shared.reserve(2)
+    // The engine, its key table and its loads.
+    ForkGuard.shared.reserve(3)
     WorkBell.expectWork()
   }
 
@@ -36,7 +37,7 @@ final class CacheRoster: ForkProtected {
       list.remove(engine.link)
       return list.isEmpty
     }
-    ForkGuard.shared.dismiss(2)
+    ForkGuard.shared.dismiss(3)
     if isLast { WorkBell.review() }
   }
 
