@@ -54,7 +54,9 @@ final class CacheEngine: ForkProtected {
   let undecodableCount = Atomic<UInt64>(0)
 
   /// Fails with `outOfMemory` only.
-  init(_ options: EngineOptions, observer: (any EngineObserver)? = nil, loads: (any ForkProtected)? = nil) throws(PurgeableError) {
+  init(
+    _ options: EngineOptions, observer: (any EngineObserver)? = nil, loads: (any ForkProtected)? = nil
+  ) throws(PurgeableError) {
     let outOfMemory = PurgeableError(
       .outOfMemory, in: "PurgeableCache.init", errorNumber: outOfMemoryNumber,
       explanation: "there is no memory or address space for a cache's index and heap; free some, or raise the process's limits")

@@ -7,7 +7,8 @@ extension PurgeableCache: Loading {
 
   /// The value of a key, else what `load` makes, on this thread.
   ///
-  ///     let page = pages.value(forKey: path) { render(path) }
+  ///     let pages = try PurgeableCache<String, [UInt8]>()
+  ///     func page(_ name: String) -> [UInt8] { pages.value(forKey: name) { render(name) } }
   ///
   /// - One load a key at a time: other threads that ask for the key meanwhile wait, and get the value of the first; other keys
   ///   are not held up. They get its error where their own `load` could throw it; else they load by themselves.
@@ -45,7 +46,12 @@ extension PurgeableCache: Loading {
   /// The values of keys, in the order of the keys, with one call of `load` for those that the cache lacks and that no other
   /// thread loads. Keys that the result of `load` lacks are nil, and not kept.
   ///
-  ///     let found = pages.values(forKeys: ["a", "b"]) { missing in Dictionary(uniqueKeysWithValues: missing.map { ($0, render($0)) }) }
+  ///     let pages = try PurgeableCache<String, [UInt8]>()
+  ///     func found(_ names: [String]) -> [[UInt8]?] {
+  ///       pages.values(forKeys: names) { missing in
+  ///         Dictionary(uniqueKeysWithValues: missing.map { ($0, render($0)) })
+  ///       }
+  ///     }
   ///
   /// As the first form, for each key; a key that comes twice is loaded once. Others wait for single keys of the call until the
   /// call has ended. The caller's own load runs before it waits for others, so two calls with the same keys do not block each
@@ -65,7 +71,8 @@ extension PurgeableCache: Loading {
 
   /// The value of a key, else what `load` makes, in a task of its own, with the first asker's priority and task-local values.
   ///
-  ///     let page = try await pages.value(forKey: path) { try await fetch(path) }
+  ///     let pages = try PurgeableCache<String, [UInt8]>()
+  ///     let page = try await pages.value(forKey: "cat") { try await fetch("cat") }
   ///
   /// As the form without `async`, with these differences:
   /// - Blocks no thread; a hit does not suspend. Waits for loads of tasks and of threads.
@@ -98,7 +105,12 @@ extension PurgeableCache: Loading {
   /// The values of keys, in the order of the keys, with one call of `load`, in a task of its own, for those that the cache lacks
   /// and that nobody else loads. Keys that the result of `load` lacks are nil, and not kept.
   ///
-  ///     let users = try await users.values(forKeys: [1, 2, 3]) { missing in try await database.users(missing) }
+  ///     let pages = try PurgeableCache<String, [UInt8]>()
+  ///     let found = try await pages.values(forKeys: ["cat", "dog"]) { missing in
+  ///       var made: [String: [UInt8]] = [:]
+  ///       for name in missing { made[name] = try await fetch(name) }
+  ///       return made
+  ///     }
   ///
   /// As the form without `async`, and for cancellation as the async form for one key: the load is cancelled when nobody waits for
   /// any of its keys. Where another's load fails, and the error is shared, this throws at once; the call's own load goes on as

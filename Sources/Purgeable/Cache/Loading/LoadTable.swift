@@ -216,7 +216,9 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
     locked { overtakeAll($0) }
   }
 
-  private func overtakeAll(_ books: Books) { Self.forEach(books) { $0.overtakings.count.add(1, ordering: .acquiringAndReleasing) } }
+  private func overtakeAll(_ books: Books) {
+    Self.forEach(books) { $0.overtakings.count.add(1, ordering: .acquiringAndReleasing) }
+  }
 
   private static func forEach(_ books: Books, _ body: (Loaded) -> Void) {
     for first in books.youngest.values {
