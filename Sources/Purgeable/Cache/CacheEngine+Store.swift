@@ -35,8 +35,8 @@ extension StoreOutcome: CustomStringConvertible {
 }
 
 extension CacheEngine {
-  /// Stores `value` under a key whose payload begins with `prefix`. `cost`: nil stands for the value's bytes. `permit`: of a value
-  /// that was loaded, which is stored only with it.
+  /// Stores `value` under a key whose payload begins with `prefix`. `cost`: nil stands for the value's bytes. `permit`: of a
+  /// value that was loaded, which is stored only with it.
   func store(
     _ key: EngineKey, prefix: UnsafeRawBufferPointer, value: UnsafeRawBufferPointer, cost: UInt64?, _ permit: LoadPermit? = nil
   ) -> StoreOutcome {

@@ -19,7 +19,8 @@ extension PurgeableCache: Loading {
   /// - `load` runs under no mutex and may use the cache. Where it asks for its own key on the same thread, the inner load runs at
   ///   once. Two loads that wait for each other's keys wait for ever, as two mutexes would. A load that never returns harms its
   ///   own key only.
-  /// - Waits for loads of threads only. Where a task loads the key (the async form), this loads by itself; who ends first is kept.
+  /// - Waits for loads of threads only. Where a task loads the key (the async form), this loads by itself; who ends first is
+  ///   kept.
   ///
   /// Any thread. Counts as a use or as a miss, and then as a load in the statistics. Cost: a hit as `value(forKey:)`; a miss two
   /// short mutexes and some ten small allocations beside the load and the store. Not for code that has to survive without

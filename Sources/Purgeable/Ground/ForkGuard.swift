@@ -26,7 +26,8 @@ extension ForkProtected {
 /// The order of mutexes: the holder of one may take those further down, never those further up. A fork takes all of them in
 /// this order.
 enum MutexOrder: Int {
-  /// Caches in the order of their making, then their key tables, then their loads, then the turn of those who give back many slabs together.
+  /// Caches in the order of their making, then their key tables, then their loads, then the turn of those who give back many
+  /// slabs together.
   case caches
   case monitors
   case sources

@@ -198,8 +198,8 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
   ///   be first, since it would then have come before the subtraction that it saw.
   private var isIdle: Bool { keyCount.load(ordering: .relaxed) == 0 }
 
-  /// What is being loaded for the key will not be kept. Called by everybody but `keep` before a key is stored or removed, under no
-  /// mutex. Costs a cache that loads nothing one relaxed load.
+  /// What is being loaded for the key will not be kept. Called by everybody but `keep` before a key is stored or removed, under
+  /// no mutex. Costs a cache that loads nothing one relaxed load.
   @inline(__always)
   func overtake(_ key: Key) {
     if !isIdle { overtakeListed(key) }
