@@ -5,8 +5,11 @@ import CPurgeable
 import Synchronization
 
 extension CacheEngine: PressureClient {
-  /// The key table.
-  var companion: (any ForkProtected)? { base.observer }
+  /// The key table and the loads.
+  func forEachCompanion(_ body: (any ForkProtected) -> Void) {
+    if let table = base.observer { body(table) }
+    if let loads { body(loads) }
+  }
 
   var holdsAnything: Bool { base.heldBytes > 0 }
 

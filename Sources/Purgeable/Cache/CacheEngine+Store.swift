@@ -35,13 +35,17 @@ extension StoreOutcome: CustomStringConvertible {
 }
 
 extension CacheEngine {
-  /// Stores `value` under a key whose payload begins with `prefix`. `cost`: nil stands for the value's bytes.
+  /// Stores `value` under a key whose payload begins with `prefix`. `cost`: nil stands for the value's bytes. `permit`: of a
+  /// value that was loaded, which is stored only with it.
   func store(
-    _ key: EngineKey, prefix: UnsafeRawBufferPointer, value: UnsafeRawBufferPointer, cost: UInt64?
+    _ key: EngineKey, prefix: UnsafeRawBufferPointer, value: UnsafeRawBufferPointer, cost: UInt64?, _ permit: LoadPermit? = nil
   ) -> StoreOutcome {
-    if value.count >= LargeStore.leastByteCount(in: heap) { return unsafe LargeStore(key, prefix, value, cost).run(in: self) }
-    let (outcome, due) = shards.hold(of: key.shardHash) { held in
-      (unsafe held.store(key, prefix, value, cost, among: shards), held.takeDue(prefix.count + value.count))
+    if value.count >= LargeStore.leastByteCount(in: heap) {
+      return unsafe LargeStore(key, prefix, value, cost, permit).run(in: self)
+    }
+    let (outcome, due) = shards.hold(of: key.shardHash) { held -> (StoreOutcome, DueAfterStore) in
+      if let permit, !permit.take() { return (.replaced, DueAfterStore(isCompaction: false)) }
+      return (unsafe held.store(key, prefix, value, cost, among: shards), held.takeDue(prefix.count + value.count))
     }
     finishStore(key, due)
     return outcome

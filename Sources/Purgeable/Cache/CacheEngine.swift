@@ -37,6 +37,8 @@ struct EngineOptions {
 
 final class CacheEngine: ForkProtected {
   let base: CacheBase
+  /// The table of keys that are being loaded, for forks: it does not refer to the engine, nor the engine to its content.
+  let loads: (any ForkProtected)?
   let shards: CacheShards
   /// The heap of `base`, one load nearer for reads.
   let heap: SlabHeap
@@ -52,7 +54,9 @@ final class CacheEngine: ForkProtected {
   let undecodableCount = Atomic<UInt64>(0)
 
   /// Fails with `outOfMemory` only.
-  init(_ options: EngineOptions, observer: (any EngineObserver)? = nil) throws(PurgeableError) {
+  init(
+    _ options: EngineOptions, observer: (any EngineObserver)? = nil, loads: (any ForkProtected)? = nil
+  ) throws(PurgeableError) {
     let outOfMemory = PurgeableError(
       .outOfMemory, in: "PurgeableCache.init", errorNumber: outOfMemoryNumber,
       explanation: "there is no memory or address space for a cache's index and heap; free some, or raise the process's limits")
@@ -65,6 +69,7 @@ final class CacheEngine: ForkProtected {
       throw outOfMemory
     }
     self.heap = heap
+    self.loads = loads
     let keys = KeyHashing(layout: options.keyLayout, seed: options.hashSeed)
     base = CacheBase(heap: heap, keys: keys, founder: index, limits: limits, observer)
     shards = CacheShards(base, founder: index, streams)

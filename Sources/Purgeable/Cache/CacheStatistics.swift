@@ -22,6 +22,14 @@ public struct CacheStatistics: Sendable, Hashable {
   /// Misses by reason; those counted while a shard was busy are in `missCount` alone. A value that could not be made of its bytes
   /// is a miss (`undecodable`).
   public var missesByReason: [MissReason: Int] = [:]
+  /// Calls of closures that load (`value(forKey:loading:)`) which have ended; a call for many keys counts once.
+  public var loadCount = 0
+  /// Those of them that threw.
+  public var loadFailureCount = 0
+  /// The time from their beginning to their end, added up.
+  public var loadTime = Duration.zero
+  /// Askers that got the outcome of another's load, once for each key.
+  public var sharedLoadCount = 0
   /// Values stored under a key that had none.
   public var insertionCount = 0
   /// Values stored in place of another.

@@ -155,12 +155,18 @@ extension PurgeableCache {
       byteCount = span.byteCount
       outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, cost: cost) }
     }
+    noteRefusal(outcome, of: value, forKey: key, cost: cost ?? UInt64(byteCount))
+    return outcome
+  }
+
+  /// Tells of a value that is too large, and counts one that cannot be encoded.
+  @inlinable @inline(__always)
+  func noteRefusal(_ outcome: StoreOutcome, of value: Value, forKey key: Key, cost: UInt64) {
     switch outcome {
     case .stored, .replaced, .outOfMemory: break
-    case .tooLarge: tellRefusal(of: value, forKey: key, cost: cost ?? UInt64(byteCount))
+    case .tooLarge: tellRefusal(of: value, forKey: key, cost: cost)
     case .notEncodable: countNotEncodable()
     }
-    return outcome
   }
 
   @usableFromInline
@@ -291,11 +297,17 @@ extension PurgeableCache {
 
   @usableFromInline
   func store(_ bytes: UnsafeRawBufferPointer, forKey key: Key, cost: UInt64?) -> StoreOutcome {
+    loads.overtake(key)
+    return unsafe store(bytes, forKey: key, cost: cost, nil)
+  }
+
+  /// `permit`: of a value that was loaded. Without the permit it is not stored, and counts as replaced by what overtook it.
+  func store(_ bytes: UnsafeRawBufferPointer, forKey key: Key, cost: UInt64?, _ permit: LoadPermit?) -> StoreOutcome {
     var outcome = StoreOutcome.outOfMemory
     unsafe encode(key) { engineKey, prefix in
-      outcome = unsafe engine.store(engineKey, prefix: prefix, value: bytes, cost: cost)
+      outcome = unsafe engine.store(engineKey, prefix: prefix, value: bytes, cost: cost, permit)
     } tracked: { hash in
-      outcome = unsafe storeTracked(key, hash: hash, bytes, cost)
+      outcome = unsafe storeTracked(key, hash: hash, bytes, cost, permit)
     }
     WorkBell.ring()
     return outcome

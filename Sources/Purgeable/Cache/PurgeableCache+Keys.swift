@@ -67,7 +67,9 @@ extension PurgeableCache {
   }
 
   /// Stores under a tracked key, and tells of its old value's departure.
-  func storeTracked(_ key: Key, hash: UInt64, _ value: UnsafeRawBufferPointer, _ cost: UInt64?) -> StoreOutcome {
+  func storeTracked(
+    _ key: Key, hash: UInt64, _ value: UnsafeRawBufferPointer, _ cost: UInt64?, _ permit: LoadPermit?
+  ) -> StoreOutcome {
     guard let table else { return .outOfMemory }
     while let found = table.findOrMake(key, hash: hash) {
       let engineKey = EngineKey(trackedNumber: found.number, hash: hash)
@@ -77,14 +79,16 @@ extension PurgeableCache {
         guard table.isStill(found) else { return (nil, nil, DueAfterStore(isCompaction: false)) }
         held.departures.beginStore(found.number)
         let outcome = unsafe Self.withPrefix(of: found.number) { prefix -> StoreOutcome in
-          let outcome = unsafe held.store(engineKey, prefix, value, cost, among: engine.shards)
+          let isOvertaken = !(permit?.take() ?? true)
+          let outcome =
+            isOvertaken ? .outOfMemory : unsafe held.store(engineKey, prefix, value, cost, among: engine.shards)
           switch outcome {
           case .stored, .replaced: table.setCost(cost ?? UInt64(value.count), of: found)
           default:
             // A number that has no entry, because the store was refused, is given back.
             if unsafe held.find(engineKey, prefix) == nil { held.departures.release(found, of: table) }
           }
-          return outcome
+          return isOvertaken ? .replaced : outcome
         }
         return (outcome, held.departures.endStore(), held.takeDue(value.count))
       }

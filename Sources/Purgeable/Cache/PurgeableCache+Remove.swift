@@ -6,6 +6,7 @@ extension PurgeableCache {
   /// only when a slab becomes empty.
   @discardableResult
   public func remove(forKey key: Key) -> Bool {
+    loads.overtake(key)
     var removed = false
     unsafe encode(key) { engineKey, prefix in
       removed = engine.shards.hold(of: engineKey.shardHash) { held in unsafe held.remove(engineKey, prefix) }
@@ -24,6 +25,7 @@ extension PurgeableCache {
   /// Cost: that of `remove(forKey:)`, and a copy of the value. The entry is removed also when its bytes make no value, or when
   /// there is no memory for a value of 128 KiB or more; the result is nil then.
   public func removeValue(forKey key: Key) -> Value? {
+    loads.overtake(key)
     var buffer = [UInt8](repeating: 0, count: 1024)
     while true {
       let found = unsafe buffer.withUnsafeMutableBytes { bytes in unsafe remove(forKey: key, copyingTo: bytes) }
@@ -42,7 +44,10 @@ extension PurgeableCache {
 
   /// Removes every entry, and forgets why earlier entries left: the next look-up of any key says `.unknown`. The slabs'
   /// memory has gone back when it returns, except for locked slabs; some bookkeeping stays, which `byteCount` tells. Any thread.
-  public func removeAll() { engine.removeAll() }
+  public func removeAll() {
+    loads.overtakeAll()
+    engine.removeAll()
+  }
 
   /// Copies a value and removes its entry, unless the buffer is too small.
   private func remove(forKey key: Key, copyingTo buffer: UnsafeMutableRawBufferPointer) -> EngineRead {

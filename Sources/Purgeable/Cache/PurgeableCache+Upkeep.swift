@@ -7,7 +7,9 @@ extension PurgeableCache {
   /// The cache in numbers; numbers by reason are empty when there is no memory for them. Any thread. Cost: a walk over the slabs,
   /// and a mincore for each chunk of 64 MiB.
   public var statistics: CacheStatistics {
-    engine.statistics(name: name)
+    var statistics = engine.statistics(name: name)
+    loads.addNumbers(to: &statistics)
+    return statistics
   }
 
   /// Evicts by policy until at most `count` entries are left. Entries that other threads store meanwhile may be left. Less than 0

@@ -26,6 +26,8 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   let form: KeyForm<Key>
   /// Exists in caches that may have tracked keys: with `String` keys, those outside of ASCII.
   let table: KeyTable<Key, Value>?
+  /// The keys that are being loaded.
+  let loads = LoadTable<Key, Value>()
 
   /// The cache's name, for its description, statistics and messages.
   public let name: String
@@ -144,7 +146,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
         countLimit: countLimit, costLimit: costLimit.map { UInt64($0) }, byteLimit: byteLimit, memoryShare: memoryShare,
         lockedByteLimit: lockedByteLimit, idleNanoseconds: idleTime.map(CacheBudget.nanoseconds), keyLayout: form.layout,
         clock: clock, hashSeed: hashSeed),
-      observer: table)
+      observer: table, loads: loads)
     // Needed by this cache when it is empty, key table included.
     let (limit, needed) = (engine.base.limits.bytes.load(ordering: .relaxed), engine.base.neededBytes)
     engine.base.limits.leastBytes.store(needed, ordering: .relaxed)

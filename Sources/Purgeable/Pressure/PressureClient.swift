@@ -7,8 +7,8 @@ import Glibc
 /// waits for it: code of the program has no place here.
 protocol PressureClient: ForkProtected {
   var link: ClientLink<UnownedClient> { get }
-  /// Of mutexes that come after those of all clients, in forks (ForkGuard.swift).
-  var companion: (any ForkProtected)? { get }
+  /// Those whose mutexes come after those of all clients, in forks (ForkGuard.swift); two at most.
+  func forEachCompanion(_ body: (any ForkProtected) -> Void)
 
   // MARK: What it holds
 
@@ -38,7 +38,7 @@ protocol PressureClient: ForkProtected {
 }
 
 extension PressureClient {
-  var companion: (any ForkProtected)? { nil }
+  func forEachCompanion(_ body: (any ForkProtected) -> Void) {}
 }
 
 /// A client as the list knows it. `@safe`: the client leaves the list before it ends, under the mutex under which this is read.
@@ -56,7 +56,7 @@ final class ClientRoster: ForkProtected {
     ProcessMemory.prepare()
     ForkGuard.shared.announce(.clients) { items in
       for client in ListedClients() { items.append(client) }
-      for client in ListedClients() { if let companion = client.companion { items.append(companion) } }
+      for client in ListedClients() { client.forEachCompanion { items.append($0) } }
     }
     ForkGuard.shared.announce(.lists) { $0.append(ClientRoster.shared) }
     rehearseFork()
@@ -68,10 +68,10 @@ final class ClientRoster: ForkProtected {
   /// there is memory.
   func add(_ client: any PressureClient) {
     client.rehearseFork()
-    client.companion?.rehearseFork()
+    client.forEachCompanion { $0.rehearseFork() }
     list.withLock { $0.append(UnownedClient(client: client), client.link) }
-    // The client and its companion.
-    ForkGuard.shared.reserve(2)
+    // The client and its companions.
+    ForkGuard.shared.reserve(3)
     WorkBell.expectWork()
   }
 
@@ -80,7 +80,7 @@ final class ClientRoster: ForkProtected {
       list.remove(client.link)
       return list.isEmpty
     }
-    ForkGuard.shared.dismiss(2)
+    ForkGuard.shared.dismiss(3)
     if isLast { WorkBell.review() }
   }
 

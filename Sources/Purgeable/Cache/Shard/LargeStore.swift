@@ -21,6 +21,8 @@ import Glibc
   private let prefix: UnsafeRawBufferPointer
   private let value: UnsafeRawBufferPointer
   private let size: EntrySize
+  /// Of a value that was loaded: asked under each of the two mutexes, since the first may drop the key's old value.
+  private let permit: LoadPermit?
 
   /// From this length of a value on. Each such element has a slab of its own, and to copy it takes far longer than to take a
   /// mutex once more.
@@ -28,11 +30,15 @@ import Glibc
 
   private static let longestWait: UInt64 = 1_000_000_000
 
-  init(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ cost: UInt64?) {
+  init(
+    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ cost: UInt64?,
+    _ permit: LoadPermit? = nil
+  ) {
     self.key = key
     unsafe self.prefix = prefix
     unsafe self.value = value
     size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, cost: cost)
+    self.permit = permit
   }
 
   func run(in engine: CacheEngine) -> StoreOutcome {
@@ -76,6 +82,10 @@ import Glibc
   private func begin(
     _ held: inout HeldShard, _ shards: borrowing CacheShards, _ failure: inout StoreOutcome
   ) -> FreshElement? {
+    if let permit, !permit.isCurrent {
+      failure = .replaced
+      return nil
+    }
     let old = unsafe held.find(key, prefix)
     if held.isRefused(size, old) {
       failure = .tooLarge
@@ -87,6 +97,10 @@ import Glibc
   }
 
   private func end(_ element: FreshElement, _ held: inout HeldShard) -> StoreOutcome {
+    if let permit, !permit.take() {
+      held.heap.free(element.reference)
+      return .replaced
+    }
     let old = unsafe held.find(key, prefix)
     let changesBefore = held.slots.changes
     let (queue, isRemembered) = held.queue(of: key, replacing: old)

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: MIT
+// The parts of a load: the key, who loads it, who waits. LoadTable.swift draws how they hang together.
+//
+// Everything that can change here, unless it is atomic, is guarded by the mutex of the table.
+
+import Glibc
+import Synchronization
+
+/// How often stores and removals have come between a key's loads and their end.
+final class Overtakings: Sendable {
+  let count = Atomic<Int>(0)
+}
+
+/// The right to keep what was loaded: lost when something else is stored under the key, or the key is removed, after the load
+/// began.
+///
+/// Without a race, because both sides use the mutex under which the cache stores (in `PurgeableCache` the mutex of the key's
+/// shard). Who overtakes raises the count before taking that mutex. Who keeps a loaded value calls `take` while holding it. So
+/// either the loaded value is stored first, and what overtakes replaces or removes it; or `take` sees the count and refuses.
+/// Of two loads of one key the first to take has overtaken the other.
+struct LoadPermit: Sendable {
+  private let overtakings: Overtakings
+  private let count: Int
+
+  /// From now on whatever overtakes `overtakings` counts. Made before the load begins.
+  init(_ overtakings: Overtakings) {
+    self.overtakings = overtakings
+    count = overtakings.count.load(ordering: .relaxed)
+  }
+
+  /// Whether nothing has overtaken the load. Under the mutex under which the value would be stored.
+  var isCurrent: Bool { overtakings.count.load(ordering: .relaxed) == count }
+
+  /// Whether the loaded value may be stored now. Called once, under the mutex under which it is stored then.
+  ///
+  /// Acquire and release pair with `LoadTable.overtake`: who removes a key without that mutex, because the key has no number in
+  /// the key table, and comes after this, sees the number that was made before this.
+  func take() -> Bool {
+    overtakings.count.compareExchange(expected: count, desired: count + 1, ordering: .acquiringAndReleasing).exchanged
+  }
+}
+
+/// A key that is being loaded.
+final class LoadedKey<Key: Hashable & Sendable, Value: Sendable>: @unchecked Sendable {
+  let key: Key
+  let hash: Int
+  let overtakings = Overtakings()
+  /// The table numbers keys as they come. 0: not in the table yet.
+  var number: UInt64 = 0
+  /// The next older key with the same hash.
+  var next: LoadedKey?
+  var isListed = false
+  /// Flights that have not ended, those below included.
+  var flightCount = 0
+  /// What synchronous askers wait for.
+  var threadFlight: Flight<Key, Value>?
+  /// What async askers wait for.
+  var taskFlight: Flight<Key, Value>?
+
+  init(_ key: Key, hash: Int) {
+    self.key = key
+    self.hash = hash
+  }
+}
+
+/// The load of one key by one call of the program's closure, and who waits for it.
+final class Flight<Key: Hashable & Sendable, Value: Sendable>: @unchecked Sendable {
+  let loaded: LoadedKey<Key, Value>
+  let call: LoadCall
+  let permit: LoadPermit
+  var waiters: [LoadWaiter] = []
+  /// nil until the load has ended; the same from then on. Read by who waited, after the wait.
+  var outcome: Result<Value?, any Error>?
+
+  init(_ loaded: LoadedKey<Key, Value>, _ call: LoadCall) {
+    self.loaded = loaded
+    self.call = call
+    permit = LoadPermit(loaded.overtakings)
+  }
+
+  func add(_ waiter: LoadWaiter) {
+    waiter.position = waiters.count
+    waiters.append(waiter)
+    call.waiterCount += 1
+  }
+
+  func remove(_ waiter: LoadWaiter) {
+    let last = waiters.removeLast()
+    if last !== waiter {
+      waiters[waiter.position] = last
+      last.position = waiter.position
+    }
+    call.waiterCount -= 1
+  }
+}
+
+/// A call of the program's closure, for one key or many.
+final class LoadCall: @unchecked Sendable {
+  /// nil for a load in a task.
+  let thread: pthread_t?
+  var waiterCount = 0
+  var task: Task<Void, Never>?
+  /// Nobody waits any more: later askers load anew.
+  var isCancelled = false
+
+  init(thread: pthread_t?) { self.thread = thread }
+}
+
+/// One asker of one key, while it waits. `@safe`: the semaphore is its own, and lives as long.
+@safe final class LoadWaiter: @unchecked Sendable {
+  /// Of an asker that blocks its thread. A semaphore, because a forked child may post one that a thread of its parent waits for.
+  private let semaphore: UnsafeMutablePointer<sem_t>?
+  var continuation: UnsafeContinuation<Void, Never>?
+  var position = 0
+  /// The load has ended, or the asker has left.
+  var isOver = false
+  /// Read by the asker when it is over, and not changed after that.
+  var hasLeft = false
+
+  init(blocks: Bool) {
+    guard blocks else {
+      unsafe semaphore = nil
+      return
+    }
+    let memory = UnsafeMutablePointer<sem_t>.allocate(capacity: 1)
+    unsafe sem_init(memory, 0, 0)
+    unsafe semaphore = memory
+  }
+
+  deinit {
+    guard let semaphore = unsafe semaphore else { return }
+    unsafe sem_destroy(semaphore)
+    unsafe semaphore.deallocate()
+  }
+
+  /// Blocks the thread until the load has ended.
+  func block() {
+    guard let semaphore = unsafe semaphore else { return }
+    // Interrupted by a signal handler: waits on.
+    while unsafe sem_wait(semaphore) != 0 {}
+  }
+
+  /// Called once, under no mutex, by who made it over.
+  func wake() {
+    if let semaphore = unsafe semaphore { unsafe sem_post(semaphore) }
+    unsafe continuation?.resume()
+  }
+}
+
+/// An asker's place at a key's load.
+struct LoadSeat<Key: Hashable & Sendable, Value: Sendable>: Sendable {
+  /// Of the key among the asker's.
+  let index: Int
+  let flight: Flight<Key, Value>
+  let waiter: LoadWaiter
+  /// Whether the asker itself has to load, or to start the task that does.
+  let isOwn: Bool
+}
+
+/// The loads that the present task runs inside of, innermost first.
+final class EnclosingLoads: Sendable {
+  @TaskLocal static var current: EnclosingLoads?
+
+  private let call: LoadCall
+  private let outer: EnclosingLoads?
+
+  init(_ call: LoadCall, _ outer: EnclosingLoads?) {
+    self.call = call
+    self.outer = outer
+  }
+
+  func contains(_ other: LoadCall) -> Bool {
+    var next: EnclosingLoads? = self
+    while let loads = next {
+      if loads.call === other { return true }
+      next = loads.outer
+    }
+    return false
+  }
+}

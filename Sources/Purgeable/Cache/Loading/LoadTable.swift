@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: MIT
+// The keys that a cache is loading right now: one load a key, for all who ask.
+//
+//   hash --> key, older key with this hash, ...
+//             |-- flight of a thread --> waiters (semaphores)         synchronous askers wait for this one only
+//             |-- flight of a task ----> waiters (continuations)      async askers wait for this one, else for the thread's
+//             +-- overtakings: stores and removals that came while something was loading (LoadPermit)
+//
+//   asker    no value --> joins the key's flight, or begins one and looks again: a load may have ended in between
+//            one's own flight is never waited for (same thread, or a task inside of the load): it loads within
+//   end      the value is stored if the permit holds --> the flight leaves the table, its outcome is noted --> waiters wake
+//
+// One mutex for the table, held for a few steps. The program's code runs under no mutex: keys are hashed before, and compared one
+// by one between two looks at the table, as in KeyTable; loads, stores and resumed askers come when the mutex has been released.
+// Objects that might end a key or a value are kept alive by who releases the mutex.
+
+import Synchronization
+
+/// Of one cache. `Loading` has what caches do with it.
+final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected {
+  private typealias Loaded = LoadedKey<Key, Value>
+
+  private struct Books {
+    /// The youngest key of each hash.
+    var youngest: [Int: Loaded] = [:]
+    var lastNumber: UInt64 = 0
+    /// In a forked child: what its parents were loading. Kept, because the end of a key is the program's code.
+    var forgotten: [[Int: Loaded]] = []
+  }
+
+  private let books = Guarded(Books())
+  /// How many keys are in the table. Zero for a cache that loads nothing: then stores and removals look no further.
+  private let keyCount = Atomic<Int>(0)
+
+  private let loadCount = Atomic<Int>(0)
+  private let failureCount = Atomic<Int>(0)
+  private let nanoseconds = Atomic<UInt64>(0)
+  private let sharedCount = Atomic<Int>(0)
+
+  private func locked<R>(_ body: (inout Books) -> R) -> R {
+    books.lock()
+    defer { books.unlock() }
+    return books.whileHeld(body)
+  }
+
+  // MARK: Keys
+
+  private enum Step<R> {
+    case done(R)
+    case candidate(Loaded)
+    case absent
+  }
+
+  /// Runs `body`, under the mutex, for a key in the table; puts `fresh` there if the key is not. nil without `fresh`.
+  private func withKey<R>(_ key: Key, hash: Int, fresh: Loaded?, _ body: (Loaded) -> R) -> R? {
+    var match: Loaded?
+    var compared: UInt64 = 0
+    while true {
+      let step = locked { books -> Step<R> in
+        if let match, match.isListed { return .done(body(match)) }
+        // The oldest that was not compared yet.
+        var oldest: Loaded?
+        var next = books.youngest[hash]
+        while let loaded = next, loaded.number > compared { (oldest, next) = (loaded, loaded.next) }
+        if let oldest { return .candidate(oldest) }
+        guard let fresh else { return .absent }
+        books.lastNumber += 1
+        fresh.number = books.lastNumber
+        fresh.next = books.youngest.updateValue(fresh, forKey: hash)
+        fresh.isListed = true
+        // Partner: `isIdle`.
+        keyCount.add(1, ordering: .relaxed)
+        return .done(body(fresh))
+      }
+      switch step {
+      case .done(let result): return result
+      case .absent: return nil
+      case .candidate(let candidate):
+        compared = candidate.number
+        // Under no mutex: the program's code.
+        match = candidate.key == key ? candidate : nil
+      }
+    }
+  }
+
+  /// Under the mutex. The flight keeps the key alive.
+  private func end(_ flight: Flight<Key, Value>, in books: inout Books) {
+    let loaded = flight.loaded
+    if loaded.threadFlight === flight { loaded.threadFlight = nil }
+    if loaded.taskFlight === flight { loaded.taskFlight = nil }
+    loaded.flightCount -= 1
+    guard loaded.flightCount == 0, loaded.isListed else { return }
+    loaded.isListed = false
+    keyCount.subtract(1, ordering: .relaxed)
+    if let first = books.youngest[loaded.hash], first !== loaded {
+      var younger = first
+      while let next = younger.next, next !== loaded { younger = next }
+      younger.next = loaded.next
+    } else {
+      books.youngest[loaded.hash] = loaded.next
+    }
+    loaded.next = nil
+    // After many loads at a time, the memory goes back.
+    if books.youngest.isEmpty, books.youngest.capacity > 1024 { books.youngest = [:] }
+  }
+
+  // MARK: Askers
+
+  /// Gives the asker a place at the key's load, or has it load.
+  func join(_ key: Key, _ index: Int, for call: LoadCall, within outer: EnclosingLoads?) -> LoadSeat<Key, Value> {
+    let hash = key.hashValue
+    let waiter = LoadWaiter(blocks: call.thread != nil)
+    let seat = withKey(key, hash: hash, fresh: Loaded(key, hash: hash)) { loaded -> LoadSeat<Key, Value> in
+      var open = loaded.threadFlight
+      var isWithin = open != nil && open?.call.thread == call.thread
+      if call.thread == nil, let flight = loaded.taskFlight, !flight.call.isCancelled {
+        open = flight
+        isWithin = outer?.contains(flight.call) ?? false
+      }
+      if let open, !isWithin {
+        open.add(waiter)
+        return LoadSeat(index: index, flight: open, waiter: waiter, isOwn: false)
+      }
+      // Nobody joins a load within a load.
+      let flight = Flight(loaded, call)
+      loaded.flightCount += 1
+      if call.thread == nil {
+        flight.add(waiter)
+        if !isWithin { loaded.taskFlight = flight }
+      } else {
+        waiter.isOver = true
+        if !isWithin { loaded.threadFlight = flight }
+      }
+      return LoadSeat(index: index, flight: flight, waiter: waiter, isOwn: true)
+    }
+    guard let seat else { preconditionFailure("LoadTable: a key that was put there is not there") }
+    return seat
+  }
+
+  /// Notes the task that loads, which is cancelled when nobody waits any more. Called by an asker that waits.
+  func note(_ task: Task<Void, Never>, of call: LoadCall) { locked { _ in call.task = task } }
+
+  /// Waits, without blocking a thread, until the load has ended or the asker has left.
+  nonisolated(nonsending) func wait(_ seat: LoadSeat<Key, Value>) async {
+    await unsafe withUnsafeContinuation { continuation in
+      // Safe: resumed once, here or by who makes the waiter over.
+      let isOver = locked { _ in
+        if !seat.waiter.isOver { unsafe seat.waiter.continuation = continuation }
+        return seat.waiter.isOver
+      }
+      if isOver { unsafe continuation.resume() }
+    }
+  }
+
+  /// The asker waits no more. The last one to leave cancels a load in a task.
+  func leave(_ seat: LoadSeat<Key, Value>) {
+    let (waiter, call) = (seat.waiter, seat.flight.call)
+    let (hasLeft, task) = locked { _ -> (Bool, Task<Void, Never>?) in
+      if waiter.isOver { return (false, nil) }
+      (waiter.isOver, waiter.hasLeft) = (true, true)
+      seat.flight.remove(waiter)
+      guard call.thread == nil, call.waiterCount == 0 else { return (true, nil) }
+      call.isCancelled = true
+      return (true, call.task)
+    }
+    // Under no mutex: the program's code.
+    task?.cancel()
+    if hasLeft { waiter.wake() }
+  }
+
+  /// A load has ended: who waits gets the outcome, and later askers find no flight.
+  func end(_ flight: Flight<Key, Value>, _ outcome: Result<Value?, any Error>) {
+    let waiters = locked { books in
+      flight.outcome = outcome
+      end(flight, in: &books)
+      let waiters = flight.waiters
+      flight.waiters = []
+      flight.call.waiterCount -= waiters.count
+      for waiter in waiters { waiter.isOver = true }
+      return waiters
+    }
+    for waiter in waiters { waiter.wake() }
+  }
+
+  /// For tests: how many askers wait for the key.
+  func waiterCount(of key: Key) -> Int {
+    withKey(key, hash: key.hashValue, fresh: nil) { loaded in
+      (loaded.threadFlight?.waiters.count ?? 0) + (loaded.taskFlight?.waiters.count ?? 0)
+    } ?? 0
+  }
+
+  // MARK: Overtaking
+
+  /// Whether there is nothing to overtake. One relaxed load, which is enough:
+  /// - Who stores or removes after a load began, and knows so (by a mutex, a message, what it read), sees the key's addition,
+  ///   which happened before. Who does not know may as well have come before the load.
+  /// - Who sees that the key is gone comes after the load's store: in the order of the mutex under which both store, it cannot
+  ///   be first, since it would then have come before the subtraction that it saw.
+  private var isIdle: Bool { keyCount.load(ordering: .relaxed) == 0 }
+
+  /// What is being loaded for the key will not be kept. Called by everybody but `keep` before a key is stored or removed, under
+  /// no mutex. Costs a cache that loads nothing one relaxed load.
+  @inline(__always)
+  func overtake(_ key: Key) {
+    if !isIdle { overtakeListed(key) }
+  }
+
+  private func overtakeListed(_ key: Key) {
+    // Partner: `LoadPermit.take`.
+    _ = withKey(key, hash: key.hashValue, fresh: nil) { $0.overtakings.count.add(1, ordering: .acquiringAndReleasing) }
+  }
+
+  /// As `overtake`, for all keys. Runs none of the program's code.
+  func overtakeAll() {
+    if isIdle { return }
+    locked { overtakeAll($0) }
+  }
+
+  private func overtakeAll(_ books: Books) {
+    Self.forEach(books) { $0.overtakings.count.add(1, ordering: .acquiringAndReleasing) }
+  }
+
+  private static func forEach(_ books: Books, _ body: (Loaded) -> Void) {
+    for first in books.youngest.values {
+      var next: Loaded? = first
+      while let loaded = next {
+        body(loaded)
+        next = loaded.next
+      }
+    }
+  }
+
+  // MARK: Numbers
+
+  /// A call of the program's closure has ended.
+  func count(since start: UInt64, failed: Bool) {
+    loadCount.add(1, ordering: .relaxed)
+    if failed { failureCount.add(1, ordering: .relaxed) }
+    nanoseconds.add(MonotonicTime.now - start, ordering: .relaxed)
+  }
+
+  /// An asker got what another one's load made.
+  func countShared() { sharedCount.add(1, ordering: .relaxed) }
+
+  func addNumbers(to statistics: inout CacheStatistics) {
+    statistics.loadCount = loadCount.load(ordering: .relaxed)
+    statistics.loadFailureCount = failureCount.load(ordering: .relaxed)
+    statistics.loadTime = .nanoseconds(Int64(clamping: nanoseconds.load(ordering: .relaxed)))
+    statistics.sharedLoadCount = sharedCount.load(ordering: .relaxed)
+  }
+
+  // MARK: Forks (ForkGuard.swift)
+
+  func lockForFork() { books.lock() }
+  func unlockAfterFork() { books.unlock() }
+
+  /// The parent's loads and those who wait for them are not here. The thread that forked may be inside of a load: that one goes
+  /// on, alone, and what it makes is returned and not kept.
+  func forgetInChild() {
+    locked { books in
+      if books.youngest.isEmpty { return }
+      overtakeAll(books)
+      Self.forEach(books) { loaded in
+        loaded.isListed = false
+        loaded.threadFlight?.waiters = []
+        loaded.taskFlight?.waiters = []
+      }
+      books.forgotten.append(books.youngest)
+      books.youngest = [:]
+      keyCount.store(0, ordering: .relaxed)
+    }
+  }
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: MIT
+// Loading what a cache lacks, for threads and for tasks. A cache adopts `Loading`, and calls `loads.overtake` before
+// it stores or removes; its public functions look for the value first, and come here on a miss.
+//
+// A single key is loaded as a group of one. No asker waits for others before its own load has ended, so two groups that want each
+// other's keys do not wait for each other.
+
+import Glibc
+
+/// A cache that loads.
+protocol Loading<Key, Value>: Sendable {
+  associatedtype Key: Hashable & Sendable
+  associatedtype Value: Sendable
+
+  var loads: LoadTable<Key, Value> { get }
+  /// The value, without counting a use or a miss.
+  func peekValue(forKey key: Key) -> Value?
+  /// Stores what was loaded, if `permit.take()` says so under the mutex under which the value is stored.
+  func keep(_ value: Value, forKey key: Key, _ permit: LoadPermit)
+}
+
+extension Loading {
+  private typealias Seat = LoadSeat<Key, Value>
+
+  /// The values of keys that the cache did not have, each key once. Runs `load` on this thread for those that no other thread
+  /// loads, and waits for the others.
+  ///
+  /// `load` returns a value for each key that it gets, nil where there is none. `takesNil`: whether the asker takes that answer
+  /// from another's load, else it loads by itself. Its own load returns no nil then.
+  func load<E: Error>(
+    _ keys: [Key], takesNil: Bool, _ load: ([Key]) throws(E) -> [Value?]
+  ) throws(E) -> [Value?] {
+    var values = [Value?](repeating: nil, count: keys.count)
+    var left = Array(keys.indices)
+    while !left.isEmpty {
+      let call = LoadCall(thread: pthread_self())
+      let seats = left.map { loads.join(keys[$0], $0, for: call, within: nil) }
+      defer { for seat in seats { loads.leave(seat) } }
+      let missing = endPresent(seats)
+      if !missing.isEmpty {
+        let start = MonotonicTime.now
+        var result: Result<[Value?], any Error>
+        do throws(E) {
+          result = .success(try load(missing.map { $0.flight.loaded.key }))
+        } catch {
+          result = .failure(error)
+        }
+        end(missing, result, since: start)
+      }
+      left = []
+      for seat in seats where seat.isOwn { try take(seat, takesNil, E.self, to: &values, &left) }
+      for seat in seats where !seat.isOwn {
+        seat.waiter.block()
+        try take(seat, takesNil, E.self, to: &values, &left)
+      }
+    }
+    return values
+  }
+
+  /// As above, with `load` in a task of its own. Waits for loads of threads and of tasks, and blocks no thread.
+  nonisolated(nonsending) func load<E: Error>(
+    _ keys: [Key], takesNil: Bool, _ load: @escaping @Sendable ([Key]) async throws(E) -> [Value?]
+  ) async throws(E) -> [Value?] {
+    // Who cannot throw this cannot leave.
+    let cancellation = (CancellationError() as any Error) as? E
+    var values = [Value?](repeating: nil, count: keys.count)
+    var left = Array(keys.indices)
+    while !left.isEmpty {
+      if let cancellation, Task.isCancelled { throw cancellation }
+      let call = LoadCall(thread: nil)
+      let outer = EnclosingLoads.current
+      let seats = left.map { loads.join(keys[$0], $0, for: call, within: outer) }
+      defer { for seat in seats { loads.leave(seat) } }
+      let missing = endPresent(seats)
+      if !missing.isEmpty {
+        let task = Task {
+          await EnclosingLoads.$current.withValue(EnclosingLoads(call, outer)) {
+            let start = MonotonicTime.now
+            var result: Result<[Value?], any Error>
+            do throws(E) {
+              result = .success(try await load(missing.map { $0.flight.loaded.key }))
+            } catch {
+              result = .failure(error)
+            }
+            end(missing, result, since: start)
+          }
+        }
+        loads.note(task, of: call)
+      }
+      left = []
+      for seat in seats {
+        if let cancellation {
+          await withTaskCancellationHandler {
+            await loads.wait(seat)
+          } onCancel: {
+            loads.leave(seat)
+          }
+          if seat.waiter.hasLeft { throw cancellation }
+        } else {
+          await loads.wait(seat)
+        }
+        try take(seat, takesNil, E.self, to: &values, &left)
+      }
+    }
+    return values
+  }
+
+  /// Looks once more, as a load may have ended between the asker's look and its seat. Returns its own seats that are to be
+  /// loaded.
+  private func endPresent(_ seats: [Seat]) -> [Seat] {
+    seats.filter { seat in
+      guard seat.isOwn else { return false }
+      guard let value = peekValue(forKey: seat.flight.loaded.key) else { return true }
+      loads.end(seat.flight, .success(value))
+      return false
+    }
+  }
+
+  /// Keeps what was loaded, then tells those who wait. Errors and nil are not kept.
+  private func end(_ seats: [Seat], _ result: Result<[Value?], any Error>, since start: UInt64) {
+    switch result {
+    case .success(let values):
+      loads.count(since: start, failed: false)
+      for (seat, value) in zip(seats, values) {
+        if let value { keep(value, forKey: seat.flight.loaded.key, seat.flight.permit) }
+        loads.end(seat.flight, .success(value))
+      }
+    case .failure(let error):
+      loads.count(since: start, failed: true)
+      for seat in seats { loads.end(seat.flight, .failure(error)) }
+    }
+  }
+
+  /// Takes the outcome of a load that has ended; where the asker cannot take it, the key is left to be loaded by itself.
+  private func take<E: Error>(
+    _ seat: Seat, _ takesNil: Bool, _: E.Type, to values: inout [Value?], _ left: inout [Int]
+  ) throws(E) {
+    var failure: E?
+    switch seat.flight.outcome {
+    case .success(let value) where value != nil || takesNil: values[seat.index] = value
+    case .failure(let error as E): failure = error
+    default: return left.append(seat.index)
+    }
+    if !seat.isOwn { loads.countShared() }
+    if let failure { throw failure }
+  }
+}

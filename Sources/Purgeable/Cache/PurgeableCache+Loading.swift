@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT
+// Loading: the value, else what a closure of the program makes, once for all who ask at the same time (Loading/).
+
+// The look-up is compiled into its callers, as `value(forKey:)` is: a hit pays nothing for the load.
+extension PurgeableCache: Loading {
+  // MARK: On the caller's thread
+
+  /// The value of a key, else what `load` makes, on this thread.
+  ///
+  ///     let pages = try PurgeableCache<String, [UInt8]>()
+  ///     func page(_ name: String) -> [UInt8] { pages.value(forKey: name) { render(name) } }
+  ///
+  /// - One load a key at a time: other threads that ask for the key meanwhile wait, and get the value of the first; other keys
+  ///   are not held up. They get its error where their own `load` could throw it; else they load by themselves.
+  /// - What was loaded is returned also where the cache could not keep it, and is stored with its bytes as its cost. Errors are
+  ///   not kept. A value that the kernel took, or that was evicted, is loaded again.
+  /// - A store or a removal of the key while `load` runs wins: what was loaded is returned, and not kept. Also where the key has
+  ///   no value, and for `removeAll`. In a forked child, what its parent was loading is not kept.
+  /// - `load` runs under no mutex and may use the cache. Where it asks for its own key on the same thread, the inner load runs at
+  ///   once. Two loads that wait for each other's keys wait for ever, as two mutexes would. A load that never returns harms its
+  ///   own key only.
+  /// - Waits for loads of threads only. Where a task loads the key (the async form), this loads by itself; who ends first is
+  ///   kept.
+  ///
+  /// Any thread. Counts as a use or as a miss, and then as a load in the statistics. Cost: a hit as `value(forKey:)`; a miss two
+  /// short mutexes and some ten small allocations beside the load and the store. Not for code that has to survive without
+  /// memory.
+  ///
+  /// `@_disfavoredOverload`: in async code the compiler takes the async form and asks for `await`.
+  @_disfavoredOverload
+  @inlinable
+  public func value<E: Error>(forKey key: Key, loading load: () throws(E) -> Value) throws(E) -> Value {
+    if let value = value(forKey: key) { return value }
+    return try loadedValue(forKey: key, load)
+  }
+
+  /// As the first, for a load that may find nothing: nil, which is not kept. Those who wait get nil too, unless their `load`
+  /// always makes a value; they load by themselves then. The parameter without a name has no meaning: a form with one more
+  /// default value comes second, so that a closure of several statements means the form above.
+  @_disfavoredOverload
+  @inlinable
+  public func value<E: Error>(forKey key: Key, _: Void = (), loading load: () throws(E) -> Value?) throws(E) -> Value? {
+    if let value = value(forKey: key) { return value }
+    return try loadedValueIfAny(forKey: key, load)
+  }
+
+  /// The values of keys, in the order of the keys, with one call of `load` for those that the cache lacks and that no other
+  /// thread loads. Keys that the result of `load` lacks are nil, and not kept.
+  ///
+  ///     let pages = try PurgeableCache<String, [UInt8]>()
+  ///     func found(_ names: [String]) -> [[UInt8]?] {
+  ///       pages.values(forKeys: names) { missing in
+  ///         Dictionary(uniqueKeysWithValues: missing.map { ($0, render($0)) })
+  ///       }
+  ///     }
+  ///
+  /// As the first form, for each key; a key that comes twice is loaded once. Others wait for single keys of the call until the
+  /// call has ended. The caller's own load runs before it waits for others, so two calls with the same keys do not block each
+  /// other. Where another's load fails with an error that this `load` cannot throw, `load` is called once more, for those keys.
+  /// Values under keys that were not asked for are dropped. Any thread. Cost: hits as `values(forKeys:)`.
+  @_disfavoredOverload
+  @inlinable
+  public func values<E: Error>(
+    forKeys keys: some Collection<Key>, loading load: (_ missing: [Key]) throws(E) -> [Key: Value]
+  ) throws(E) -> [Value?] {
+    let values = values(forKeys: keys)
+    if values.allSatisfy({ $0 != nil }) { return values }
+    return try loadedValues(forKeys: Array(keys), values, load)
+  }
+
+  // MARK: In a task
+
+  /// The value of a key, else what `load` makes, in a task of its own, with the first asker's priority and task-local values.
+  ///
+  ///     let pages = try PurgeableCache<String, [UInt8]>()
+  ///     let page = try await pages.value(forKey: "cat") { try await fetch("cat") }
+  ///
+  /// As the form without `async`, with these differences:
+  /// - Blocks no thread; a hit does not suspend. Waits for loads of tasks and of threads.
+  /// - An asker whose task is cancelled leaves with `CancellationError` where E can be that (plain `throws`), else it waits. The
+  ///   load goes on for the others. It is cancelled when nobody waits; who asks then loads anew.
+  /// - Where `load` asks for its own key, in its task or in a child task, the inner load runs at once. (Not in a detached task,
+  ///   which knows nothing of the load.)
+  ///
+  /// Any thread and any actor; `load` runs where its own isolation says. Cost: a hit as `value(forKey:)`; a miss, beside the load
+  /// and the store, a task and two short mutexes.
+  @inlinable
+  public nonisolated(nonsending) func value<E: Error>(
+    forKey key: Key, loading load: @escaping @Sendable () async throws(E) -> Value
+  ) async throws(E) -> Value {
+    if let value = value(forKey: key) { return value }
+    return try await loadedValue(forKey: key, load)
+  }
+
+  /// As the async form for loads that always find something. nil is not kept; those who wait get nil too, unless their `load`
+  /// always makes a value: they load by themselves then. Cancellation, threads and cost as there. The parameter without a name:
+  /// see the form without `async`.
+  @inlinable
+  public nonisolated(nonsending) func value<E: Error>(
+    forKey key: Key, _: Void = (), loading load: @escaping @Sendable () async throws(E) -> Value?
+  ) async throws(E) -> Value? {
+    if let value = value(forKey: key) { return value }
+    return try await loadedValueIfAny(forKey: key, load)
+  }
+
+  /// The values of keys, in the order of the keys, with one call of `load`, in a task of its own, for those that the cache lacks
+  /// and that nobody else loads. Keys that the result of `load` lacks are nil, and not kept.
+  ///
+  ///     let pages = try PurgeableCache<String, [UInt8]>()
+  ///     let found = try await pages.values(forKeys: ["cat", "dog"]) { missing in
+  ///       var made: [String: [UInt8]] = [:]
+  ///       for name in missing { made[name] = try await fetch(name) }
+  ///       return made
+  ///     }
+  ///
+  /// As the form without `async`, and for cancellation as the async form for one key: the load is cancelled when nobody waits for
+  /// any of its keys. Where another's load fails, and the error is shared, this throws at once; the call's own load goes on as
+  /// long as others wait for it. Any thread and any actor. Cost: hits as `values(forKeys:)`.
+  @inlinable
+  public nonisolated(nonsending) func values<E: Error>(
+    forKeys keys: some Collection<Key>, loading load: @escaping @Sendable (_ missing: [Key]) async throws(E) -> [Key: Value]
+  ) async throws(E) -> [Value?] {
+    let values = values(forKeys: keys)
+    if values.allSatisfy({ $0 != nil }) { return values }
+    return try await loadedValues(forKeys: Array(keys), values, load)
+  }
+
+  // MARK: Misses
+
+  @usableFromInline
+  func loadedValue<E: Error>(forKey key: Key, _ make: () throws(E) -> Value) throws(E) -> Value {
+    // No nil: see `Loading.load`.
+    try load([key], takesNil: false) { (_) throws(E) in [try make()] }[0]!
+  }
+
+  @usableFromInline
+  func loadedValueIfAny<E: Error>(forKey key: Key, _ make: () throws(E) -> Value?) throws(E) -> Value? {
+    try load([key], takesNil: true) { (_) throws(E) in [try make()] }[0]
+  }
+
+  @usableFromInline
+  func loadedValues<E: Error>(
+    forKeys keys: [Key], _ found: [Value?], _ make: ([Key]) throws(E) -> [Key: Value]
+  ) throws(E) -> [Value?] {
+    let missing = MissingKeys(keys, found)
+    let made = try load(missing.keys, takesNil: true) { (keys) throws(E) in
+      let made = try make(keys)
+      return keys.map { made[$0] }
+    }
+    return missing.fill(found, with: made)
+  }
+
+  @usableFromInline
+  nonisolated(nonsending) func loadedValue<E: Error>(
+    forKey key: Key, _ make: @escaping @Sendable () async throws(E) -> Value
+  ) async throws(E) -> Value {
+    try await load([key], takesNil: false) { (_) async throws(E) in [try await make()] }[0]!
+  }
+
+  @usableFromInline
+  nonisolated(nonsending) func loadedValueIfAny<E: Error>(
+    forKey key: Key, _ make: @escaping @Sendable () async throws(E) -> Value?
+  ) async throws(E) -> Value? {
+    try await load([key], takesNil: true) { (_) async throws(E) in [try await make()] }[0]
+  }
+
+  @usableFromInline
+  nonisolated(nonsending) func loadedValues<E: Error>(
+    forKeys keys: [Key], _ found: [Value?], _ make: @escaping @Sendable ([Key]) async throws(E) -> [Key: Value]
+  ) async throws(E) -> [Value?] {
+    let missing = MissingKeys(keys, found)
+    let made = try await load(missing.keys, takesNil: true) { (keys) async throws(E) in
+      let made = try await make(keys)
+      return keys.map { made[$0] }
+    }
+    return missing.fill(found, with: made)
+  }
+
+  // MARK: Keeping
+
+  func keep(_ value: Value, forKey key: Key, _ permit: LoadPermit) {
+    var byteCount = 0
+    var outcome = StoreOutcome.notEncodable
+    _ = value.withPurgeableBytesIfEncodable { span in
+      byteCount = span.byteCount
+      outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, cost: nil, permit) }
+    }
+    noteRefusal(outcome, of: value, forKey: key, cost: UInt64(byteCount))
+  }
+}

@@ -1,0 +1,467 @@
+// SPDX-License-Identifier: MIT
+// Loads on the asker's own thread: shared, not kept, overtaken, within each other, for many keys, beside a fork.
+
+import Glibc
+import PurgeableTestSupport
+import Synchronization
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+/// Something that happens once, for threads and tasks to wait for.
+final class Event: Sendable {
+  private let hasHappened = Atomic<Bool>(false)
+
+  func happens() { hasHappened.store(true, ordering: .releasing) }
+  var isThere: Bool { hasHappened.load(ordering: .acquiring) }
+  /// Blocks the thread. False after two minutes.
+  @discardableResult
+  func blocks() -> Bool { patiently { isThere } }
+  /// Leaves the thread to others. False after two minutes.
+  @discardableResult
+  func comes() async -> Bool { await TestRun.comes { isThere } }
+}
+
+struct LoadError: Error, Hashable {
+  var number = 0
+}
+
+/// A count in an object, for closures that escape.
+final class LoadCounter: Sendable {
+  private let count = Atomic<Int>(0)
+  @discardableResult
+  func next() -> Int { count.add(1, ordering: .acquiringAndReleasing).newValue }
+  var value: Int { count.load(ordering: .acquiring) }
+}
+
+/// What comes between a load and its end, by all functions that do.
+enum Overtaker: CaseIterable, Sendable {
+  case set, subscripted, remove, removeValue, removeNothing, removeAll
+
+  func act<Key>(on cache: PurgeableCache<Key, [UInt8]>, _ key: Key) {
+    switch self {
+    case .set: cache.setValue([1], forKey: key)
+    case .subscripted: cache[key] = [1]
+    case .remove:
+      cache[key] = [2]
+      cache.remove(forKey: key)
+    case .removeValue:
+      cache[key] = [2]
+      _ = cache.removeValue(forKey: key)
+    case .removeNothing: cache.remove(forKey: key)
+    case .removeAll: cache.removeAll()
+    }
+  }
+
+  /// What the cache has afterwards.
+  var left: [UInt8]? { self == .set || self == .subscripted ? [1] : nil }
+}
+
+/// A key of which tests say what its comparison does in addition.
+struct BusyLoadKey: Hashable, Sendable {
+  static let manners = Mutex<(@Sendable () -> Void)?>(nil)
+  var number: Int
+
+  static func == (left: Self, right: Self) -> Bool {
+    let acts = manners.withLock { manners in
+      defer { manners = nil }
+      return manners
+    }
+    acts?()
+    return left.number == right.number
+  }
+  func hash(into hasher: inout Hasher) {}
+}
+
+/// A key with bytes of its own, of which tests say what its hash does in addition: only the table of loads asks for it.
+struct BusyHashKey: PurgeableKey {
+  static let manners = Mutex<(@Sendable () -> Void)?>(nil)
+  var number: Int
+
+  func hash(into hasher: inout Hasher) {
+    let acts = Self.manners.withLock { manners in
+      defer { manners = nil }
+      return manners
+    }
+    acts?()
+    hasher.combine(number)
+  }
+  func withKeyBytes<R>(_ body: (RawSpan) -> R) -> R { unsafe withUnsafeBytes(of: number) { unsafe body($0.bytes) } }
+}
+
+@Suite("loading on threads")
+struct LoadingThreadTests {
+  @Test("of threads that ask for a key at the same time, one loads and all get its value")
+  func shared() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    let loads = LoadCounter()
+    onThreads(6) { _ in
+      let value = cache.value(forKey: 1) {
+        loads.next()
+        #expect(patiently { cache.loads.waiterCount(of: 1) == 5 })
+        return [7]
+      }
+      #expect(value == [7])
+    }
+    #expect(loads.value == 1 && cache.peekValue(forKey: 1) == [7])
+    let statistics = cache.statistics
+    #expect(statistics.loadCount == 1 && statistics.loadFailureCount == 0 && statistics.sharedLoadCount == 5)
+    #expect(statistics.loadTime > .zero)
+  }
+
+  @Test("a load holds up no other key, not even one with the same hash, nor who looks up, stores or removes its own")
+  func otherKeys() throws {
+    let cache = try PurgeableCache<CollidingKey, [UInt8]>()
+    let (one, two) = (CollidingKey(number: 1), CollidingKey(number: 2))
+    let (began, isOver) = (Event(), Event())
+    let thread = TestThread {
+      let value = cache.value(forKey: one) {
+        began.happens()
+        isOver.blocks()
+        return [1]
+      }
+      #expect(value == [1])
+    }
+    #expect(began.blocks())
+    #expect(cache.value(forKey: two) { [2] } == [2])
+    #expect(cache.value(forKey: one) == nil)
+    cache.remove(forKey: two)
+    #expect(cache.value(forKey: two) { [3] } == [3])
+    isOver.happens()
+    thread.join()
+    // The other key's store and removal did not overtake.
+    #expect(cache.peekValue(forKey: one) == [1] && cache.peekValue(forKey: two) == [3])
+  }
+
+  @Test("errors and nil are not kept, values are")
+  func notKept() throws {
+    let cache = try PurgeableCache<String, [UInt8]>()
+    #expect(throws: LoadError(number: 1)) { try cache.value(forKey: "a") { () throws -> [UInt8] in throw LoadError(number: 1) } }
+    #expect(cache.value(forKey: "a") { () -> [UInt8]? in nil } == nil)
+    #expect(cache.peekValue(forKey: "a") == nil)
+    #expect(cache.value(forKey: "a") { () -> [UInt8]? in [1] } == [1])
+    #expect(cache.value(forKey: "a") { () -> [UInt8] in [2] } == [1])
+    let statistics = cache.statistics
+    #expect(statistics.loadCount == 3 && statistics.loadFailureCount == 1 && statistics.hitCount == 1)
+  }
+
+  @Test("an error goes to those who wait and could throw it; the others load by themselves")
+  func errors() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    let began = Event()
+    let first = TestThread {
+      #expect(throws: LoadError(number: 1)) {
+        try cache.value(forKey: 1) { () throws(LoadError) -> [UInt8] in
+          began.happens()
+          _ = patiently { cache.loads.waiterCount(of: 1) == 2 }
+          throw LoadError(number: 1)
+        }
+      }
+    }
+    #expect(began.blocks())
+    let second = TestThread {
+      #expect(throws: LoadError(number: 1)) { try cache.value(forKey: 1) { () throws -> [UInt8] in throw LoadError(number: 2) } }
+    }
+    let third = TestThread { #expect(cache.value(forKey: 1) { [3] } == [3]) }
+    for thread in [first, second, third] { thread.join() }
+    #expect(cache.peekValue(forKey: 1) == [3])
+    #expect(cache.statistics.sharedLoadCount == 1)
+  }
+
+  @Test("nil goes to those whose load may find nothing; the others load by themselves")
+  func absence() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    let began = Event()
+    let first = TestThread {
+      let value = cache.value(forKey: 1) { () -> [UInt8]? in
+        began.happens()
+        _ = patiently { cache.loads.waiterCount(of: 1) == 2 }
+        return nil
+      }
+      #expect(value == nil)
+    }
+    #expect(began.blocks())
+    let loads = LoadCounter()
+    let second = TestThread {
+      let value = cache.value(forKey: 1) { () -> [UInt8]? in
+        loads.next()
+        return [9]
+      }
+      #expect(value == nil)
+    }
+    let third = TestThread { #expect(cache.value(forKey: 1) { () -> [UInt8] in [3] } == [3]) }
+    for thread in [first, second, third] { thread.join() }
+    #expect(loads.value == 0)
+  }
+
+  @Test("a load uses the cache, loads other keys, and asks for its own key without waiting")
+  func within() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    let value = cache.value(forKey: 1) {
+      let two = cache.value(forKey: 2) { cache.value(forKey: 1) { [1] } + [2] }
+      cache.setValue([3], forKey: 3)
+      return two + [4]
+    }
+    #expect(value == [1, 2, 4])
+    // The inner load ended first, and is kept.
+    #expect(cache.peekValue(forKey: 1) == [1] && cache.peekValue(forKey: 2) == [1, 2] && cache.peekValue(forKey: 3) == [3])
+  }
+
+  @Test("a value that was discarded is loaded again, and one that was evicted")
+  func discarded() throws {
+    try needRealDiscards()
+    let cache = try PurgeableCache<UInt32, [UInt8]>()
+    for key in 0..<UInt32(100) { #expect(cache.value(forKey: key) { described(key, version: 1, count: 5000) }.count == 5000) }
+    cache.discardAll()
+    for key in 0..<UInt32(100) {
+      let value = cache.value(forKey: key) { described(key, version: 2, count: 5000) }
+      #expect(versionDescribed(in: value, key: key) == 2)
+    }
+    cache.trim(toCount: 0)
+    #expect(versionDescribed(in: cache.value(forKey: 1) { described(1, version: 3, count: 5000) }, key: 1) == 3)
+  }
+
+  @Test("what the cache cannot keep is returned")
+  func unkept() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(costLimit: 10)
+    for round in 0..<3 { #expect(cache.value(forKey: 1) { [UInt8](repeating: UInt8(round), count: 20) }[0] == UInt8(round)) }
+    #expect(cache.statistics.loadCount == 3 && cache.count == 0)
+  }
+
+  @Test("stores and removals during a load win over it, in any form of keys and for large values", arguments: Overtaker.allCases)
+  func overtaken(_ overtaker: Overtaker) throws {
+    func check<Key>(_ cache: PurgeableCache<Key, [UInt8]>, _ key: Key) {
+      for byteCount in [1, 300 << 10] {
+        cache.removeAll()
+        let value = cache.value(forKey: key) {
+          overtaker.act(on: cache, key)
+          return [UInt8](repeating: 8, count: byteCount)
+        }
+        // Large values are not for messages.
+        let isRight = value == [UInt8](repeating: 8, count: byteCount)
+        let isLeft = cache.peekValue(forKey: key) == overtaker.left
+        let isKept = cache.value(forKey: key) { [9] } == overtaker.left ?? [9]
+        #expect(isRight && isLeft && isKept, "\(byteCount) bytes; what comes later is kept")
+      }
+      cache.checkBooks()
+    }
+    check(try PurgeableCache<Int, [UInt8]>(), 1)
+    check(try PurgeableCache<String, [UInt8]>(), "ä")
+    check(try PurgeableCache<EncodedKey, [UInt8]>(), EncodedKey(number: 1, note: "b"))
+    check(try PurgeableCache<StructKey, [UInt8]>(), StructKey(a: 1, b: "b"))
+    check(try PurgeableCache<Int, [UInt8]>(onDeparture: { _ in }), 1)
+  }
+
+  @Test("a loaded value that is too large does not take away what was stored during the load", arguments: [20, 300 << 10])
+  func tooLarge(byteCount: Int) throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(costLimit: 10)
+    let value = cache.value(forKey: 1) {
+      cache[1] = [1]
+      return [UInt8](repeating: 2, count: byteCount)
+    }
+    let byteCounts = (value.count, cache.peekValue(forKey: 1)?.count)
+    #expect(byteCounts == (byteCount, 1))
+  }
+
+  /// The setter knows that the load began, and stores or removes at any moment up to after its end.
+  @Test("at whatever moment of a load's end a store or a removal comes, it wins", arguments: [1, 200 << 10], [false, true])
+  func race(byteCount: Int, tracksKeys: Bool) throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 32 << 20, tracksKeys: tracksKeys)
+    let rounds = (byteCount == 1 ? 4000 : 400) / slowness
+    let begun = Atomic<Int>(0)
+    let done = Atomic<Int>(0)
+    let wrong = Atomic<Int>(0)
+    let loaded = [UInt8](repeating: 9, count: byteCount)
+    onThreads(2) { thread in
+      for round in 1...rounds {
+        if thread == 0 {
+          _ = cache.value(forKey: round) {
+            begun.store(round, ordering: .releasing)
+            return loaded
+          }
+          done.store(round, ordering: .releasing)
+          continue
+        }
+        while begun.load(ordering: .acquiring) < round { sched_yield() }
+        for _ in 0..<round % 64 * (byteCount == 1 ? 4 : 200) { atomicMemoryFence(ordering: .sequentiallyConsistent) }
+        if round % 2 == 0 { cache[round] = [1] } else { cache.remove(forKey: round) }
+        while done.load(ordering: .acquiring) < round { sched_yield() }
+        if cache.peekValue(forKey: round) != (round % 2 == 0 ? [1] : nil) { wrong.add(1, ordering: .relaxed) }
+        cache.remove(forKey: round)
+      }
+    }
+    #expect(wrong.load(ordering: .relaxed) == 0)
+    cache.checkBooks()
+  }
+
+  /// Overtaken while the load waits for the mutex: a check outside of the mutex would have been made by then.
+  @Test("whether a loaded value is kept is decided under the mutex of its shard", arguments: [1, 200 << 10], [false, true])
+  func decidedUnderMutex(byteCount: Int, tracksKeys: Bool) throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(tracksKeys: tracksKeys)
+    let (began, goes) = (Event(), Event())
+    let thread = TestThread {
+      _ = cache.value(forKey: 1) {
+        began.happens()
+        goes.blocks()
+        return [UInt8](repeating: 9, count: byteCount)
+      }
+    }
+    #expect(began.blocks())
+    cache.engine.shards.hold(cache.engine.shards.founder) { _ in
+      goes.happens()
+      usleep(50_000)
+      cache.loads.overtake(1)
+    }
+    thread.join()
+    #expect(!cache.containsValue(forKey: 1))
+    cache.checkBooks()
+  }
+
+  @Test("an asker that found nothing just before another's load ended does not load again")
+  func secondLook() async {
+    await #expect(processExitsWith: .success) {
+      let cache = try PurgeableCache<BusyHashKey, [UInt8]>()
+      let key = BusyHashKey(number: 1)
+      // After the miss, before the asker has its place.
+      BusyHashKey.manners.withLock { $0 = { require(cache.value(forKey: key) { [1] } == [1], "the other's load") } }
+      require(cache.value(forKey: key) { [2] } == [1], "the other's value")
+      require(cache.statistics.loadCount == 1, "one load")
+    }
+  }
+
+  @Test("keys are compared under no mutex: a comparison may use the cache, and load")
+  func userCode() async {
+    await #expect(processExitsWith: .success) {
+      let cache = try PurgeableCache<BusyLoadKey, [UInt8]>()
+      let value = cache.value(forKey: BusyLoadKey(number: 1)) {
+        BusyLoadKey.manners.withLock {
+          $0 = {
+            cache.setValue([3], forKey: BusyLoadKey(number: 3))
+            require(cache.value(forKey: BusyLoadKey(number: 4)) { [4] } == [4], "loaded within a comparison")
+            cache.remove(forKey: BusyLoadKey(number: 3))
+          }
+        }
+        return cache.value(forKey: BusyLoadKey(number: 2)) { [2] }
+      }
+      require(value == [2], "the outer load")
+      require(BusyLoadKey.manners.withLock { $0 == nil }, "a comparison came")
+    }
+  }
+
+  // MARK: Many keys
+
+  @Test("many keys are loaded by one call, each once, in the order of the keys; those that are not found are nil")
+  func many() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    cache[2] = [2]
+    let asked = Mutex<[[Int]]>([])
+    let values = cache.values(forKeys: [1, 2, 3, 1, 5, 4]) { missing in
+      asked.withLock { $0.append(missing) }
+      return [1: [1], 3: [3], 4: [4], 99: [99]]
+    }
+    #expect(values == [[1], [2], [3], [1], nil, [4]])
+    #expect(asked.withLock { $0 } == [[1, 3, 5, 4]])
+    #expect(cache.peekValue(forKey: 3) == [3] && cache.peekValue(forKey: 99) == nil && cache.peekValue(forKey: 5) == nil)
+    #expect(cache.values(forKeys: [1, 2]) { _ in [:] } == [[1], [2]])
+    #expect(cache.statistics.loadCount == 1)
+    #expect(throws: LoadError()) { try cache.values(forKeys: [1, 7]) { _ throws(LoadError) in throw LoadError() } }
+  }
+
+  @Test("a call for many keys waits for those that others load, and loads them itself where it cannot share their errors")
+  func manyShared() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    let (one, two) = (Event(), Event())
+    let first = TestThread {
+      let value = cache.value(forKey: 1) {
+        one.happens()
+        _ = patiently { cache.loads.waiterCount(of: 1) == 1 }
+        return [1]
+      }
+      #expect(value == [1])
+    }
+    let second = TestThread {
+      #expect(throws: LoadError()) {
+        try cache.value(forKey: 2) { () throws(LoadError) -> [UInt8] in
+          two.happens()
+          _ = patiently { cache.loads.waiterCount(of: 2) == 1 }
+          throw LoadError()
+        }
+      }
+    }
+    #expect(one.blocks() && two.blocks())
+    let asked = Mutex<[[Int]]>([])
+    let values = cache.values(forKeys: [1, 2, 3]) { missing in
+      asked.withLock { $0.append(missing) }
+      return Dictionary(uniqueKeysWithValues: missing.map { ($0, [UInt8($0) + 10]) })
+    }
+    for thread in [first, second] { thread.join() }
+    #expect(values == [[1], [12], [13]])
+    #expect(asked.withLock { $0 } == [[3], [2]])
+  }
+
+  @Test("calls for many keys that want each other's do not block each other")
+  func crossing() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 4)
+    let seed = chosenSeed
+    onThreads(4) { thread in
+      var random = SplitMix64(seed: seed &+ UInt64(thread))
+      for _ in 0..<1000 / slowness {
+        let start = random.index(below: 12)
+        let keys = (0..<6).map { (start + (thread % 2 == 0 ? $0 : 6 - $0)) % 12 }
+        let values = cache.values(forKeys: keys) { missing in
+          Dictionary(uniqueKeysWithValues: missing.map { ($0, [UInt8($0)]) })
+        }
+        #expect(values == keys.map { [UInt8($0)] })
+      }
+    }
+  }
+
+  // MARK: Forks
+
+  @Test("a forked child knows nothing of its parent's loads, and goes on with the one that forked, which is not kept", .forks)
+  func forked() async {
+    await #expect(processExitsWith: .success) {
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      let (began, isOver) = (Event(), Event())
+      let other = TestThread {
+        _ = cache.value(forKey: 2) {
+          began.happens()
+          isOver.blocks()
+          return [2]
+        }
+      }
+      require(began.blocks(), "the other thread loads")
+      var waiters: [TestThread] = []
+      var isChild = false
+      let value = cache.value(forKey: 1) {
+        waiters = [1, 2].map { key in TestThread { require(cache.value(forKey: key) { [9] } == [UInt8(key)], "the parent's") } }
+        require(patiently { cache.loads.waiterCount(of: 1) + cache.loads.waiterCount(of: 2) == 2 }, "both wait")
+        // All that the child does was done here before: types are made under locks of the runtime.
+        _ = cache.value(forKey: 3) { [3] }
+        let childIsWell = childSays {
+          isChild = true
+          return cache.loads.waiterCount(of: 1) == 0 && cache.value(forKey: 2) { [4] } == [4] && cache.peekValue(forKey: 2) == [4]
+            && cache.value(forKey: 1) { [5] } == [5] && cache.peekValue(forKey: 1) == [5]
+        }
+        require(childIsWell, "the child loads what its parent was loading")
+        return [1]
+      }
+      require(value == [1] && !isChild, "the parent's load")
+      isOver.happens()
+      for thread in waiters + [other] { thread.join() }
+      require(cache.peekValue(forKey: 1) == [1] && cache.peekValue(forKey: 2) == [2], "the parent keeps both")
+
+      // The child comes out of the load that it was forked in.
+      let child = Atomic<Int32>(-1)
+      let result = cache.value(forKey: 7) {
+        child.store(fork(), ordering: .relaxed)
+        if child.load(ordering: .relaxed) == 0 { cache[7] = [70] }
+        return [7]
+      }
+      if child.load(ordering: .relaxed) == 0 { _exit(result == [7] && cache.peekValue(forKey: 7) == [70] ? 0 : 1) }
+      require(ChildEnd.of(child.load(ordering: .relaxed)) == .exited(0), "what the child stores stands")
+      require(cache.peekValue(forKey: 7) == [7], "what the parent loaded is kept")
+    }
+  }
+}
