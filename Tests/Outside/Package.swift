@@ -8,7 +8,9 @@ let package = Package(
   name: "outside",
   dependencies: [.package(name: "purgeable", path: "../..")],
   targets: [
-    .target(name: "ThreadStorage", path: "ThreadStorage"),
+    .target(
+      name: "ThreadStorage", path: "ThreadStorage",
+      cSettings: [.define("STORAGE_KIB", to: Context.environment["STORAGE_KIB"] ?? "1024")]),
     .executableTarget(
       name: "outside",
       dependencies: [

@@ -7,8 +7,9 @@
 // The core needs none of this: its mutexes are wiped in the child, and what they guard is put right there. What Swift keeps
 // (arrays, dictionaries, references) cannot be put right when a thread was in the middle of changing it.
 //
-// Swift's runtime makes generic types and their tables at their first use, under mutexes of its own, which another thread may hold
-// at the fork: a child that needs a new one then waits for ever. So all that a child runs here was run before (`rehearseFork`).
+// Swift's runtime makes generic types and their tables at their first use, under mutexes of its own, which another thread may
+// hold at the fork: a child that needs a new one then waits for ever. So all that a child runs here was run before
+// (`rehearseFork`).
 
 import Glibc
 import Synchronization

@@ -29,9 +29,24 @@ class Teller: @unchecked Sendable {
   }
 }
 
+/// What the C library takes out of a thread's stack: the thread-local storage of the program and of all its libraries, and what a
+/// thread needs to begin with. glibc tells by a function that has no header (the runtimes of Rust and Java ask it too);
+/// `sysconf(_SC_THREAD_STACK_MIN)` leaves the storage out. To be asked for before a thread is needed: dlsym may take memory.
+let leastStackByteCount: Int = {
+  typealias LeastStack = @convention(c) (UnsafePointer<pthread_attr_t>) -> Int
+  guard let function = unsafe dlsym(nil, "__pthread_get_minstack") else {
+    return max(sysconf(Int32(_SC_THREAD_STACK_MIN)), 0)
+  }
+  var attributes = pthread_attr_t()
+  guard unsafe pthread_attr_init(&attributes) == 0 else { return 0 }
+  defer { unsafe pthread_attr_destroy(&attributes) }
+  // Safe: glibc's function has exactly this type.
+  return unsafe unsafeBitCast(function, to: LeastStack.self)(&attributes)
+}()
+
 /// Starts a thread that nobody joins, with all signals blocked, so that the program's signal handlers run on the threads where
-/// they ran before. With a stack of `stackByteCount`, and where that is refused with the default size: the C library takes
-/// thread-local storage out of the stack, and a program may have more of it than that. 0, or pthread_create's error.
+/// they ran before. With a stack of `stackByteCount` beside what the C library takes out of it, and where that is refused with
+/// the default size. 0, or pthread_create's error.
 func startDetachedThread(
   stackByteCount: Int? = nil, context: UnsafeMutableRawPointer? = nil,
   _ body: @convention(c) (UnsafeMutableRawPointer?) -> UnsafeMutableRawPointer?
@@ -41,7 +56,7 @@ func startDetachedThread(
   guard error == 0 else { return error }
   defer { unsafe pthread_attr_destroy(&attributes) }
   unsafe pthread_attr_setdetachstate(&attributes, Int32(PTHREAD_CREATE_DETACHED))
-  if let stackByteCount { unsafe pthread_attr_setstacksize(&attributes, stackByteCount) }
+  if let stackByteCount { unsafe pthread_attr_setstacksize(&attributes, stackByteCount + leastStackByteCount) }
   var all = sigset_t()
   var before = sigset_t()
   unsafe sigfillset(&all)

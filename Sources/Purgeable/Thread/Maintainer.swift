@@ -54,6 +54,7 @@ final class Maintainer: ForkProtected {
     ForkGuard.shared.announce(.sources) { items in Maintainer.shared.collectSources(&items) }
     ForkGuard.shared.announce(.thread) { $0.append(Maintainer.shared) }
     rehearseFork()
+    _ = leastStackByteCount
   }
 
   // MARK: Who is worked for

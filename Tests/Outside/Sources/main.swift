@@ -93,7 +93,7 @@ print("this kernel: \(support.behavior), pages of \(support.pageByteCount) bytes
   expect(unsafe purgeable_region_destroy(region) == 0, "C: destroy")
 }
 
-// MARK: The library's thread, in a program with a megabyte of thread-local storage
+// MARK: The library's thread, in a program with much thread-local storage
 
 @MainActor func useThread() throws {
   unsafe thread_storage().pointee = 1

@@ -204,9 +204,8 @@ struct CacheUserCodeTests {
       }
       cache.checkBooksSwept()
       let numbers = cache.statistics
-      require(
-        told.load(ordering: .relaxed) == Int(numbers.insertionCount + numbers.replacementCount) - cache.count,
-        "told; seed \(chosenSeed)")
+      let gone = Int(numbers.insertionCount + numbers.replacementCount) - cache.count
+      require(told.load(ordering: .relaxed) == gone, "told; seed \(chosenSeed)")
       cache.removeAll()
       let table = cache.table!
       require(table.stripes.allSatisfy { $0.stripe.withLock { $0.heldCount == 0 } }, "keys are left")
