@@ -51,7 +51,8 @@ final class ClientRoster: ForkProtected {
   static let shared = ClientRoster()
   private let list = Guarded(ClientList<UnownedClient>())
 
-  /// Called with the first client. What clients need of the layers below is made now, so that later calls allocate nothing for it.
+  /// Called with the first client. What clients need of the layers below is made now, so that later calls allocate nothing for
+  /// it.
   private init() {
     ProcessMemory.prepare()
     ForkGuard.shared.announce(.clients) { items in
