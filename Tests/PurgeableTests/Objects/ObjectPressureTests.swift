@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Objects when memory is short: who is asked, and in which order. In processes of their own, with a source of pressure that the test
-// sets. The machine itself is not short of memory then, so that each event takes one slice.
+// Objects when memory is short: who is asked, and in which order. In processes of their own, with a source of pressure that the
+// test sets. The machine itself is not short of memory then, so that each event takes one slice.
 
 import PurgeableTestSupport
 import Synchronization
