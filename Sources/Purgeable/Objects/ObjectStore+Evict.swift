@@ -5,7 +5,7 @@ import Synchronization
 
 extension ObjectStore {
   /// The stamp of a queue's oldest entry, as of the last change.
-  func publishedStamp(shard: Int, queue: Int) -> UInt64 { unsafe shards[shard].oldestStamps[queue].load(ordering: .relaxed) }
+  func publishedStamp(shard: Int, queue: Int) -> UInt64 { unsafe gates[shard].oldestStamps[queue].load(ordering: .relaxed) }
 
   /// Evicts until the limits hold, or all that is left is passed over. `end`: entries used from then on stay.
   @usableFromInline

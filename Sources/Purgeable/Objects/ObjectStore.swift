@@ -23,24 +23,25 @@ struct ShardMutex: ~Copyable, Sendable {
   @usableFromInline borrowing func unlock() { mutex.unlock() }
 }
 
-/// `@unchecked Sendable`: the table is touched only by the holder of the mutex.
+/// What a shard's mutex guards.
 @usableFromInline
-struct ObjectShard<Key: Hashable & Sendable, Value: Sendable>: ~Copyable, @unchecked Sendable {
-  @usableFromInline let mutex = ShardMutex()
+struct ObjectShard<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   @usableFromInline var table = ObjectTable<Key, Value>()
   @usableFromInline var counters = ObjectCounters()
+
+  init() {}
+}
+
+/// A shard's mutex, and what those may read who do not hold it. Apart from the shard: Swift takes a change of a part for an access to
+/// the whole.
+@usableFromInline
+struct ObjectGate: ~Copyable, Sendable {
+  @usableFromInline let mutex = ShardMutex()
   let oldestStamps = InlineArray<4, Atomic<UInt64>> { _ in Atomic(.max) }
-  /// Keeps the next shard's fields out of this one's cache lines.
+  /// Keeps the next gate's fields out of this one's cache lines.
   private let space = InlineArray<8, UInt64>(repeating: 0)
 
-  /// Under the mutex, after a change.
-  @usableFromInline
-  func publish() {
-    for queue in 0..<ObjectQueue.count {
-      let stamp = table.oldestStamp(queue)
-      if oldestStamps[queue].load(ordering: .relaxed) != stamp { oldestStamps[queue].store(stamp, ordering: .relaxed) }
-    }
-  }
+  init() {}
 }
 
 /// What a shard has counted. Under its mutex.
@@ -66,18 +67,26 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
   static var shardCount: Int { 16 }
 
   @usableFromInline let books: ObjectBooks
+  @usableFromInline let gates: UnsafeMutablePointer<ObjectGate>
   @usableFromInline let shards: UnsafeMutablePointer<Shard>
   let handlers = Guarded(ObjectHandlers<Key, Value>())
 
   init(_ books: ObjectBooks) {
     self.books = books
+    unsafe gates = UnsafeMutablePointer.allocate(capacity: Self.shardCount)
     unsafe shards = UnsafeMutablePointer.allocate(capacity: Self.shardCount)
-    for at in 0..<Self.shardCount { unsafe (shards + at).initialize(to: Shard()) }
+    for at in 0..<Self.shardCount {
+      unsafe (gates + at).initialize(to: ObjectGate())
+      unsafe (shards + at).initialize(to: Shard())
+    }
   }
 
   deinit {
+    for at in 0..<Self.shardCount { unsafe shards[at].table.destroy() }
     unsafe shards.deinitialize(count: Self.shardCount)
     unsafe shards.deallocate()
+    unsafe gates.deinitialize(count: Self.shardCount)
+    unsafe gates.deallocate()
   }
 
   // MARK: Under a mutex
@@ -89,9 +98,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
   }
 
   @inlinable @inline(__always)
-  func shard(of hash: Int) -> UnsafeMutablePointer<Shard> {
-    unsafe shards + Int(truncatingIfNeeded: UInt(bitPattern: hash) >> 60)
-  }
+  func shardNumber(of hash: Int) -> Int { Int(truncatingIfNeeded: UInt(bitPattern: hash) >> 60) }
 
   /// Runs `body` under the mutex of the key's shard, with the position of the key's entry or none. What `body` takes out of the
   /// table ends outside of the mutex, if `body` returns it.
@@ -99,32 +106,34 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
   func hold<R>(_ key: Key, _ body: (_ shard: inout Shard, _ position: UInt32, _ hash: Int) -> R) -> R {
     // Of the process's random seed.
     let hash = key.hashValue
-    let shard = unsafe shard(of: hash)
-    guard Self.comparesPlainly else { return unsafe holdUnlockedComparing(key, hash, shard, body) }
-    unsafe shard.pointee.mutex.lock()
-    defer { unsafe shard.pointee.mutex.unlock() }
+    let number = shardNumber(of: hash)
+    let (gate, shard) = unsafe (gates + number, shards + number)
+    guard Self.comparesPlainly else { return holdUnlockedComparing(key, hash, number, body) }
+    unsafe gate.pointee.mutex.lock()
+    defer { unsafe gate.pointee.mutex.unlock() }
     var position = unsafe shard.pointee.table.first(withHash: hash)
     while position != noPosition, unsafe shard.pointee.table[position].key! != key {
       unsafe position = shard.pointee.table.next(after: position)
     }
-    defer { unsafe shard.pointee.publish() }
+    defer { unsafe publish(shard.pointee.table, gate) }
     return unsafe body(&shard.pointee, position, hash)
   }
 
   /// As `hold`; compares keys while it holds no mutex.
   @usableFromInline
   func holdUnlockedComparing<R>(
-    _ key: Key, _ hash: Int, _ shard: UnsafeMutablePointer<Shard>,
+    _ key: Key, _ hash: Int, _ number: Int,
     _ body: (_ shard: inout Shard, _ position: UInt32, _ hash: Int) -> R
   ) -> R {
-    unsafe shard.pointee.mutex.lock()
-    defer { unsafe shard.pointee.mutex.unlock() }
+    let (gate, shard) = unsafe (gates + number, shards + number)
+    unsafe gate.pointee.mutex.lock()
+    defer { unsafe gate.pointee.mutex.unlock() }
     search: while true {
       let entered = unsafe shard.pointee.table.entered
       var position = unsafe shard.pointee.table.first(withHash: hash)
       while position != noPosition {
         let birth = unsafe shard.pointee.table[position].birth
-        let isSame = unsafe isEqual(key, shard.pointee.table[position].key, whileUnlocked: shard)
+        let isSame = unsafe isEqual(key, shard.pointee.table[position].key, whileUnlocked: gate)
         let isThere = unsafe position < shard.pointee.table.capacity && shard.pointee.table[position].birth == birth
         if !isThere { continue search }
         if isSame { break }
@@ -132,28 +141,38 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
       }
       // None of those that were there is the key's; one that came meanwhile may be.
       if position == noPosition, unsafe shard.pointee.table.entered != entered { continue }
-      defer { unsafe shard.pointee.publish() }
+      defer { unsafe publish(shard.pointee.table, gate) }
       return unsafe body(&shard.pointee, position, hash)
     }
   }
 
   @inline(never)
-  private func isEqual(_ key: Key, _ other: consuming Key?, whileUnlocked shard: UnsafeMutablePointer<Shard>) -> Bool {
-    unsafe shard.pointee.mutex.unlock()
+  private func isEqual(_ key: Key, _ other: consuming Key?, whileUnlocked gate: UnsafeMutablePointer<ObjectGate>) -> Bool {
+    unsafe gate.pointee.mutex.unlock()
     let isSame = key == other
     // The entry may have left meanwhile, and this be its key's end.
     other = nil
-    unsafe shard.pointee.mutex.lock()
+    unsafe gate.pointee.mutex.lock()
     return isSame
   }
 
   /// Runs `body` under the mutex of one shard.
   func hold<R>(shard number: Int, _ body: (inout Shard) -> R) -> R {
-    let shard = unsafe shards + number
-    unsafe shard.pointee.mutex.lock()
-    defer { unsafe shard.pointee.mutex.unlock() }
-    defer { unsafe shard.pointee.publish() }
+    let (gate, shard) = unsafe (gates + number, shards + number)
+    unsafe gate.pointee.mutex.lock()
+    defer { unsafe gate.pointee.mutex.unlock() }
+    defer { unsafe publish(shard.pointee.table, gate) }
     return unsafe body(&shard.pointee)
+  }
+
+  /// Publishes the stamps of the oldest entries. Under the mutex, after a change.
+  @usableFromInline
+  func publish(_ table: borrowing ObjectTable<Key, Value>, _ gate: UnsafeMutablePointer<ObjectGate>) {
+    for queue in 0..<ObjectQueue.count {
+      let stamp = table.oldestStamp(queue)
+      if unsafe gate.pointee.oldestStamps[queue].load(ordering: .relaxed) == stamp { continue }
+      unsafe gate.pointee.oldestStamps[queue].store(stamp, ordering: .relaxed)
+    }
   }
 
   // MARK: Leaving
@@ -188,7 +207,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
   // MARK: Forks (ForkGuard.swift)
 
   override func lockForFork() {
-    for at in 0..<Self.shardCount { unsafe shards[at].mutex.lock() }
+    for at in 0..<Self.shardCount { unsafe gates[at].mutex.lock() }
     handlers.lock()
     super.lockForFork()
   }
@@ -196,6 +215,6 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
   override func unlockAfterFork() {
     super.unlockAfterFork()
     handlers.unlock()
-    for at in 0..<Self.shardCount { unsafe shards[at].mutex.unlock() }
+    for at in 0..<Self.shardCount { unsafe gates[at].mutex.unlock() }
   }
 }
