@@ -32,8 +32,8 @@ struct ObjectShard<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   init() {}
 }
 
-/// A shard's mutex, and what those may read who do not hold it. Apart from the shard: Swift takes a change of a part for an access to
-/// the whole.
+/// A shard's mutex, and what those may read who do not hold it. Apart from the shard: Swift takes a change of a part for an access
+/// to the whole.
 @usableFromInline
 struct ObjectGate: ~Copyable, Sendable {
   @usableFromInline let mutex = ShardMutex()
@@ -122,8 +122,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
   /// As `hold`; compares keys while it holds no mutex.
   @usableFromInline
   func holdUnlockedComparing<R>(
-    _ key: Key, _ hash: Int, _ number: Int,
-    _ body: (_ shard: inout Shard, _ position: UInt32, _ hash: Int) -> R
+    _ key: Key, _ hash: Int, _ number: Int, _ body: (_ shard: inout Shard, _ position: UInt32, _ hash: Int) -> R
   ) -> R {
     let (gate, shard) = unsafe (gates + number, shards + number)
     unsafe gate.pointee.mutex.lock()
