@@ -32,8 +32,8 @@ struct ObjectShard<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   init() {}
 }
 
-/// A shard's mutex, and what those may read who do not hold it. Apart from the shard: Swift takes a change of a part for an access
-/// to the whole.
+/// A shard's mutex, and what those may read who do not hold it. Apart from the shard: to Swift a change of a part is an access to
+/// the whole.
 @usableFromInline
 struct ObjectGate: ~Copyable, Sendable {
   @usableFromInline let mutex = ShardMutex()
