@@ -29,8 +29,7 @@ final class DiscardableRegistry: ProgramClient, @unchecked Sendable {
   /// The objects that are alive, the longest registered first. They are held until the caller lets them go, under no mutex.
   private var objects: [any DiscardableContent] {
     let living = state.withLock { state -> [(number: Int, object: any DiscardableContent)] in
-      let living = state.places.values.compactMap { place in place.object.map { (place.number, $0) } }
-      return living
+      state.places.values.compactMap { place in place.object.map { (place.number, $0) } }
     }
     return living.sorted { $0.number < $1.number }.map(\.object)
   }

@@ -22,8 +22,8 @@ extension ObjectCache {
     return found.isDiscardable && dropIfDiscarded(found.value, forKey: key) ? nil : found.value
   }
 
-  /// As `value(forKey:)`, with the reason when there is no value. Of keys that left nothing is remembered: `unknown`, or
-  /// `discarded` where this look-up found that.
+  /// As `value(forKey:)`, for code that takes any cache. The reason of a miss is always `unknown`: nothing is remembered of keys
+  /// that left. The statistics tell how many look-ups found their content discarded.
   public func lookUpValue(forKey key: Key) -> Lookup<Value> {
     if let value = value(forKey: key) { return .hit(value) }
     return .miss(.unknown)
@@ -211,44 +211,5 @@ public struct CacheEntry<Key: Hashable & Sendable, Value: Sendable>: Sendable {
 extension CacheEntry {
   init(_ node: ObjectNode<Key, Value>) {
     self.init(key: node.key!, value: node.value!, cost: node.cost)
-  }
-}
-
-/// An entry, and where it was.
-struct NotedObject<Key: Hashable & Sendable, Value: Sendable> {
-  let entry: CacheEntry<Key, Value>
-  let shard: Int
-  let position: UInt32
-  let stamp: UInt64
-}
-
-extension ObjectStore {
-  /// All entries, the least recently used first.
-  func noted() -> [NotedObject<Key, Value>] {
-    var all: [NotedObject<Key, Value>] = []
-    for at in 0..<Self.shardCount {
-      hold(shard: at) { shard in
-        for queue in 0..<ObjectQueue.count {
-          var position = shard.table.oldest[queue]
-          while position != noPosition {
-            let node = shard.table[position]
-            all.append(NotedObject(entry: CacheEntry(node), shard: at, position: position, stamp: node.stamp))
-            position = node.newer
-          }
-        }
-      }
-    }
-    return all.sorted { $0.stamp < $1.stamp }
-  }
-
-  /// Takes an entry out, unless it was used or replaced since.
-  func remove(_ noted: NotedObject<Key, Value>, _ reason: DepartureReason) -> Bool {
-    let departed = hold(shard: noted.shard) { shard -> Departed? in
-      guard shard.table.holds(noted.position, noted.stamp) else { return nil }
-      return remove(noted.position, reason, from: &shard)
-    }
-    guard let departed else { return false }
-    finish(departed)
-    return true
   }
 }

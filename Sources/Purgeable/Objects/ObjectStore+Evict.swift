@@ -44,39 +44,9 @@ extension ObjectStore {
     }
   }
 
-  /// An entry that somebody is asked about while no mutex is held.
-  private struct Candidate {
-    let shard: Int
-    let position: UInt32
-    let stamp: UInt64
-    let key: Key
-    let value: Value
-  }
-
-  /// The next entry of a walk.
-  private func candidate(_ walk: inout ObjectWalk<Key, Value>) -> Candidate? {
-    walk.next(in: self) { shard, position in
-      let node = shard.table[position]
-      return Candidate(
-        shard: Int(UInt(bitPattern: node.hash) >> 60), position: position, stamp: node.stamp,
-        key: node.key!, value: node.value!)
-    }
-  }
-
-  /// Takes a candidate out, unless it was used or replaced meanwhile. Returns whether it went.
-  private func evict(_ candidate: Candidate, _ reason: DepartureReason) -> Bool {
-    let departed = hold(shard: candidate.shard) { shard -> Departed? in
-      guard shard.table.holds(candidate.position, candidate.stamp) else { return nil }
-      return remove(candidate.position, reason, from: &shard)
-    }
-    guard let departed else { return false }
-    finish(departed)
-    return true
-  }
-
-  private func mayGo(_ candidate: Candidate, _ reason: DepartureReason) -> Bool {
+  private func mayGo(_ noted: NotedObject<Key, Value>, _ reason: DepartureReason) -> Bool {
     let asks = handlers.withLock { $0.asks }
-    return asks?(candidate.key, candidate.value, reason) ?? true
+    return asks?(noted.entry.key, noted.entry.value, reason) ?? true
   }
 
   /// Each entry is asked about once, in the order of eviction.
@@ -84,12 +54,12 @@ extension ObjectStore {
     guard let first = books.exceededLimit else { return }
     var reason = first
     var walk = ObjectWalk(self, before: min(end, books.time)) { $0.hasCost || reason != .cost }
-    while let candidate = candidate(&walk) {
+    while let noted = walk.next(in: self) {
       guard let exceeded = books.exceededLimit else { return }
       // Entries without cost were left out of a walk for the cost limit, and are in for the others.
       if (exceeded == .cost) != (reason == .cost) { return enforceLimitsAsking(before: end) }
       reason = exceeded
-      if mayGo(candidate, reason) { _ = evict(candidate, reason) }
+      if mayGo(noted, reason) { _ = remove(noted, reason) }
     }
   }
 
@@ -110,9 +80,9 @@ extension ObjectStore {
     guard books.evictsDiscarded.load(ordering: .relaxed) else { return 0 }
     var walk = ObjectWalk(self, before: .max) { $0.isDiscardable }
     var dropped = 0
-    while let candidate = candidate(&walk) {
-      if let content = candidate.value as? any DiscardableContent, content.isContentDiscarded,
-        evict(candidate, .discarded)
+    while let noted = walk.next(in: self) {
+      if let content = noted.entry.value as? any DiscardableContent, content.isContentDiscarded,
+        remove(noted, .discarded)
       {
         dropped += 1
       }
@@ -133,14 +103,14 @@ extension ObjectStore {
     let evicts = books.evictsDiscarded.load(ordering: .relaxed)
     var walk = ObjectWalk(self, before: books.time) { $0.isDiscardable }
     var discarded = 0
-    while discarded < wanted, let candidate = candidate(&walk) {
-      guard let content = candidate.value as? any DiscardableContent, !content.isContentDiscarded else { continue }
+    while discarded < wanted, let noted = walk.next(in: self) {
+      guard let content = noted.entry.value as? any DiscardableContent, !content.isContentDiscarded else { continue }
       // The entry would go with its content.
-      if evicts, !mayGo(candidate, .pressure) { continue }
+      if evicts, !mayGo(noted, .pressure) { continue }
       content.discardContentIfPossible()
       guard content.isContentDiscarded else { continue }
       discarded += 1
-      if evicts { _ = evict(candidate, .discarded) }
+      if evicts { _ = remove(noted, .discarded) }
     }
     return discarded > 0
   }
@@ -148,8 +118,8 @@ extension ObjectStore {
   private func evictSlice(_ wanted: Int) -> Bool {
     var walk = ObjectWalk(self, before: books.time) { _ in true }
     var evicted = 0
-    while evicted < wanted, let candidate = candidate(&walk) {
-      if mayGo(candidate, .pressure), evict(candidate, .pressure) { evicted += 1 }
+    while evicted < wanted, let noted = walk.next(in: self) {
+      if mayGo(noted, .pressure), remove(noted, .pressure) { evicted += 1 }
     }
     return evicted > 0
   }

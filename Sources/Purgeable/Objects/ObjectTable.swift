@@ -152,6 +152,11 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
       unlink(position)
       link(position)
     }
+    stamp(position, time)
+  }
+
+  @inlinable @inline(__always)
+  mutating func stamp(_ position: UInt32, _ time: UInt64) {
     lastStamp = max(time, lastStamp + 1)
     self[position].stamp = lastStamp
   }
@@ -193,8 +198,7 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
     self[position].chain = unsafe bucket.pointee
     unsafe bucket.pointee = position
     link(position)
-    lastStamp = max(time, lastStamp + 1)
-    self[position].stamp = lastStamp
+    stamp(position, time)
     count += 1
     entered += 1
     self[position].birth = entered
@@ -212,8 +216,7 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
     self[position].cost = cost
     self[position].queue = queue
     link(position)
-    lastStamp = max(time, lastStamp + 1)
-    self[position].stamp = lastStamp
+    stamp(position, time)
     return departed
   }
 

@@ -1,6 +1,20 @@
 // SPDX-License-Identifier: MIT
 // A walk over the entries of all shards, the least recently used first, that holds no mutex between two of them.
 
+/// An entry, and where it was.
+struct NotedObject<Key: Hashable & Sendable, Value: Sendable> {
+  let entry: CacheEntry<Key, Value>
+  let shard: Int
+  let position: UInt32
+  let stamp: UInt64
+
+  init(_ table: borrowing ObjectTable<Key, Value>, _ position: UInt32, shard: Int) {
+    entry = CacheEntry(table[position])
+    (self.shard, self.position) = (shard, position)
+    stamp = table[position].stamp
+  }
+}
+
 /// The walk sees the entries that were last used before it began, each once. It knows the next entry of each queue by position
 /// and stamp, and looks for it from the queue's beginning when it is no longer there.
 @safe struct ObjectWalk<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
@@ -12,6 +26,7 @@
     var passed: UInt64 = 0
   }
 
+  /// For each shard, one for each queue.
   private var places = InlineArray<64, Place>(repeating: Place())
   /// Entries that were used from here on are not seen.
   private let end: UInt64
@@ -20,38 +35,73 @@
   init(_ store: ObjectStore<Key, Value>, before end: UInt64, includes: (ObjectQueue) -> Bool) {
     self.end = end
     for queue in 0..<ObjectQueue.count where includes(ObjectQueue(queue)) {
-      for shard in 0..<16 { places[shard * 4 + queue].stamp = store.publishedStamp(shard: shard, queue: queue) }
+      for shard in 0..<ObjectStore<Key, Value>.shardCount {
+        places[shard * ObjectQueue.count + queue].stamp = store.publishedStamp(shard: shard, queue: queue)
+      }
     }
   }
 
-  /// Calls `body` with the next entry, under its shard's mutex; nil at the end.
-  mutating func next<R>(in store: ObjectStore<Key, Value>, _ body: (inout ObjectShard<Key, Value>, UInt32) -> R) -> R? {
+  /// The next entry; nil at the end.
+  mutating func next(in store: ObjectStore<Key, Value>) -> NotedObject<Key, Value>? {
     while true {
       var least = 0
       for at in places.indices where places[at].stamp < places[least].stamp { least = at }
       let stamp = places[least].stamp
       guard stamp < end else { return nil }
-      let result = store.hold(shard: least / 4) { shard -> R? in
-        advance(least, in: shard.table)
+      let shard = least / ObjectQueue.count
+      let noted = store.hold(shard: shard) { held -> NotedObject<Key, Value>? in
+        advance(least, in: held.table)
         // Another queue's next entry may be older than what stands there now.
         guard places[least].stamp == stamp else { return nil }
-        let position = places[least].position
+        let noted = NotedObject(held.table, places[least].position, shard: shard)
         places[least].passed = stamp
-        let newer = shard.table[position].newer
-        places[least].position = newer
-        places[least].stamp = newer == noPosition ? .max : shard.table[newer].stamp
-        return body(&shard, position)
+        point(least, to: held.table[noted.position].newer, in: held.table)
+        return noted
       }
-      if let result { return result }
+      if let noted { return noted }
     }
   }
 
   /// Finds the next entry of a queue that has not been seen.
   private mutating func advance(_ at: Int, in table: borrowing ObjectTable<Key, Value>) {
     if table.holds(places[at].position, places[at].stamp) { return }
-    var position = table.oldest[at % 4]
+    var position = table.oldest[at % ObjectQueue.count]
     while position != noPosition, table[position].stamp <= places[at].passed { position = table[position].newer }
+    point(at, to: position, in: table)
+  }
+
+  private mutating func point(_ at: Int, to position: UInt32, in table: borrowing ObjectTable<Key, Value>) {
     places[at].position = position
     places[at].stamp = position == noPosition ? .max : table[position].stamp
+  }
+}
+
+extension ObjectStore {
+  /// All entries, the least recently used first.
+  func noted() -> [NotedObject<Key, Value>] {
+    var all: [NotedObject<Key, Value>] = []
+    for at in 0..<Self.shardCount {
+      hold(shard: at) { shard in
+        for queue in 0..<ObjectQueue.count {
+          var position = shard.table.oldest[queue]
+          while position != noPosition {
+            all.append(NotedObject(shard.table, position, shard: at))
+            position = shard.table[position].newer
+          }
+        }
+      }
+    }
+    return all.sorted { $0.stamp < $1.stamp }
+  }
+
+  /// Takes an entry out, unless it was used or replaced since. Returns whether it went.
+  func remove(_ noted: NotedObject<Key, Value>, _ reason: DepartureReason) -> Bool {
+    let departed = hold(shard: noted.shard) { shard -> Departed? in
+      guard shard.table.holds(noted.position, noted.stamp) else { return nil }
+      return remove(noted.position, reason, from: &shard)
+    }
+    guard let departed else { return false }
+    finish(departed)
+    return true
   }
 }

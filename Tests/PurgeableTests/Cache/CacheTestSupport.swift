@@ -108,7 +108,7 @@ struct EncodedKey: PurgeableKey {
 // MARK: Departures
 
 /// The departures that a cache's handler was told.
-final class Departures<Key: Hashable & Sendable, Value: PurgeableValue>: Sendable {
+final class Departures<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   private let list = Mutex<[Departure<Key, Value>]>([])
 
   func note(_ departure: Departure<Key, Value>) { list.withLock { $0.append(departure) } }

@@ -79,7 +79,7 @@ struct ObjectCacheTests {
 
   @Test("a handler is told once of each departure, with key, value, cost and reason, and may change the cache")
   func handlers() throws {
-    let told = ToldList<Int, Int>()
+    let told = Departures<Int, Int>()
     let cache = try ObjectCache<Int, Int>(countLimit: 2) { told.note($0) }
     cache.setValue(10, forKey: 1, cost: 5)
     cache.setValue(11, forKey: 1, cost: 6)
@@ -135,7 +135,7 @@ struct ObjectCacheTests {
 
   @Test("content: any departure discards what nobody uses; what is found discarded leaves, or stays by choice")
   func content() throws {
-    let told = ToldList<Int, TestContent>()
+    let told = Departures<Int, TestContent>()
     let cache = try ObjectCache<Int, TestContent>(countLimit: 2) { told.note($0) }
     let contents = (0..<6).map(TestContent.init)
     #expect(contents[1].beginContentAccess())

@@ -87,7 +87,7 @@ struct ObjectModelTests {
   @Test("answers and departures are the model's, with vetoes, limits that change, and content that goes")
   func same() throws {
     var random = SplitMix64(seed: chosenSeed)
-    let told = ToldList<Int, TestContent>()
+    let told = Departures<Int, TestContent>()
     let kept = Mutex<Set<Int>>([])
     let cache = try ObjectCache<Int, TestContent> { told.note($0) }
     var model = Model()

@@ -16,7 +16,7 @@ struct ObjectPressureTests {
     await #expect(processExitsWith: .success) {
       let source = FakeSource()
       PurgeableMemory.pressureSource = source
-      let told = ToldList<Int, any Sendable>()
+      let told = Departures<Int, any Sendable>()
       let asked = Mutex<[Int]>([])
       let cache = try ObjectCache<Int, any Sendable> { told.note($0) }
       let contents = (0..<8).map { TestContent($0) }

@@ -30,21 +30,6 @@ final class TestContent: DiscardableContent {
   var isContentDiscarded: Bool { isGone.load(ordering: .relaxed) }
 }
 
-/// Departures in the order in which they were told.
-final class ToldList<Key: Hashable & Sendable, Value: Sendable>: Sendable {
-  private let list = Mutex<[Departure<Key, Value>]>([])
-
-  func note(_ departure: Departure<Key, Value>) { list.withLock { $0.append(departure) } }
-
-  /// Those since the last call.
-  func take() -> [Departure<Key, Value>] {
-    list.withLock { list in
-      defer { list = [] }
-      return list
-    }
-  }
-}
-
 extension Departure {
   /// For comparing.
   var inShort: String { "\(key): \(reason), \(cost)" }
