@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Takes memory and gives it back, in waves of a second, until it is ended: a neighbour for `.ci/repeat`. Takes a quarter of what
-// is free, and 1 GiB at most.
+// Takes memory and gives it back, in waves of a second, until its parent ends: a neighbour for `.ci/repeat`. Takes a quarter of
+// what is free, and 1 GiB at most.
 
 #define _DEFAULT_SOURCE
 #include <stdio.h>
 #include <string.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 int main(void) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
   for (;;) {
     size_t bytes = (size_t)sysconf(_SC_AVPHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE) / 4;
     if (bytes > (size_t)1 << 30) bytes = (size_t)1 << 30;
