@@ -2,6 +2,7 @@
 // Stores and removals.
 
 import CPurgeable
+import Glibc
 import Synchronization
 
 /// The result of a store.
@@ -34,6 +35,15 @@ extension StoreOutcome: CustomStringConvertible {
   }
 }
 
+/// A store's search for room that another thread keeps for a moment.
+struct RoomSearch {
+  var isBegun = false
+  /// How often it may still be tried. A loaded value, which may be stored by one try only, need not be kept.
+  var tries: Int
+
+  init(_ permit: LoadPermit?) { tries = permit == nil ? 64 : 0 }
+}
+
 extension CacheEngine {
   /// Stores `value` under a key whose payload begins with `prefix`. `cost`: nil stands for the value's bytes. `permit`: of a
   /// value that was loaded, which is stored only with it.
@@ -43,17 +53,40 @@ extension CacheEngine {
     if value.count >= LargeStore.leastByteCount(in: heap) {
       return unsafe LargeStore(key, prefix, value, cost, permit).run(in: self)
     }
-    let (outcome, due) = shards.hold(of: key.shardHash) { held -> (StoreOutcome, DueAfterStore) in
-      if let permit, !permit.take() { return (.replaced, DueAfterStore(isCompaction: false)) }
-      return (unsafe held.store(key, prefix, value, cost, among: shards), held.takeDue(prefix.count + value.count))
+    var search = RoomSearch(permit)
+    while true {
+      let (outcome, due) = shards.hold(of: key.shardHash) { held -> (StoreOutcome, DueAfterStore) in
+        if let permit, !permit.take() { return (.replaced, DueAfterStore()) }
+        return (unsafe held.store(key, prefix, value, cost, among: shards), held.takeDue(prefix.count + value.count))
+      }
+      if makesRoom(key, outcome, due, &search) { continue }
+      finishStore(key, outcome, due)
+      return outcome
     }
-    finishStore(key, due)
-    return outcome
+  }
+
+  /// Whether a store that has missed room should try again. There was some in a shard whose mutex was taken, or in a slab that
+  /// was being offered while its entries left: it goes back with the end of the offer. So waits for the mutex of the shard with
+  /// the oldest slab, and evicts one; or waits for a moment. Called with no mutex held.
+  func makesRoom(_ key: EngineKey, _ outcome: StoreOutcome, _ due: DueAfterStore, _ search: inout RoomSearch) -> Bool {
+    if due.missedRoom { search.isBegun = true }
+    guard outcome == .outOfMemory, search.isBegun, search.tries > 0 else { return false }
+    search.tries -= 1
+    var hasRoom = false
+    shards.evictByAge(
+      sparing: shards.shard(of: key.shardHash).number, age: { $0.oldestSlabAge() }, until: { hasRoom },
+      evict: { held in
+        hasRoom = held.evictSlab(base.refusalReason)
+        return hasRoom
+      })
+    if !hasRoom { usleep(100) }
+    return true
   }
 
   /// Called after a store, with no mutex held.
   @inline(__always)
-  func finishStore(_ key: EngineKey, _ due: DueAfterStore) {
+  func finishStore(_ key: EngineKey, _ outcome: StoreOutcome, _ due: DueAfterStore) {
+    if outcome == .outOfMemory { shards.hold(of: key.shardHash) { $0.counters.refusals += 1 } }
     // Compaction comes after the store: it may find the new value lost, and a store tells of one departure of its key only, the
     // old value's.
     if due.isCompaction { shards.hold(of: key.shardHash) { $0.compactIfDue() } }

@@ -71,12 +71,14 @@ extension PurgeableCache {
     _ key: Key, hash: UInt64, _ value: UnsafeRawBufferPointer, _ cost: UInt64?, _ permit: LoadPermit?
   ) -> StoreOutcome {
     guard let table else { return .outOfMemory }
+    if value.count >= LargeStore.leastByteCount(in: engine.heap) { LargeStore.awaitRoom(value.count, in: engine) }
+    var search = RoomSearch(permit)
     while let found = table.findOrMake(key, hash: hash) {
       let engineKey = EngineKey(trackedNumber: found.number, hash: hash)
       let epoch = table.epoch.load(ordering: .relaxed)
       let (outcome, old, due) = engine.shards.hold(of: engineKey.shardHash) {
         held -> (StoreOutcome?, EngineDeparture?, DueAfterStore) in
-        guard table.isStill(found) else { return (nil, nil, DueAfterStore(isCompaction: false)) }
+        guard table.isStill(found) else { return (nil, nil, DueAfterStore()) }
         held.departures.beginStore(found.number)
         let outcome = unsafe Self.withPrefix(of: found.number) { prefix -> StoreOutcome in
           let isOvertaken = !(permit?.take() ?? true)
@@ -98,7 +100,8 @@ extension PurgeableCache {
         if isOurs, let stored = found.key { table.tell(old, key: stored) } else { table.endCopy(old.copy, isCounted: isOurs) }
       }
       if let outcome {
-        engine.finishStore(engineKey, due)
+        if engine.makesRoom(engineKey, outcome, due, &search) { continue }
+        engine.finishStore(engineKey, outcome, due)
         return outcome
       }
     }

@@ -38,17 +38,17 @@ private enum Between: CaseIterable {
   }
 }
 
-extension PurgeableCache<Int, [UInt8]> {
+extension PurgeableCache where Value == [UInt8] {
   /// Calls `body` between the halves of a store, with what ends it; nil where there is no room for the value.
   fileprivate func writing(
-    _ value: [UInt8], forKey key: Int, _ body: ((() -> StoreOutcome)?) throws -> Void
+    _ value: [UInt8], forKey key: Key, _ body: ((() -> StoreOutcome)?) throws -> Void
   ) throws {
     var result: Result<Void, any Error> = .success(())
     unsafe value.withUnsafeBytes { bytes in
       unsafe encode(key) { engineKey, prefix in
         let store = unsafe LargeStore(engineKey, prefix, bytes, nil)
-        var failure = StoreOutcome.outOfMemory
-        let element = store.begin(in: engine, &failure)
+        var (failure, due) = (StoreOutcome.outOfMemory, DueAfterStore())
+        let element = store.begin(in: engine, &failure, &due)
         if element == nil { #expect(failure == .outOfMemory) }
         result = Result {
           guard let element else { return try body(nil) }
@@ -80,8 +80,8 @@ struct CacheLargeStoreTests {
         var outcome: StoreOutcome?
         unsafe cache.encode(0) { key, prefix in
           let store = unsafe LargeStore(key, prefix, bytes, nil)
-          var failure = StoreOutcome.outOfMemory
-          guard let element = store.begin(in: cache.engine, &failure) else {
+          var (failure, due) = (StoreOutcome.outOfMemory, DueAfterStore())
+          guard let element = store.begin(in: cache.engine, &failure, &due) else {
             Issue.record("\(failure)")
             return
           }
@@ -133,6 +133,78 @@ struct CacheLargeStoreTests {
     #expect(cache.peekValue(forKey: -2) == value && cache.peekValue(forKey: -1) == nil)
     #expect(cache.statistics.refusalCount == 0)
     cache.checkBooksSwept()
+  }
+
+  @Test("under tracked keys too", .fullRun)
+  func noRoomUnderTrackedKey() throws {
+    let cache = try PurgeableCache<String, [UInt8]>(byteLimit: 8 << 20)
+    for key in 0..<1000 { cache["\(key)"] = pattern(1000) }
+    let value = pattern(5 << 20)
+    try cache.writing(value, forKey: "beside") { end in
+      // Not ASCII: the key is kept in ordinary memory.
+      #expect(cache.setValue(value, forKey: "größer") == .outOfMemory)
+      #expect(cache.count == 1000 && cache.statistics.refusalCount == 1)
+      #expect(end?() == .stored)
+    }
+    #expect(cache.setValue(value, forKey: "größer") == .stored)
+    #expect(cache.peekValue(forKey: "größer") == value && cache.peekValue(forKey: "beside") == nil)
+    cache.checkBooksSwept()
+  }
+
+  @Test("where two large stores in two shards have both found room, the second evicts nothing")
+  func overtakenInAllocation() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 8 << 20)
+    for key in 1..<1001 { cache[key] = pattern(1000) }
+    let value = pattern(5 << 20)
+    try cache.writing(value, forKey: -1) { end in
+      // As after the check of `begin`, which came before the other's allocation.
+      let element = cache.engine.shards.hold(of: 0) { held in
+        held.allocate(value.count + 16, nil, among: cache.engine.shards)
+      }
+      #expect(element == nil && cache.count == 1000)
+      #expect(end?() == .stored)
+    }
+    cache.checkBooksSwept()
+  }
+
+  @Test("a store whose room is in a shard that another thread holds waits for that shard, large or small, tracked or not")
+  func busyShard() throws {
+    let cache = try PurgeableCache<String, [UInt8]>(byteLimit: 4 << 20)
+    cache.engine.shards.sizes.slabsPerShard.store(1, ordering: .relaxed)
+    cache.openEarly()
+    for key in 0..<3000 { cache["\(key)"] = pattern(2000) }
+    #expect(cache.isOpen)
+    let engine = cache.engine
+    for (key, byteCount) in [("small", 1000), ("große", 1000), ("large", 2 << 20), ("größte", 2 << 20)] {
+      for shard in engine.shards.all { engine.shards.hold(shard) { held in while held.evictSlab(.trimmed) {} } }
+      // All there is, in one shard.
+      let owner = engine.shards.all[3]
+      var number = 0
+      while cache.byteCount < 4 << 20 - 200_000 {
+        number += 1
+        unsafe cache.encode("\(number)") { engineKey, _ in
+          if engine.shards.shard(of: engineKey.shardHash).number == owner.number { cache["\(number)"] = pattern(2000) }
+        } tracked: { _ in
+        }
+      }
+      let before = cache.count
+      var thread: TestThread?
+      let outcome = Guarded<StoreOutcome?>(nil)
+      engine.shards.hold(owner) { _ in
+        thread = TestThread {
+          let result = cache.setValue(pattern(byteCount, seed: 3), forKey: key)
+          outcome.withLock { $0 = result }
+        }
+        // Time for a store that does not wait.
+        usleep(20_000)
+      }
+      thread?.join()
+      #expect(outcome.withLock { $0 } == .stored)
+      #expect(cache.peekValue(forKey: key) == pattern(byteCount, seed: 3))
+      #expect(before > 1000 && cache.byteCount <= 4 << 20)
+      cache.checkBooksSwept()
+    }
+    #expect(cache.statistics.refusalCount == 0)
   }
 
   @Test("a large value that has room only when another thread's has been written waits for it", .fullRun)

@@ -195,27 +195,35 @@ struct CacheShards: ~Copyable, Sendable {
     return oldest >= 0 ? oldest : last
   }
 
+  enum Elsewhere { case evicted, nothing, busy }
+
   /// For a store whose own shard has nothing left to evict: evicts a slab of the shard with the oldest slab, among those whose
-  /// mutex is free. The mutex is taken out of order, beside the mutex of `own`, so it is only tried and never waited for.
-  func evictSlabElsewhere(_ reason: DepartureReason, than own: inout HeldShard) -> Bool {
+  /// mutex is free. The mutex is taken out of order, beside the mutex of `own`, so it is only tried and never waited for: `busy`
+  /// where one was taken and no other had anything.
+  func evictSlabElsewhere(_ reason: DepartureReason, than own: inout HeldShard) -> Elsewhere {
     // A bit for each shard's number: no allocation.
     var asked = UInt32(1) << UInt32(own.number)
+    var isBusy = false
     assert(!own.books.isSettling, "PurgeableCache: an eviction elsewhere while this shard is settling")
     let shards = all
     while true {
       var oldest: EngineShard?
       var oldestAge = UInt64.max
       for shard in shards where asked & 1 << UInt32(shard.number) == 0 {
-        let age = shard.held.withLockIfAvailable { $0.oldestSlabAge() } ?? .max
-        if age < oldestAge { (oldest, oldestAge) = (shard, age) }
+        let age = shard.held.withLockIfAvailable { $0.oldestSlabAge() }
+        if age == nil { isBusy = true }
+        if let age, age < oldestAge { (oldest, oldestAge) = (shard, age) }
       }
-      guard let shard = oldest else { return false }
+      guard let shard = oldest else { return isBusy ? .busy : .nothing }
       assert(shard.number != own.number, "PurgeableCache: a shard evicts from itself as from another")
       asked |= 1 << UInt32(shard.number)
       let evicted = shard.held.withLockIfAvailable { held in (held.evictSlab(reason), held.departures.take()) }
-      guard let (evicted, departed) = evicted else { continue }
+      guard let (evicted, departed) = evicted else {
+        isBusy = true
+        continue
+      }
       own.departures.append(departed)
-      if evicted { return true }
+      if evicted { return .evicted }
     }
   }
 }

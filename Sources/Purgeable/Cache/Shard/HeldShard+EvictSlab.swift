@@ -67,7 +67,8 @@ extension HeldShard {
   /// What is due after a store of so many bytes, when the mutex has been released.
   mutating func takeDue(_ byteCount: Int) -> DueAfterStore {
     unofferedByteCount += byteCount
-    var due = DueAfterStore(isCompaction: isCompactionDue)
+    var due = DueAfterStore(isCompaction: isCompactionDue, missedRoom: missedRoom)
+    missedRoom = false
     if unofferedByteCount >= DueAfterStore.portion {
       due.storedByteCount = unofferedByteCount
       unofferedByteCount = 0

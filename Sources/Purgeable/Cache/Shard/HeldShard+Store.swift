@@ -46,10 +46,7 @@ extension HeldShard {
     if isRefused(size, old) { return .tooLarge }
     let (queue, isRemembered) = queue(of: key, replacing: old)
     if base.limits.areStrict { makeRoom(for: size.cost, replacing: old) }
-    guard let element = allocate(size.byteCount, queue, among: shards) else {
-      counters.refusals += 1
-      return .outOfMemory
-    }
+    guard let element = allocate(size.byteCount, queue, among: shards) else { return .outOfMemory }
     unsafe EntryPrefix.write(prefix, size.isCosted ? size.cost : nil, value, to: element.bytes)
     // Making room may have evicted the old value, or moved it.
     let replaced = slots.changes == changesBefore ? old : unsafe find(key, prefix)
@@ -90,7 +87,6 @@ extension HeldShard {
     } else {
       guard IndexInsertion(slot: slot).run(in: &self) else {
         heap.free(element.reference)
-        counters.refusals += 1
         return .outOfMemory
       }
       counters.insertions += 1
@@ -147,8 +143,10 @@ extension HeldShard {
   }
 
   /// Allocates memory for a payload, evicting where the byte limit, slow growth or the machine refuses it. `queue`: as in `take`.
+  /// Sets `missedRoom`.
   mutating func allocate(_ byteCount: Int, _ queue: EvictionQueue?, among shards: borrowing CacheShards) -> FreshElement? {
-    var refusalsByMachine = 0
+    missedRoom = false
+    var (hasEvicted, refusalsByMachine) = (false, 0)
     // Slow growth after pressure is no strict limit: it yields when nothing is left to evict, and to the copies that an eviction
     // makes.
     var soft = base.growthLimit
@@ -162,7 +160,9 @@ extension HeldShard {
       let slabLimit = limit == .max ? 0 : max(1, limit - min(limit - 1, base.ordinaryBytes))
       heap.setLimit(slabLimit)
       switch take(byteCount, queue, age: nil) {
-      case .taken(let element): return element
+      case .taken(let element):
+        missedRoom = false
+        return element
       case .noBooks:
         refusalsByMachine += 1
         guard let queue, byteCount <= heap.slabBytes / 2, refusalsByMachine <= 4 else { return nil }
@@ -179,11 +179,25 @@ extension HeldShard {
         // helps a larger one.
         refusalsByMachine += 1
         if byteCount > heap.slabBytes / 2 || refusalsByMachine > 4 { return nil }
+      } else if LargeStore.isWithoutRoom(byteCount, beside: heap, of: base) {
+        // Evicting all that can be evicted would not help.
+        return nil
       }
       readyGhost()
-      if evictSlab(reason) { continue }
+      if evictSlab(reason) {
+        hasEvicted = true
+        continue
+      }
       // This shard has nothing left to evict: try the others whose mutexes are free.
-      if shards.evictSlabElsewhere(reason, than: &self) { continue }
+      switch shards.evictSlabElsewhere(reason, than: &self) {
+      case .evicted:
+        hasEvicted = true
+        continue
+      case .busy: missedRoom = true
+      case .nothing: break
+      }
+      // What was evicted did not go back: another thread is offering it.
+      missedRoom = missedRoom || hasEvicted
       if soft == .max { return nil }
       soft = .max
     }

@@ -60,7 +60,9 @@ struct CompactionProgress {
 
 /// What a store leaves to be done when its shard's mutex has been released.
 struct DueAfterStore {
-  var isCompaction: Bool
+  var isCompaction = false
+  /// The store got no memory for something that another thread did at that moment (`CacheEngine.makesRoom`).
+  var missedRoom = false
   /// Bytes that the shard's stores have added up to, told in portions; else 0.
   var storedByteCount = 0
 
@@ -98,6 +100,8 @@ struct HeldShard: ~Copyable {
   var passedLostCount = 0
   /// Bytes that were stored since the last portion was told (`DueAfterStore`).
   var unofferedByteCount = 0
+  /// Of the last allocation: as in `DueAfterStore`.
+  var missedRoom = false
 
   init(_ number: Int, _ base: CacheBase, _ index: SlotIndex, probation: purgeable_stream_t, main: purgeable_stream_t) {
     self.number = number

@@ -10,7 +10,8 @@
 // has a slab of its own, which any shard's stream can take in.
 //
 // Nothing can evict what is being written. A store that has no room beside it evicts nothing, waits under no mutex until the
-// others have been written, for a second at most, and tries again.
+// others have been written, for a second at most, and tries again. Large values under tracked keys are copied under the mutex:
+// they wait before they take it.
 
 import CPurgeable
 import Glibc
@@ -42,32 +43,51 @@ import Glibc
   }
 
   func run(in engine: CacheEngine) -> StoreOutcome {
-    var failure = StoreOutcome.outOfMemory
+    var (failure, due) = (StoreOutcome.outOfMemory, DueAfterStore())
     var element: FreshElement?
+    var search = RoomSearch(nil)
     let deadline = MonotonicTime.now + Self.longestWait
     while true {
       // Asked before too: what was written in full after the store got no memory can be evicted now.
       let wasWriting = isWriting(in: engine)
-      element = begin(in: engine, &failure)
+      element = begin(in: engine, &failure, &due)
+      if element == nil, engine.makesRoom(key, failure, due, &search) { continue }
       guard element == nil, failure == .outOfMemory, wasWriting || isWriting(in: engine), MonotonicTime.now < deadline
       else { break }
       usleep(100)
     }
     guard let element else {
-      if failure == .outOfMemory { engine.shards.hold(of: key.shardHash) { $0.counters.refusals += 1 } }
-      engine.finishStore(key, DueAfterStore(isCompaction: false))
+      engine.finishStore(key, failure, DueAfterStore())
       return failure
     }
     unsafe EntryPrefix.write(prefix, size.isCosted ? size.cost : nil, value, to: element.bytes)
     return end(element, in: engine)
   }
 
+  /// Whether a large value would have no room beside those that are being written, even where all else were evicted.
+  static func isWithoutRoom(_ byteCount: Int, beside heap: SlabHeap, of base: CacheBase) -> Bool {
+    byteCount >= leastByteCount(in: heap) && base.exceedsWholeLimit(0, byteCount, beside: heap.writingBytes)
+  }
+
+  /// Waits until a value has room beside those that are being written, for a second at most. Under no mutex.
+  static func awaitRoom(_ byteCount: Int, in engine: CacheEngine) {
+    let deadline = MonotonicTime.now + longestWait
+    while isWithoutRoom(byteCount, beside: engine.heap, of: engine.base), !engine.base.exceedsWholeLimit(0, byteCount),
+      MonotonicTime.now < deadline
+    {
+      usleep(100)
+    }
+  }
+
   /// Whether some thread writes a large value.
   private func isWriting(in engine: CacheEngine) -> Bool { engine.heap.oldest(of: engine.heap.writingStream) != nil }
 
   /// Makes room and allocates; nil, with the outcome in `failure`, where that fails.
-  func begin(in engine: CacheEngine, _ failure: inout StoreOutcome) -> FreshElement? {
-    engine.shards.hold(of: key.shardHash) { held in begin(&held, engine.shards, &failure) }
+  func begin(in engine: CacheEngine, _ failure: inout StoreOutcome, _ due: inout DueAfterStore) -> FreshElement? {
+    engine.shards.hold(of: key.shardHash) { held in
+      defer { due = held.takeDue(0) }
+      return begin(&held, engine.shards, &failure)
+    }
   }
 
   /// Has the index lead to the element, which has been written.
@@ -75,7 +95,7 @@ import Glibc
     let (outcome, due) = engine.shards.hold(of: key.shardHash) { held in
       (end(element, &held), unsafe held.takeDue(prefix.count + value.count))
     }
-    engine.finishStore(key, due)
+    engine.finishStore(key, outcome, due)
     return outcome
   }
 
