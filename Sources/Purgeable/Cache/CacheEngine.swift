@@ -22,19 +22,6 @@
 import CPurgeable
 import Synchronization
 
-struct EngineOptions {
-  var countLimit: Int?
-  var costLimit: UInt64?
-  var byteLimit: Int?
-  var memoryShare: Double?
-  var lockedByteLimit: Int?
-  var idleNanoseconds: UInt64?
-  var keyLayout = KeyLayout.variable
-  var clock = CacheClock.monotonic
-  /// Of the keys' hashes; nil for a random one.
-  var hashSeed: UInt64?
-}
-
 final class CacheEngine: ForkProtected {
   let base: CacheBase
   /// The table of keys that are being loaded, for forks: it does not refer to the engine, nor the engine to its content.
@@ -53,16 +40,17 @@ final class CacheEngine: ForkProtected {
   /// Look-ups that found bytes of which no value could be made. The indexes count them as hits, and the statistics take them off.
   let undecodableCount = Atomic<UInt64>(0)
 
-  /// Fails with `outOfMemory` only.
+  /// Fails with `outOfMemory` only. `hashSeed`: of the keys' hashes; nil for a random one.
   init(
-    _ options: EngineOptions, observer: (any EngineObserver)? = nil, loads: (any ForkProtected)? = nil
+    _ options: CacheOptions, keyLayout: KeyLayout, clock: CacheClock = .monotonic, hashSeed: UInt64? = nil,
+    observer: (any EngineObserver)? = nil, loads: (any ForkProtected)? = nil
   ) throws(PurgeableError) {
     let outOfMemory = PurgeableError(
       .outOfMemory, in: "PurgeableCache.init", errorNumber: outOfMemoryNumber,
       explanation: "there is no memory or address space for a cache's index and heap; free some, or raise the process's limits")
     // Swift's runtime ends the program when it gets no memory for objects and arrays.
     guard MemoryReserve.isThere(MemoryReserve.ofObjects) else { throw outOfMemory }
-    let limits = CacheLimits(options)
+    let limits = CacheLimits(options, clock: clock)
     guard let (heap, streams) = SlabHeap.make(forBytes: limits.bytes.load(ordering: .relaxed)) else { throw outOfMemory }
     guard GivingBackTurn.shared.prepare(), let index = SlotIndex() else {
       heap.destroy()
@@ -70,7 +58,7 @@ final class CacheEngine: ForkProtected {
     }
     self.heap = heap
     self.loads = loads
-    let keys = KeyHashing(layout: options.keyLayout, seed: options.hashSeed)
+    let keys = KeyHashing(layout: keyLayout, seed: hashSeed)
     base = CacheBase(heap: heap, keys: keys, founder: index, limits: limits, observer)
     shards = CacheShards(base, founder: index, streams)
     base.limits.apply(to: heap)

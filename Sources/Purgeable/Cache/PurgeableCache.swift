@@ -111,16 +111,38 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
     lockedByteLimit: Int? = nil, idleTime: Duration? = nil, tracksKeys: Bool = false,
     onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
-    try self.init(
-      name: name, countLimit: countLimit, costLimit: costLimit, byteLimit: byteLimit, memoryShare: memoryShare,
-      lockedByteLimit: lockedByteLimit, idleTime: idleTime, tracksKeys: tracksKeys, clock: .monotonic, onDeparture: onDeparture)
+    var options = CacheOptions(
+      name: name, countLimit: countLimit, costLimit: costLimit, byteLimit: byteLimit, memoryShare: memoryShare)
+    (options.lockedByteLimit, options.idleTime, options.tracksKeys) = (lockedByteLimit, idleTime, tracksKeys)
+    try self.init(options, onDeparture: onDeparture)
   }
 
-  /// As above, with a clock of the caller's, and a seed of the keys' hashes (nil: a random one).
-  init(
-    name: String = "cache", countLimit: Int? = nil, costLimit: Int? = nil, byteLimit: Int? = nil, memoryShare: Double? = nil,
-    lockedByteLimit: Int? = nil, idleTime: Duration? = nil, tracksKeys: Bool = false, clock: CacheClock,
-    hashSeed: UInt64? = nil, onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
+  /// Makes an empty cache as the options say; each means what the parameter of its name means in the initializer with all
+  /// parameters, and `onDeparture` the same as there.
+  ///
+  /// - Throws: as there; and `PurgeableError` of kind `invalidArgument` where `evictsEntriesWithDiscardedContent` is false: here
+  ///   the value of such an entry is lost.
+  public convenience init(
+    _ options: CacheOptions, onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
+  ) throws(PurgeableError) {
+    try self.init(options, clock: nil, onDeparture: onDeparture)
+  }
+
+  /// For tests: a clock that they set, and a seed of the keys' hashes.
+  convenience init(
+    name: String = "cache", countLimit: Int? = nil, costLimit: Int? = nil, byteLimit: Int? = nil,
+    idleTime: Duration? = nil, tracksKeys: Bool = false, clock: CacheClock, hashSeed: UInt64? = nil,
+    onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
+  ) throws(PurgeableError) {
+    var options = CacheOptions(name: name, countLimit: countLimit, costLimit: costLimit, byteLimit: byteLimit)
+    (options.idleTime, options.tracksKeys) = (idleTime, tracksKeys)
+    try self.init(options, clock: clock, hashSeed: hashSeed, onDeparture: onDeparture)
+  }
+
+  /// `clock`: nil for the one of the options. `hashSeed`: nil for a random one.
+  private init(
+    _ options: CacheOptions, clock: CacheClock?, hashSeed: UInt64? = nil,
+    onDeparture: (@Sendable (Departure<Key, Value>) -> Void)?
   ) throws(PurgeableError) {
     // Swift's runtime ends the program when it gets no memory for objects and arrays.
     guard MemoryReserve.isThere(MemoryReserve.ofObjects) else {
@@ -128,30 +150,26 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
         .outOfMemory, in: "PurgeableCache.init", errorNumber: outOfMemoryNumber,
         explanation: "there is no memory for a cache's objects; free some, or raise the process's limits")
     }
-    let operation = "PurgeableCache '\(name)'.init"
-    try LimitCheck.limit(countLimit, "countLimit", in: operation)
-    try LimitCheck.limit(costLimit, "costLimit", in: operation)
-    try LimitCheck.limit(byteLimit, "byteLimit", in: operation)
-    try LimitCheck.limit(lockedByteLimit, "lockedByteLimit", in: operation)
-    try LimitCheck.share(memoryShare, "memoryShare", in: operation)
-    try LimitCheck.time(idleTime, "idleTime", in: operation)
-    let form = KeyForm<Key>(tracking: tracksKeys || onDeparture != nil)
+    let operation = "PurgeableCache '\(options.name)'.init"
+    try options.check(in: operation)
+    guard options.evictsEntriesWithDiscardedContent else {
+      throw PurgeableError(
+        .invalidArgument("evictsEntriesWithDiscardedContent"), in: operation,
+        explanation: "a cache of bytes drops what was discarded; false is for caches of objects")
+    }
+    let form = KeyForm<Key>(tracking: options.tracksKeys || onDeparture != nil)
     let table: KeyTable<Key, Value>? =
       switch form {
       case .tracked, .string: KeyTable(tell: onDeparture)
       case .integer, .bytes, .custom: nil
       }
     let engine = try CacheEngine(
-      EngineOptions(
-        countLimit: countLimit, costLimit: costLimit.map { UInt64($0) }, byteLimit: byteLimit, memoryShare: memoryShare,
-        lockedByteLimit: lockedByteLimit, idleNanoseconds: idleTime.map(CacheBudget.nanoseconds), keyLayout: form.layout,
-        clock: clock, hashSeed: hashSeed),
-      observer: table, loads: loads)
+      options, keyLayout: form.layout, clock: clock ?? options.cacheClock, hashSeed: hashSeed, observer: table, loads: loads)
     // Needed by this cache when it is empty, key table included.
     let (limit, needed) = (engine.base.limits.bytes.load(ordering: .relaxed), engine.base.neededBytes)
     engine.base.limits.leastBytes.store(needed, ordering: .relaxed)
     if limit > 0, limit < needed {
-      let isShare = limit != byteLimit
+      let isShare = limit != options.byteLimit
       throw PurgeableError(
         .invalidArgument(isShare ? "memoryShare" : "byteLimit"), in: operation,
         explanation: "\(limit) bytes are less than an empty cache and its first entry need here, \(needed) bytes")
@@ -159,7 +177,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
     self.engine = engine
     self.form = form
     self.table = table
-    self.name = name
+    name = options.name
     ClientRoster.shared.add(engine)
   }
 

@@ -3,6 +3,19 @@
 
 import Synchronization
 
+/// What the cost limit follows from.
+struct ObjectBudget: Sendable {
+  var costLimit: Int?
+  /// Costs count as bytes against these.
+  var bytes: CacheBudget
+
+  /// `.max` stands for no limit.
+  var limit: UInt64 {
+    let byteLimit = CacheLimits.byteLimit(of: bytes).limit
+    return min(costLimit.map { UInt64($0) } ?? .max, byteLimit == .max ? .max : UInt64(byteLimit))
+  }
+}
+
 /// All loads and stores are relaxed: each number by itself is exact, and what is decided by several is decided again under the
 /// shard's mutex.
 @usableFromInline
@@ -10,12 +23,13 @@ final class ObjectBooks: Sendable {
   /// `.max` stands for no limit.
   let countLimit: Atomic<Int>
   let costLimit: Atomic<UInt64>
+  let budget: Guarded<ObjectBudget>
   private let entries = Atomic<Int>(0)
   /// The sum of the costs in two parts, neither of which can overflow: that of their lower 32 bits, and that of the others.
   private let lowCosts = Atomic<UInt64>(0)
   private let highCosts = Atomic<UInt64>(0)
   let growth = SlowGrowth(floor: 16)
-  let evictsDiscarded = Atomic<Bool>(true)
+  let evictsDiscarded: Atomic<Bool>
   /// Whether somebody is told, and whether somebody is asked.
   let hasHandler = Atomic<Bool>(false)
   let hasVeto = Atomic<Bool>(false)
@@ -23,9 +37,13 @@ final class ObjectBooks: Sendable {
   private let plainType = Atomic<UInt>(0)
   let clock: CacheClock
 
-  init(countLimit: Int?, costLimit: Int?, clock: CacheClock) {
-    self.countLimit = Atomic(countLimit ?? .max)
-    self.costLimit = Atomic(costLimit.map { UInt64($0) } ?? .max)
+  init(_ options: CacheOptions, clock: CacheClock) {
+    let budget = ObjectBudget(
+      costLimit: options.costLimit, bytes: CacheBudget(memoryShare: options.memoryShare, byteLimit: options.byteLimit))
+    countLimit = Atomic(options.countLimit ?? .max)
+    costLimit = Atomic(budget.limit)
+    self.budget = Guarded(budget)
+    evictsDiscarded = Atomic(options.evictsEntriesWithDiscardedContent)
     self.clock = clock
   }
 
@@ -55,6 +73,15 @@ final class ObjectBooks: Sendable {
   func noteStore() { WorkBell.ring() }
 
   // MARK: Limits
+
+  /// Changes the budget, or reviews it: the memory that limits the process may have changed.
+  func change(_ body: (inout ObjectBudget) -> Void = { _ in }) {
+    // Under the mutex to the end, so that the last change is also applied last.
+    budget.withLock { budget in
+      body(&budget)
+      costLimit.store(budget.limit, ordering: .relaxed)
+    }
+  }
 
   /// Whether an entry exceeds a limit even when it is alone.
   @usableFromInline

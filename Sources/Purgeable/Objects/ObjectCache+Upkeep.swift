@@ -18,6 +18,24 @@ extension ObjectCache {
     trim(toCount: Int(Double(count) * share))
   }
 
+  /// Gives back as the library does when memory is short, and grows slowly for a minute: the least recently used sixteenth of the
+  /// entries goes at `warning`, a quarter at `critical`, nothing at `normal`; those whose content is discarded go beside them.
+  /// Nobody is asked, and handlers are told `trimmed`. Of the result, only entries that were lost and times have a meaning here:
+  /// how many bytes objects take is not known.
+  @discardableResult
+  public func trim(level: PressureLevel) -> PressureRelief {
+    let begin = MonotonicTime.now
+    var relief = PressureRelief()
+    let before = count
+    guard level != .normal, before > 0 else { return relief }
+    relief.lostEntryCount = store.sweep()
+    let slices = level == .critical ? PressureReaction.sliceShare / 4 : 1
+    trim(toCount: before - max(1, before * slices / PressureReaction.sliceShare))
+    store.endRelief(before: before)
+    relief.time = .nanoseconds(MonotonicTime.now - begin)
+    return relief
+  }
+
   /// Drops the entries whose content is discarded (`evictsEntriesWithDiscardedContent`). Returns how many. Cost: a question to
   /// each object that adopts `DiscardableContent`.
   @discardableResult

@@ -32,27 +32,44 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
   ///   - countLimit: the most entries.
   ///   - costLimit: the most that the entries' costs may add up to. An entry's cost is 0 unless another is given; a negative cost
   ///     counts as 0. Entries of no cost stay when the cost limit is exceeded.
+  ///   - memoryShare: a cost limit as a share of the memory that limits this process, above 0 and up to 1 (`memoryShare`).
   ///   - onDeparture: told of each entry that leaves (`setDepartureHandler`).
-  /// - Throws: `PurgeableError` of kind `outOfMemory`, or `invalidArgument` for a negative limit.
+  /// - Throws: `PurgeableError` of kind `outOfMemory`, or `invalidArgument` for a negative limit, and for a share that is not
+  ///   above 0 and at most 1.
   public convenience init(
-    name: String = "cache", countLimit: Int? = nil, costLimit: Int? = nil,
+    name: String = "cache", countLimit: Int? = nil, costLimit: Int? = nil, memoryShare: Double? = nil,
     onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
-    try self.init(name: name, countLimit: countLimit, costLimit: costLimit, clock: .monotonic, onDeparture: onDeparture)
+    try self.init(
+      CacheOptions(name: name, countLimit: countLimit, costLimit: costLimit, memoryShare: memoryShare), onDeparture: onDeparture)
   }
 
-  /// As above, with a clock of the caller's for slow growth.
+  /// Makes an empty cache as the options say. `byteLimit` and `memoryShare` limit the sum of the costs, which count as bytes
+  /// then. `tracksKeys` has no meaning: keys of objects are always in ordinary memory.
+  ///
+  /// - Throws: as the initializer with all parameters; and `PurgeableError` of kind `invalidArgument` for `lockedByteLimit` and
+  ///   `idleTime`, which are about purgeable pages.
+  public convenience init(
+    _ options: CacheOptions, onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
+  ) throws(PurgeableError) {
+    try self.init(options, clock: nil, onDeparture: onDeparture)
+  }
+
+  /// `clock`: of slow growth; nil for the one of the options.
   init(
-    name: String = "cache", countLimit: Int? = nil, costLimit: Int? = nil, clock: CacheClock,
+    _ options: CacheOptions = CacheOptions(), clock: CacheClock?,
     onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
-    let operation = "ObjectCache '\(name)'.init"
+    let operation = "ObjectCache '\(options.name)'.init"
     // Swift's runtime ends the program when it gets no memory for objects and arrays.
     guard MemoryReserve.isThere(MemoryReserve.ofObjects) else { throw PurgeableError.withoutMemory(in: operation) }
-    try LimitCheck.limit(countLimit, "countLimit", in: operation)
-    try LimitCheck.limit(costLimit, "costLimit", in: operation)
-    store = ObjectStore(ObjectBooks(countLimit: countLimit, costLimit: costLimit, clock: clock))
-    self.name = name
+    try options.check(in: operation)
+    for (label, isSet) in [("lockedByteLimit", options.lockedByteLimit != nil), ("idleTime", options.idleTime != nil)] where isSet
+    {
+      throw PurgeableError(.invalidArgument(label), in: operation, explanation: "this option is for caches of bytes")
+    }
+    store = ObjectStore(ObjectBooks(options, clock: clock ?? options.cacheClock))
+    name = options.name
     if let onDeparture { setDepartureHandler(onDeparture) }
     ClientRoster.shared.add(store)
   }
@@ -69,38 +86,6 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
 
   /// The sum of the entries' costs; `Int.max` when it is larger. Any thread, no mutex.
   public var totalCost: Int { Int(clamping: store.books.totalCost) }
-
-  // MARK: Limits
-
-  /// The most entries, nil for no limit.
-  public var countLimit: Int? {
-    let limit = store.books.countLimit.load(ordering: .relaxed)
-    return limit == .max ? nil : limit
-  }
-
-  /// Sets `countLimit`. A lower limit evicts before this returns. Any thread.
-  ///
-  /// - Throws: `PurgeableError` of kind `invalidArgument` for a negative limit; the limit stays as it was then.
-  public func setCountLimit(_ limit: Int?) throws(PurgeableError) {
-    try LimitCheck.limit(limit, "limit", in: "ObjectCache '\(name)'.setCountLimit")
-    store.books.countLimit.store(limit ?? .max, ordering: .relaxed)
-    store.enforceLimits()
-  }
-
-  /// The most that costs may add up to, nil for no limit.
-  public var costLimit: Int? {
-    let limit = store.books.costLimit.load(ordering: .relaxed)
-    return limit == .max ? nil : Int(clamping: limit)
-  }
-
-  /// Sets `costLimit`. A lower limit evicts before this returns. Any thread.
-  ///
-  /// - Throws: `PurgeableError` of kind `invalidArgument` for a negative limit; the limit stays as it was then.
-  public func setCostLimit(_ limit: Int?) throws(PurgeableError) {
-    try LimitCheck.limit(limit, "limit", in: "ObjectCache '\(name)'.setCostLimit")
-    store.books.costLimit.store(limit.map { UInt64($0) } ?? .max, ordering: .relaxed)
-    store.enforceLimits()
-  }
 
   /// Whether an entry leaves when its object's content is found discarded, by a look-up or a sweep; true at first. False: such an
   /// entry stays and is found, without its content. Any thread.

@@ -198,6 +198,11 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
   override var size: Int { books.count }
   override func giveSlice() -> Bool { evictSixteenth() }
 
+  override func upkeepRound() -> Bool {
+    books.change()
+    return false
+  }
+
   override func endRelief(before: Int) {
     for shard in 0..<Self.shardCount { hold(shard: shard) { $0.table.shrink() } }
     books.growth.begin(before: before, held: books.count, now: books.clock.now())
@@ -208,11 +213,13 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
   override func lockForFork() {
     for at in 0..<Self.shardCount { unsafe gates[at].mutex.lock() }
     handlers.lock()
+    books.budget.lock()
     super.lockForFork()
   }
 
   override func unlockAfterFork() {
     super.unlockAfterFork()
+    books.budget.unlock()
     handlers.unlock()
     for at in 0..<Self.shardCount { unsafe gates[at].mutex.unlock() }
   }

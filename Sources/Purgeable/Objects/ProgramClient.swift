@@ -35,7 +35,7 @@ class ProgramClient: Teller, PressureClient, @unchecked Sendable {
   final var offeredBytes: Int { 0 }
   final var returnedBytes: Int { 0 }
 
-  final func upkeepRound() -> Bool { false }
+  func upkeepRound() -> Bool { false }
   final func setPressure(_ level: PressureLevel) { pressure.store(level.rawValue, ordering: .relaxed) }
   final func offerAll() -> Int { 0 }
   final func dropLost() -> Int { 0 }

@@ -59,8 +59,8 @@ struct CacheHostileTests {
 
   @Test("two caches, and two runs, have different hashes of the same key")
   func seeds() throws {
-    let one = try CacheEngine(EngineOptions(keyLayout: .fixed(8)))
-    let other = try CacheEngine(EngineOptions(keyLayout: .fixed(8)))
+    let one = try CacheEngine(CacheOptions(), keyLayout: .fixed(8))
+    let other = try CacheEngine(CacheOptions(), keyLayout: .fixed(8))
     func tags(_ engine: CacheEngine) -> [UInt64] {
       (0..<100).map { (number: UInt64) in
         unsafe withUnsafeBytes(of: number) { unsafe engine.base.elements.keys.key(prefix: $0).identity }

@@ -45,7 +45,7 @@ struct CacheLimits: ~Copyable, Sendable {
   let pressure = Atomic<Int32>(0)
   let clock: CacheClock
 
-  init(_ options: EngineOptions) {
+  init(_ options: CacheOptions, clock: CacheClock) {
     var options = options
     var isDefault = false
     if options.byteLimit == nil, options.countLimit == nil, options.costLimit == nil, options.memoryShare == nil,
@@ -57,12 +57,12 @@ struct CacheLimits: ~Copyable, Sendable {
     }
     let budget = CacheBudget(
       memoryShare: options.memoryShare, byteLimit: options.byteLimit, isDefault: isDefault,
-      lockedByteLimit: options.lockedByteLimit, idleNanoseconds: options.idleNanoseconds)
+      lockedByteLimit: options.lockedByteLimit, idleNanoseconds: options.idleTime.map(CacheBudget.nanoseconds))
     count = Atomic(options.countLimit ?? .max)
-    cost = Atomic(options.costLimit ?? .max)
+    cost = Atomic(options.costLimit.map { UInt64($0) } ?? .max)
     bytes = Atomic(Self.byteLimit(of: budget).limit)
     self.budget = Guarded(budget)
-    clock = options.clock
+    self.clock = clock
   }
 
   // What takes system calls to find out is no lazy `static let`: a child that is forked while another thread initialises one
@@ -105,7 +105,7 @@ struct CacheLimits: ~Copyable, Sendable {
   }
 
   /// The smaller of a budget's limit and its share, and the memory of which it is a share.
-  private static func byteLimit(of budget: CacheBudget) -> (limit: Int, memory: UInt64?) {
+  static func byteLimit(of budget: CacheBudget) -> (limit: Int, memory: UInt64?) {
     let limit = budget.byteLimit ?? .max
     guard let share = budget.memoryShare else { return (limit, nil) }
     let memory = ProcessMemory.limit()

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT
+// How a cache is made, as a value.
+
+/// How a cache is made: a value that can be kept, varied, printed and passed on. What can be changed later has a function
+/// `set...` on the cache.
+///
+///     var options = CacheOptions(name: "pages", memoryShare: 0.25)
+///     options.idleTime = .seconds(600)
+///     let pages = try PurgeableCache<String, [UInt8]>(options)
+///
+/// `PurgeableCache.init` says what the options mean for bytes, `ObjectCache.init(_:onDeparture:)` what they mean for objects.
+public struct CacheOptions: Sendable {
+  /// For people.
+  public var name: String
+  /// The most entries; nil: no limit, as for all limits.
+  public var countLimit: Int?
+  /// The most that the entries' costs may add up to.
+  public var costLimit: Int?
+  /// The most bytes to hold.
+  public var byteLimit: Int?
+  /// A byte limit as a share of the memory that limits this process, above 0 and up to 1.
+  public var memoryShare: Double?
+  /// The most payload to have locked at a time; nil: half the memory. For caches of bytes.
+  public var lockedByteLimit: Int?
+  /// Give back entries that were not read for this long; nil: never. For caches of bytes.
+  public var idleTime: Duration?
+  /// Keep keys in ordinary memory, where the kernel cannot take them. Caches of objects always do.
+  public var tracksKeys = false
+  /// Whether an entry leaves when its object's content is found discarded. Caches of bytes always drop what is lost.
+  public var evictsEntriesWithDiscardedContent = true
+  /// What times are measured by; nil: the monotonic clock. Read from any thread, and under mutexes of the cache: it must not use
+  /// the cache.
+  public var clock: (any Clock<Duration>)?
+
+  /// No limits but those given.
+  public init(
+    name: String = "cache", countLimit: Int? = nil, costLimit: Int? = nil, byteLimit: Int? = nil, memoryShare: Double? = nil
+  ) {
+    (self.name, self.countLimit, self.costLimit) = (name, countLimit, costLimit)
+    (self.byteLimit, self.memoryShare) = (byteLimit, memoryShare)
+  }
+
+  /// What any cache refuses.
+  func check(in operation: String) throws(PurgeableError) {
+    try LimitCheck.limit(countLimit, "countLimit", in: operation)
+    try LimitCheck.limit(costLimit, "costLimit", in: operation)
+    try LimitCheck.limit(byteLimit, "byteLimit", in: operation)
+    try LimitCheck.limit(lockedByteLimit, "lockedByteLimit", in: operation)
+    try LimitCheck.share(memoryShare, "memoryShare", in: operation)
+    try LimitCheck.time(idleTime, "idleTime", in: operation)
+  }
+
+  var cacheClock: CacheClock { clock.map { CacheClock($0) } ?? .monotonic }
+}
+
+extension CacheOptions: CustomStringConvertible {
+  /// The name, and what differs from the default, in one line.
+  public var description: String {
+    var parts = ["CacheOptions \"\(name)\""]
+    func add(_ label: String, _ value: Any?) { if let value { parts.append("\(label) \(value)") } }
+    add("countLimit", countLimit)
+    add("costLimit", costLimit)
+    add("byteLimit", byteLimit)
+    add("memoryShare", memoryShare)
+    add("lockedByteLimit", lockedByteLimit)
+    add("idleTime", idleTime)
+    add("tracksKeys", tracksKeys ? true : nil)
+    add("evictsEntriesWithDiscardedContent", evictsEntriesWithDiscardedContent ? nil : false)
+    add("clock", clock)
+    return parts.joined(separator: ", ")
+  }
+}
+
+extension CacheClock {
+  /// By a clock of the program's. It begins at a second, since 0 stands for never in places; a clock that goes back stands still.
+  init(_ clock: some Clock<Duration>) {
+    let start = clock.now
+    self.init {
+      let (seconds, attoseconds) = start.duration(to: clock.now).components
+      return 1_000_000_000 + UInt64(max(0, seconds)) * 1_000_000_000 + UInt64(max(0, attoseconds)) / 1_000_000_000
+    }
+  }
+}
