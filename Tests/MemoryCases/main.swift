@@ -73,13 +73,11 @@ func row(of operation: Operation) -> Row {
   /// others the runtime needs memory for types at their first use, and does not test for it. Unoptimized code allocates thousands
   /// of small pieces even there.
   func noteSpace() {
-    if case .nothing = operation.takes {
-      guard isOptimized else { return }
-      _ = note(.space, 0)
-      _ = note(.bare, 0)
-    } else {
-      _ = note(.space, 0)
-    }
+    // What tells Swift's sequences allocates a little on a thread of the library's own, in generic code.
+    let takesNothing = operation.takes == .nothing
+    guard isOptimized || !takesNothing && !operation.watchesLibrary else { return }
+    _ = note(.space, 0)
+    if takesNothing { _ = note(.bare, 0) }
   }
   if operation.isLong {
     noteSpace()
