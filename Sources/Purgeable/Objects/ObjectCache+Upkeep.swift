@@ -45,6 +45,7 @@ extension ObjectCache {
       }
     }
     result.memory = memory
+    loads.addNumbers(to: &result)
     return result
   }
 }
