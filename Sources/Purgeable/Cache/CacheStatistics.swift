@@ -117,6 +117,15 @@ extension CacheStatistics: CustomStringConvertible {
   }
 }
 
+extension LoadTable {
+  func addNumbers(to statistics: inout CacheStatistics) {
+    statistics.loadCount = loadCount.load(ordering: .relaxed)
+    statistics.loadFailureCount = failureCount.load(ordering: .relaxed)
+    statistics.loadTime = .nanoseconds(Int64(clamping: nanoseconds.load(ordering: .relaxed)))
+    statistics.sharedLoadCount = sharedCount.load(ordering: .relaxed)
+  }
+}
+
 extension CacheEngine {
   func statistics(name: String) -> CacheStatistics {
     var heapNumbers = purgeable_heap_statistics_t()

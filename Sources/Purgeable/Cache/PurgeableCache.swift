@@ -27,7 +27,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   /// Exists in caches that may have tracked keys: with `String` keys, those outside of ASCII.
   let table: KeyTable<Key, Value>?
   /// The keys that are being loaded.
-  let loads = LoadTable<Key, Value>()
+  @usableFromInline let loads = LoadTable<Key, Value>()
 
   /// The cache's name, for its description, statistics and messages.
   public let name: String

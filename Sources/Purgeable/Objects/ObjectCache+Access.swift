@@ -9,7 +9,14 @@ extension ObjectCache {
   /// The value of a key, nil when there is none. Counts as a use. One mutex, no allocation.
   @inlinable
   public func value(forKey key: Key) -> Value? {
-    let found = store.hold(key) { shard, position, _ -> (value: Value, isDiscardable: Bool)? in
+    guard let found = use(key) else { return nil }
+    return found.isDiscardable && dropIfDiscarded(found.value, forKey: key) ? nil : found.value
+  }
+
+  /// Uses a key's entry, whose content may be discarded.
+  @inlinable
+  func use(_ key: Key) -> (value: Value, isDiscardable: Bool)? {
+    store.hold(key) { shard, position, _ -> (value: Value, isDiscardable: Bool)? in
       guard position != noPosition else {
         shard.counters.misses += 1
         return nil
@@ -18,16 +25,18 @@ extension ObjectCache {
       shard.table.use(position, at: store.books.time)
       return (shard.table[position].value!, shard.table[position].queue.isDiscardable)
     }
-    guard let found else { return nil }
-    return found.isDiscardable && dropIfDiscarded(found.value, forKey: key) ? nil : found.value
   }
 
-  /// As `value(forKey:)`, for code that takes any cache. The reason of a miss is always `unknown`: nothing is remembered of keys
-  /// that left. The statistics tell how many look-ups found their content discarded.
+  /// As `value(forKey:)`, with the reason of a miss: `discarded` where this look-up found the entry's content discarded, else
+  /// `unknown`. Nothing is remembered of keys that left.
   public func lookUpValue(forKey key: Key) -> Lookup<Value> {
-    if let value = value(forKey: key) { return .hit(value) }
-    return .miss(.unknown)
+    guard let found = use(key) else { return .miss(.unknown) }
+    return found.isDiscardable && dropIfDiscarded(found.value, forKey: key) ? .miss(.discarded) : .hit(found.value)
   }
+
+  /// The values of keys, in the order of the keys; nil where there is none. As `value(forKey:)` for each key.
+  @inlinable
+  public func values(forKeys keys: some Collection<Key>) -> [Value?] { keys.map { value(forKey: $0) } }
 
   /// The value of a key, without counting as a use: the order of eviction and the statistics stay as they are.
   public func peekValue(forKey key: Key) -> Value? { peekEntry(forKey: key)?.value }
@@ -56,12 +65,15 @@ extension ObjectCache {
   @inlinable
   public func updateValue(_ value: Value, forKey key: Key, cost: Int = 0) -> Value? { set(value, key, max(0, cost)).old }
 
+  /// `permit`: of a value that was loaded. Without the permit it is not stored.
   @inlinable
-  func set(_ value: Value, _ key: Key, _ cost: Int) -> (outcome: StoreOutcome, old: Value?) {
-    if store.books.refuses(cost) { return (.tooLarge, refuse(value, key, cost)) }
+  func set(_ value: Value, _ key: Key, _ cost: Int, _ permit: LoadPermit? = nil) -> (outcome: StoreOutcome, old: Value?) {
+    if permit == nil { store.loads.overtake(key) }
+    if store.books.refuses(cost) { return (.tooLarge, refuse(value, key, cost, isLoaded: permit != nil)) }
     let queue = ObjectQueue(hasCost: cost > 0, isDiscardable: store.books.isDiscardable(value))
     let time = store.books.time
     let (isStored, stamp, old) = store.hold(key) { shard, position, hash -> (Bool, UInt64, DepartedObject<Key, Value>?) in
+      if let permit, !permit.take() { return (true, 0, nil) }
       if position != noPosition {
         let old = shard.table.replace(position, value, cost: cost, queue, at: time)
         shard.counters.replacements += 1
@@ -100,6 +112,7 @@ extension ObjectCache {
 
   /// Removes every entry that is there now. Any thread.
   public func removeAll() {
+    loads.overtakeAll()
     for at in 0..<ObjectStore<Key, Value>.shardCount {
       while let departed = takeAny(fromShard: at) { store.finish(departed) }
       store.hold(shard: at) { $0.table.shrink() }
@@ -112,6 +125,7 @@ extension ObjectCache {
   public func removeAll<E: Error>(where isRemovable: (CacheEntry<Key, Value>) throws(E) -> Bool) throws(E) -> Int {
     var removed = 0
     for noted in store.noted() where try isRemovable(noted.entry) {
+      loads.overtake(noted.entry.key)
       if store.remove(noted, .removed) { removed += 1 }
     }
     return removed
@@ -166,6 +180,7 @@ extension ObjectCache {
 
   @usableFromInline
   func leave(_ key: Key, _ reason: DepartureReason) -> Value? {
+    loads.overtake(key)
     let departed = store.hold(key) { shard, position, _ in
       position == noPosition ? nil : store.remove(position, reason, from: &shard)
     }
@@ -173,14 +188,16 @@ extension ObjectCache {
     return departed?.value
   }
 
-  /// The old value of a refused one is gone.
+  /// The old value of a refused one is gone. Where that was loaded the old one stays, because it came during the load; the
+  /// loaded object keeps its content, because who asked gets it.
   @usableFromInline
-  func refuse(_ value: Value, _ key: Key, _ cost: Int) -> Value? {
+  func refuse(_ value: Value, _ key: Key, _ cost: Int, isLoaded: Bool) -> Value? {
     _ = countRefusal(.tooLarge)
-    let old = leave(key, .replaced)
+    let old = isLoaded ? nil : leave(key, .replaced)
     store.finish(
       DepartedObject(
-        key: key, value: value, cost: cost, reason: .tooLarge, isDiscardable: store.books.isDiscardable(value)))
+        key: key, value: value, cost: cost, reason: .tooLarge,
+        isDiscardable: !isLoaded && store.books.isDiscardable(value)))
     return old
   }
 

@@ -63,6 +63,7 @@ extension ObjectCache {
       }
     }
     result.memory = memory
+    loads.addNumbers(to: &result)
     return result
   }
 }

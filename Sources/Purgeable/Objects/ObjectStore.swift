@@ -70,6 +70,8 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
   @usableFromInline let gates: UnsafeMutablePointer<ObjectGate>
   @usableFromInline let shards: UnsafeMutablePointer<Shard>
   let handlers = Guarded(ObjectHandlers<Key, Value>())
+  /// The keys that are being loaded.
+  @usableFromInline let loads = LoadTable<Key, Value>()
 
   init(_ books: ObjectBooks) {
     self.books = books
@@ -209,6 +211,8 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
   }
 
   // MARK: Forks (ForkGuard.swift)
+
+  override func forEachCompanion(_ body: (any ForkProtected) -> Void) { body(loads) }
 
   override func lockForFork() {
     for at in 0..<Self.shardCount { unsafe gates[at].mutex.lock() }

@@ -77,6 +77,7 @@ class ProgramClient: Teller, PressureClient, @unchecked Sendable {
 
   // MARK: Forks (ForkGuard.swift)
 
+  func forEachCompanion(_ body: (any ForkProtected) -> Void) {}
   /// A subclass takes its own mutexes first.
   func lockForFork() { relief.lock() }
   func unlockAfterFork() { relief.unlock() }

@@ -9,92 +9,11 @@ import ToolSupport
 
 @testable import Purgeable
 
-/// Something that happens once, for threads and tasks to wait for.
-final class Event: Sendable {
-  private let hasHappened = Atomic<Bool>(false)
-
-  func happens() { hasHappened.store(true, ordering: .releasing) }
-  var isThere: Bool { hasHappened.load(ordering: .acquiring) }
-  /// Blocks the thread. False after two minutes.
-  @discardableResult
-  func blocks() -> Bool { patiently { isThere } }
-  /// Leaves the thread to others. False after two minutes.
-  @discardableResult
-  func comes() async -> Bool { await TestRun.comes { isThere } }
-}
-
-struct LoadError: Error, Hashable {
-  var number = 0
-}
-
-/// A count in an object, for closures that escape.
-final class LoadCounter: Sendable {
-  private let count = Atomic<Int>(0)
-  @discardableResult
-  func next() -> Int { count.add(1, ordering: .acquiringAndReleasing).newValue }
-  var value: Int { count.load(ordering: .acquiring) }
-}
-
-/// What comes between a load and its end, by all functions that do.
-enum Overtaker: CaseIterable, Sendable {
-  case set, subscripted, remove, removeValue, removeNothing, removeAll
-
-  func act<Key>(on cache: PurgeableCache<Key, [UInt8]>, _ key: Key) {
-    switch self {
-    case .set: cache.setValue([1], forKey: key)
-    case .subscripted: cache[key] = [1]
-    case .remove:
-      cache[key] = [2]
-      cache.remove(forKey: key)
-    case .removeValue:
-      cache[key] = [2]
-      _ = cache.removeValue(forKey: key)
-    case .removeNothing: cache.remove(forKey: key)
-    case .removeAll: cache.removeAll()
-    }
-  }
-
-  /// What the cache has afterwards.
-  var left: [UInt8]? { self == .set || self == .subscripted ? [1] : nil }
-}
-
-/// A key of which tests say what its comparison does in addition.
-struct BusyLoadKey: Hashable, Sendable {
-  static let manners = Mutex<(@Sendable () -> Void)?>(nil)
-  var number: Int
-
-  static func == (left: Self, right: Self) -> Bool {
-    let acts = manners.withLock { manners in
-      defer { manners = nil }
-      return manners
-    }
-    acts?()
-    return left.number == right.number
-  }
-  func hash(into hasher: inout Hasher) {}
-}
-
-/// A key with bytes of its own, of which tests say what its hash does in addition: only the table of loads asks for it.
-struct BusyHashKey: PurgeableKey {
-  static let manners = Mutex<(@Sendable () -> Void)?>(nil)
-  var number: Int
-
-  func hash(into hasher: inout Hasher) {
-    let acts = Self.manners.withLock { manners in
-      defer { manners = nil }
-      return manners
-    }
-    acts?()
-    hasher.combine(number)
-  }
-  func withKeyBytes<R>(_ body: (RawSpan) -> R) -> R { unsafe withUnsafeBytes(of: number) { unsafe body($0.bytes) } }
-}
-
 @Suite("loading on threads")
 struct LoadingThreadTests {
-  @Test("of threads that ask for a key at the same time, one loads and all get its value")
-  func shared() throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test("of threads that ask for a key at the same time, one loads and all get its value", arguments: CacheKind.allCases)
+  func shared(_ kind: CacheKind) throws {
+    let cache = try kind.make()
     let loads = LoadCounter()
     onThreads(6) { _ in
       let value = cache.value(forKey: 1) {
@@ -110,9 +29,11 @@ struct LoadingThreadTests {
     #expect(statistics.loadTime > .zero)
   }
 
-  @Test("a load holds up no other key, not even one with the same hash, nor who looks up, stores or removes its own")
-  func otherKeys() throws {
-    let cache = try PurgeableCache<CollidingKey, [UInt8]>()
+  @Test(
+    "a load holds up no other key, not even one with the same hash, nor who looks up, stores or removes its own",
+    arguments: CacheKind.allCases)
+  func otherKeys(_ kind: CacheKind) throws {
+    let cache = try kind.make(CollidingKey.self)
     let (one, two) = (CollidingKey(number: 1), CollidingKey(number: 2))
     let (began, isOver) = (Event(), Event())
     let thread = TestThread {
@@ -134,9 +55,9 @@ struct LoadingThreadTests {
     #expect(cache.peekValue(forKey: one) == [1] && cache.peekValue(forKey: two) == [3])
   }
 
-  @Test("errors and nil are not kept, values are")
-  func notKept() throws {
-    let cache = try PurgeableCache<String, [UInt8]>()
+  @Test("errors and nil are not kept, values are", arguments: CacheKind.allCases)
+  func notKept(_ kind: CacheKind) throws {
+    let cache = try kind.make(String.self)
     #expect(throws: LoadError(number: 1)) { try cache.value(forKey: "a") { () throws -> [UInt8] in throw LoadError(number: 1) } }
     #expect(cache.value(forKey: "a") { () -> [UInt8]? in nil } == nil)
     #expect(cache.peekValue(forKey: "a") == nil)
@@ -146,9 +67,9 @@ struct LoadingThreadTests {
     #expect(statistics.loadCount == 3 && statistics.loadFailureCount == 1 && statistics.hitCount == 1)
   }
 
-  @Test("an error goes to those who wait and could throw it; the others load by themselves")
-  func errors() throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test("an error goes to those who wait and could throw it; the others load by themselves", arguments: CacheKind.allCases)
+  func errors(_ kind: CacheKind) throws {
+    let cache = try kind.make()
     let began = Event()
     let first = TestThread {
       #expect(throws: LoadError(number: 1)) {
@@ -169,9 +90,9 @@ struct LoadingThreadTests {
     #expect(cache.statistics.sharedLoadCount == 1)
   }
 
-  @Test("nil goes to those whose load may find nothing; the others load by themselves")
-  func absence() throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test("nil goes to those whose load may find nothing; the others load by themselves", arguments: CacheKind.allCases)
+  func absence(_ kind: CacheKind) throws {
+    let cache = try kind.make()
     let began = Event()
     let first = TestThread {
       let value = cache.value(forKey: 1) { () -> [UInt8]? in
@@ -195,12 +116,12 @@ struct LoadingThreadTests {
     #expect(loads.value == 0)
   }
 
-  @Test("a load uses the cache, loads other keys, and asks for its own key without waiting")
-  func within() throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test("a load uses the cache, loads other keys, and asks for its own key without waiting", arguments: CacheKind.allCases)
+  func within(_ kind: CacheKind) throws {
+    let cache = try kind.make()
     let value = cache.value(forKey: 1) {
       let two = cache.value(forKey: 2) { cache.value(forKey: 1) { [1] } + [2] }
-      cache.setValue([3], forKey: 3)
+      cache.set([3], 3)
       return two + [4]
     }
     #expect(value == [1, 2, 4])
@@ -231,7 +152,8 @@ struct LoadingThreadTests {
 
   @Test("stores and removals during a load win over it, in any form of keys and for large values", arguments: Overtaker.allCases)
   func overtaken(_ overtaker: Overtaker) throws {
-    func check<Key>(_ cache: PurgeableCache<Key, [UInt8]>, _ key: Key) {
+    func check<Key: Hashable & Sendable>(_ kind: CacheKind, _ key: Key) throws {
+      let cache = try kind.make(Key.self)
       for byteCount in [1, 300 << 10] {
         cache.removeAll()
         let value = cache.value(forKey: key) {
@@ -244,13 +166,14 @@ struct LoadingThreadTests {
         let isKept = cache.value(forKey: key) { [9] } == overtaker.left ?? [9]
         #expect(isRight && isLeft && isKept, "\(byteCount) bytes; what comes later is kept")
       }
-      cache.checkBooks()
+      cache.checkTotals()
     }
-    check(try PurgeableCache<Int, [UInt8]>(), 1)
-    check(try PurgeableCache<String, [UInt8]>(), "ä")
-    check(try PurgeableCache<EncodedKey, [UInt8]>(), EncodedKey(number: 1, note: "b"))
-    check(try PurgeableCache<StructKey, [UInt8]>(), StructKey(a: 1, b: "b"))
-    check(try PurgeableCache<Int, [UInt8]>(onDeparture: { _ in }), 1)
+    for kind in CacheKind.allCases {
+      try check(kind, 1)
+      try check(kind, "ä")
+      try check(kind, EncodedKey(number: 1, note: "b"))
+      try check(kind, StructKey(a: 1, b: "b"))
+    }
   }
 
   @Test("a loaded value that is too large does not take away what was stored during the load", arguments: [20, 300 << 10])
@@ -265,10 +188,10 @@ struct LoadingThreadTests {
   }
 
   /// The setter knows that the load began, and stores or removes at any moment up to after its end.
-  @Test("at whatever moment of a load's end a store or a removal comes, it wins", arguments: [1, 200 << 10], [false, true])
-  func race(byteCount: Int, tracksKeys: Bool) throws {
-    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 32 << 20, tracksKeys: tracksKeys)
-    let rounds = (byteCount == 1 ? 4000 : 400) / slowness
+  @Test("at whatever moment of a load's end a store or a removal comes, it wins", arguments: [1, 200 << 10], CacheKind.allCases)
+  func race(byteCount: Int, _ kind: CacheKind) throws {
+    let cache = try kind.make()
+    let rounds = (byteCount == 1 ? 2000 : 400) / slowness
     let begun = Atomic<Int>(0)
     let done = Atomic<Int>(0)
     let wrong = Atomic<Int>(0)
@@ -292,7 +215,7 @@ struct LoadingThreadTests {
       }
     }
     #expect(wrong.load(ordering: .relaxed) == 0)
-    cache.checkBooks()
+    cache.checkTotals()
   }
 
   /// Overtaken while the load waits for the mutex: a check outside of the mutex would have been made by then.
@@ -321,39 +244,64 @@ struct LoadingThreadTests {
   @Test("an asker that found nothing just before another's load ended does not load again")
   func secondLook() async {
     await #expect(processExitsWith: .success) {
-      let cache = try PurgeableCache<BusyHashKey, [UInt8]>()
-      let key = BusyHashKey(number: 1)
-      // After the miss, before the asker has its place.
-      BusyHashKey.manners.withLock { $0 = { require(cache.value(forKey: key) { [1] } == [1], "the other's load") } }
-      require(cache.value(forKey: key) { [2] } == [1], "the other's value")
-      require(cache.statistics.loadCount == 1, "one load")
+      for kind in CacheKind.allCases {
+        let cache = try kind.make(BusyHashKey.self)
+        let key = BusyHashKey(number: 1)
+        // After the miss, before the asker has its place.
+        let skipped = kind == .bytes ? 0 : 1
+        BusyHashKey.act(afterHashes: skipped) { require(cache.value(forKey: key) { [1] } == [1], "the other's load") }
+        require(cache.value(forKey: key) { [2] } == [1], "the other's value")
+        require(cache.statistics.loadCount == 1, "one load")
+      }
     }
   }
 
   @Test("keys are compared under no mutex: a comparison may use the cache, and load")
   func userCode() async {
     await #expect(processExitsWith: .success) {
-      let cache = try PurgeableCache<BusyLoadKey, [UInt8]>()
-      let value = cache.value(forKey: BusyLoadKey(number: 1)) {
-        BusyLoadKey.manners.withLock {
-          $0 = {
-            cache.setValue([3], forKey: BusyLoadKey(number: 3))
-            require(cache.value(forKey: BusyLoadKey(number: 4)) { [4] } == [4], "loaded within a comparison")
-            cache.remove(forKey: BusyLoadKey(number: 3))
+      for kind in CacheKind.allCases {
+        let cache = try kind.make(BusyLoadKey.self)
+        let value = cache.value(forKey: BusyLoadKey(number: 1)) {
+          BusyLoadKey.manners.withLock {
+            $0 = {
+              cache.set([3], BusyLoadKey(number: 3))
+              require(cache.value(forKey: BusyLoadKey(number: 4)) { [4] } == [4], "loaded within a comparison")
+              cache.remove(forKey: BusyLoadKey(number: 3))
+            }
           }
+          return cache.value(forKey: BusyLoadKey(number: 2)) { [2] }
         }
-        return cache.value(forKey: BusyLoadKey(number: 2)) { [2] }
+        require(value == [2], "the outer load")
+        require(BusyLoadKey.manners.withLock { $0 == nil }, "a comparison came")
       }
-      require(value == [2], "the outer load")
-      require(BusyLoadKey.manners.withLock { $0 == nil }, "a comparison came")
+    }
+  }
+
+  /// Keys are compared after what runs outside of the mutex, and before what runs under it.
+  @Test("what comes while the key of a loaded value is compared, the last moment before the mutex, wins")
+  func decidedAfterComparison() async {
+    await #expect(processExitsWith: .success) {
+      for kind in CacheKind.allCases {
+        let cache = try kind.make(BusyLoadKey.self)
+        cache.set([1], BusyLoadKey(number: 1))
+        let value = cache.value(forKey: BusyLoadKey(number: 2)) {
+          BusyLoadKey.manners.withLock { $0 = { cache.remove(forKey: BusyLoadKey(number: 2)) } }
+          return [2]
+        }
+        require(value == [2] && BusyLoadKey.manners.withLock { $0 == nil }, "a comparison came")
+        require(cache.peekValue(forKey: BusyLoadKey(number: 2)) == nil, "the removal won")
+        require(cache.peekValue(forKey: BusyLoadKey(number: 1)) == [1], "the other key")
+      }
     }
   }
 
   // MARK: Many keys
 
-  @Test("many keys are loaded by one call, each once, in the order of the keys; those that are not found are nil")
-  func many() throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test(
+    "many keys are loaded by one call, each once, in the order of the keys; those that are not found are nil",
+    arguments: CacheKind.allCases)
+  func many(_ kind: CacheKind) throws {
+    let cache = try kind.make()
     cache[2] = [2]
     let asked = Mutex<[[Int]]>([])
     let values = cache.values(forKeys: [1, 2, 3, 1, 5, 4]) { missing in
@@ -368,9 +316,11 @@ struct LoadingThreadTests {
     #expect(throws: LoadError()) { try cache.values(forKeys: [1, 7]) { _ throws(LoadError) in throw LoadError() } }
   }
 
-  @Test("a call for many keys waits for those that others load, and loads them itself where it cannot share their errors")
-  func manyShared() throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test(
+    "a call for many keys waits for those that others load, and loads them itself where it cannot share their errors",
+    arguments: CacheKind.allCases)
+  func manyShared(_ kind: CacheKind) throws {
+    let cache = try kind.make()
     let (one, two) = (Event(), Event())
     let first = TestThread {
       let value = cache.value(forKey: 1) {
@@ -400,9 +350,9 @@ struct LoadingThreadTests {
     #expect(asked.withLock { $0 } == [[3], [2]])
   }
 
-  @Test("calls for many keys that want each other's do not block each other")
-  func crossing() throws {
-    let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 4)
+  @Test("calls for many keys that want each other's do not block each other", arguments: CacheKind.allCases)
+  func crossing(_ kind: CacheKind) throws {
+    let cache = try kind.make(countLimit: 4)
     let seed = chosenSeed
     onThreads(4) { thread in
       var random = SplitMix64(seed: seed &+ UInt64(thread))
@@ -422,46 +372,51 @@ struct LoadingThreadTests {
   @Test("a forked child knows nothing of its parent's loads, and goes on with the one that forked, which is not kept", .forks)
   func forked() async {
     await #expect(processExitsWith: .success) {
-      let cache = try PurgeableCache<Int, [UInt8]>()
-      let (began, isOver) = (Event(), Event())
-      let other = TestThread {
-        _ = cache.value(forKey: 2) {
-          began.happens()
-          isOver.blocks()
-          return [2]
+      for kind in CacheKind.allCases {
+        let cache = try kind.make()
+        let (began, isOver) = (Event(), Event())
+        let other = TestThread {
+          _ = cache.value(forKey: 2) {
+            began.happens()
+            isOver.blocks()
+            return [2]
+          }
         }
-      }
-      require(began.blocks(), "the other thread loads")
-      var waiters: [TestThread] = []
-      var isChild = false
-      let value = cache.value(forKey: 1) {
-        waiters = [1, 2].map { key in TestThread { require(cache.value(forKey: key) { [9] } == [UInt8(key)], "the parent's") } }
-        require(patiently { cache.loads.waiterCount(of: 1) + cache.loads.waiterCount(of: 2) == 2 }, "both wait")
-        // All that the child does was done here before: types are made under locks of the runtime.
-        _ = cache.value(forKey: 3) { [3] }
-        let childIsWell = childSays {
-          isChild = true
-          return cache.loads.waiterCount(of: 1) == 0 && cache.value(forKey: 2) { [4] } == [4] && cache.peekValue(forKey: 2) == [4]
-            && cache.value(forKey: 1) { [5] } == [5] && cache.peekValue(forKey: 1) == [5]
+        require(began.blocks(), "the other thread loads")
+        var waiters: [TestThread] = []
+        var isChild = false
+        let value = cache.value(forKey: 1) {
+          waiters = [1, 2].map { key in
+            TestThread { require(cache.value(forKey: key) { [9] } == [UInt8(key)], "the parent's") }
+          }
+          require(patiently { cache.loads.waiterCount(of: 1) + cache.loads.waiterCount(of: 2) == 2 }, "both wait")
+          // All that the child does was done here before: types are made under locks of the runtime.
+          _ = cache.value(forKey: 3) { [3] }
+          let childIsWell = childSays {
+            isChild = true
+            return cache.loads.waiterCount(of: 1) == 0
+              && cache.value(forKey: 2) { [4] } == [4] && cache.peekValue(forKey: 2) == [4]
+              && cache.value(forKey: 1) { [5] } == [5] && cache.peekValue(forKey: 1) == [5]
+          }
+          require(childIsWell, "the child loads what its parent was loading")
+          return [1]
         }
-        require(childIsWell, "the child loads what its parent was loading")
-        return [1]
-      }
-      require(value == [1] && !isChild, "the parent's load")
-      isOver.happens()
-      for thread in waiters + [other] { thread.join() }
-      require(cache.peekValue(forKey: 1) == [1] && cache.peekValue(forKey: 2) == [2], "the parent keeps both")
+        require(value == [1] && !isChild, "the parent's load")
+        isOver.happens()
+        for thread in waiters + [other] { thread.join() }
+        require(cache.peekValue(forKey: 1) == [1] && cache.peekValue(forKey: 2) == [2], "the parent keeps both")
 
-      // The child comes out of the load that it was forked in.
-      let child = Atomic<Int32>(-1)
-      let result = cache.value(forKey: 7) {
-        child.store(fork(), ordering: .relaxed)
-        if child.load(ordering: .relaxed) == 0 { cache[7] = [70] }
-        return [7]
+        // The child comes out of the load that it was forked in.
+        let child = Atomic<Int32>(-1)
+        let result = cache.value(forKey: 7) {
+          child.store(fork(), ordering: .relaxed)
+          if child.load(ordering: .relaxed) == 0 { cache[7] = [70] }
+          return [7]
+        }
+        if child.load(ordering: .relaxed) == 0 { _exit(result == [7] && cache.peekValue(forKey: 7) == [70] ? 0 : 1) }
+        require(ChildEnd.of(child.load(ordering: .relaxed)) == .exited(0), "what the child stores stands")
+        require(cache.peekValue(forKey: 7) == [7], "what the parent loaded is kept")
       }
-      if child.load(ordering: .relaxed) == 0 { _exit(result == [7] && cache.peekValue(forKey: 7) == [70] ? 0 : 1) }
-      require(ChildEnd.of(child.load(ordering: .relaxed)) == .exited(0), "what the child stores stands")
-      require(cache.peekValue(forKey: 7) == [7], "what the parent loaded is kept")
     }
   }
 }

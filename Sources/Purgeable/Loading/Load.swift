@@ -14,11 +14,10 @@ final class Overtakings: Sendable {
 /// The right to keep what was loaded: lost when something else is stored under the key, or the key is removed, after the load
 /// began.
 ///
-/// Without a race, because both sides use the mutex under which the cache stores (in `PurgeableCache` the mutex of the key's
-/// shard). Who overtakes raises the count before taking that mutex. Who keeps a loaded value calls `take` while holding it. So
+/// Without a race, because both sides use the mutex under which the cache stores: that of the key's shard. Who overtakes raises the count before taking that mutex. Who keeps a loaded value calls `take` while holding it. So
 /// either the loaded value is stored first, and what overtakes replaces or removes it; or `take` sees the count and refuses.
 /// Of two loads of one key the first to take has overtaken the other.
-struct LoadPermit: Sendable {
+@usableFromInline struct LoadPermit: Sendable {
   private let overtakings: Overtakings
   private let count: Int
 
@@ -35,6 +34,7 @@ struct LoadPermit: Sendable {
   ///
   /// Acquire and release pair with `LoadTable.overtake`: who removes a key without that mutex, because the key has no number in
   /// the key table, and comes after this, sees the number that was made before this.
+  @usableFromInline
   func take() -> Bool {
     overtakings.count.compareExchange(expected: count, desired: count + 1, ordering: .acquiringAndReleasing).exchanged
   }

@@ -17,6 +17,7 @@
 import Synchronization
 
 /// Of one cache. `Loading` has what caches do with it.
+@usableFromInline
 final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected {
   private typealias Loaded = LoadedKey<Key, Value>
 
@@ -32,10 +33,10 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
   /// How many keys are in the table. Zero for a cache that loads nothing: then stores and removals look no further.
   private let keyCount = Atomic<Int>(0)
 
-  private let loadCount = Atomic<Int>(0)
-  private let failureCount = Atomic<Int>(0)
-  private let nanoseconds = Atomic<UInt64>(0)
-  private let sharedCount = Atomic<Int>(0)
+  let loadCount = Atomic<Int>(0)
+  let failureCount = Atomic<Int>(0)
+  let nanoseconds = Atomic<UInt64>(0)
+  let sharedCount = Atomic<Int>(0)
 
   private func locked<R>(_ body: (inout Books) -> R) -> R {
     books.lock()
@@ -200,7 +201,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
 
   /// What is being loaded for the key will not be kept. Called by everybody but `keep` before a key is stored or removed, under
   /// no mutex. Costs a cache that loads nothing one relaxed load.
-  @inline(__always)
+  @usableFromInline @inline(__always)
   func overtake(_ key: Key) {
     if !isIdle { overtakeListed(key) }
   }
@@ -241,13 +242,6 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
 
   /// An asker got what another one's load made.
   func countShared() { sharedCount.add(1, ordering: .relaxed) }
-
-  func addNumbers(to statistics: inout CacheStatistics) {
-    statistics.loadCount = loadCount.load(ordering: .relaxed)
-    statistics.loadFailureCount = failureCount.load(ordering: .relaxed)
-    statistics.loadTime = .nanoseconds(Int64(clamping: nanoseconds.load(ordering: .relaxed)))
-    statistics.sharedLoadCount = sharedCount.load(ordering: .relaxed)
-  }
 
   // MARK: Forks (ForkGuard.swift)
 

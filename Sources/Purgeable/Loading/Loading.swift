@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Loading what a cache lacks, for threads and for tasks. A cache adopts `Loading`, and calls `loads.overtake` before
-// it stores or removes; its public functions look for the value first, and come here on a miss.
+// it stores or removes; its public functions look for the value first, and come here on a miss (Loading+Misses.swift).
 //
 // A single key is loaded as a group of one. No asker waits for others before its own load has ended, so two groups that want each
 // other's keys do not wait for each other.
@@ -8,6 +8,7 @@
 import Glibc
 
 /// A cache that loads.
+@usableFromInline
 protocol Loading<Key, Value>: Sendable {
   associatedtype Key: Hashable & Sendable
   associatedtype Value: Sendable

@@ -15,8 +15,8 @@ private enum Mark {
 @Suite("loading in tasks")
 struct LoadingTaskTests {
   /// 50 tasks ask for each key several times, each in an order of its own.
-  private func askAll(tasks: Int, keys: Int, times: Int, pause: Duration?) async throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  private func askAll(_ kind: CacheKind, tasks: Int, keys: Int, times: Int, pause: Duration?) async throws {
+    let cache = try kind.make()
     let loads = LoadCounter()
     await withTaskGroup { group in
       for number in 0..<tasks {
@@ -38,15 +38,18 @@ struct LoadingTaskTests {
     #expect(loads.value == keys && cache.statistics.loadCount == keys)
   }
 
-  @Test("50 tasks that ask for the same keys make one load a key")
-  func once() async throws { try await askAll(tasks: 50, keys: 40, times: 3, pause: nil) }
+  @Test("50 tasks that ask for the same keys make one load a key", arguments: CacheKind.allCases)
+  func once(_ kind: CacheKind) async throws { try await askAll(kind, tasks: 50, keys: 40, times: 3, pause: nil) }
 
-  @Test("50 tasks that ask for 1,000 keys a hundred times make 1,000 loads of a millisecond", .fullRun)
-  func onceOfMany() async throws { try await askAll(tasks: 50, keys: 1000, times: 100, pause: .milliseconds(1)) }
+  @Test(
+    "50 tasks that ask for 1,000 keys a hundred times make 1,000 loads of a millisecond", .fullRun, arguments: CacheKind.allCases)
+  func onceOfMany(_ kind: CacheKind) async throws {
+    try await askAll(kind, tasks: 50, keys: 1000, times: 100, pause: .milliseconds(1))
+  }
 
-  @Test("a closure that does not await takes the async form in async code; a hit calls no load")
-  func forms() async throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test("a closure that does not await takes the async form in async code; a hit calls no load", arguments: CacheKind.allCases)
+  func forms(_ kind: CacheKind) async throws {
+    let cache = try kind.make()
     #expect(await cache.value(forKey: 1) { [1] } == [1])
     #expect(await cache.value(forKey: 1) { [2] } == [1])
     #expect(await cache.value(forKey: 2) { nil } == nil)
@@ -54,9 +57,9 @@ struct LoadingTaskTests {
     #expect(cache.statistics.loadCount == 3)
   }
 
-  @Test("the load's task has the first asker's task-local values and priority")
-  func inherits() async throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test("the load's task has the first asker's task-local values and priority", arguments: CacheKind.allCases)
+  func inherits(_ kind: CacheKind) async throws {
+    let cache = try kind.make()
     let task = Task(priority: .low) {
       await Mark.$text.withValue("here") {
         await cache.value(forKey: 1) {
@@ -68,9 +71,11 @@ struct LoadingTaskTests {
     #expect(await task.value == [1])
   }
 
-  @Test("errors and nil are not kept; an error goes to those who could throw it, the others load by themselves")
-  func errors() async throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test(
+    "errors and nil are not kept; an error goes to those who could throw it, the others load by themselves",
+    arguments: CacheKind.allCases)
+  func errors(_ kind: CacheKind) async throws {
+    let cache = try kind.make()
     let goes = Event()
     let first = Task { () throws(LoadError) in
       try await cache.value(forKey: 1) { () async throws(LoadError) -> [UInt8] in
@@ -94,9 +99,9 @@ struct LoadingTaskTests {
 
   // MARK: Cancellation
 
-  @Test("an asker that is cancelled leaves, the load goes on for the others")
-  func leaves() async throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test("an asker that is cancelled leaves, the load goes on for the others", arguments: CacheKind.allCases)
+  func leaves(_ kind: CacheKind) async throws {
+    let cache = try kind.make()
     let goes = Event()
     let load: @Sendable () async throws -> [UInt8] = {
       await goes.comes()
@@ -114,9 +119,9 @@ struct LoadingTaskTests {
     #expect(cache.statistics.loadCount == 1)
   }
 
-  @Test("a load is cancelled when nobody waits for it; who asks then loads anew")
-  func cancelled() async throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test("a load is cancelled when nobody waits for it; who asks then loads anew", arguments: CacheKind.allCases)
+  func cancelled(_ kind: CacheKind) async throws {
+    let cache = try kind.make()
     let (wasCancelled, goes) = (Event(), Event())
     let tasks = (0..<2).map { _ in
       Task {
@@ -137,9 +142,9 @@ struct LoadingTaskTests {
     #expect(cache.peekValue(forKey: 1) == [2], "the first to end is kept")
   }
 
-  @Test("an asker that cannot throw the error of cancellation waits")
-  func stays() async throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test("an asker that cannot throw the error of cancellation waits", arguments: CacheKind.allCases)
+  func stays(_ kind: CacheKind) async throws {
+    let cache = try kind.make()
     let goes = Event()
     let task = Task {
       try? await cache.value(forKey: 1) { () async throws(LoadError) -> [UInt8] in
@@ -154,9 +159,10 @@ struct LoadingTaskTests {
     #expect(await task.value == [1])
   }
 
-  @Test("askers that come and are cancelled at any moment get the value or leave, and the load ends")
-  func cancellationStorm() async throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test(
+    "askers that come and are cancelled at any moment get the value or leave, and the load ends", arguments: CacheKind.allCases)
+  func cancellationStorm(_ kind: CacheKind) async throws {
+    let cache = try kind.make()
     for round in 0..<300 / slowness {
       let tasks = (0..<6).map { number in
         Task {
@@ -180,9 +186,9 @@ struct LoadingTaskTests {
 
   // MARK: Threads and tasks
 
-  @Test("a load that never returns harms its own key only, however many tasks wait for it")
-  func never() async throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test("a load that never returns harms its own key only, however many tasks wait for it", arguments: CacheKind.allCases)
+  func never(_ kind: CacheKind) async throws {
+    let cache = try kind.make()
     let goes = Event()
     let stuck = (0..<64).map { _ in
       Task {
@@ -200,13 +206,13 @@ struct LoadingTaskTests {
   }
 
   /// A synchronous call in a task, which must not wait for another task.
-  private func onThread(_ cache: PurgeableCache<Int, [UInt8]>, _ load: () -> [UInt8]) -> [UInt8] {
+  private func onThread(_ cache: any LoadingCache<Int>, _ load: () -> [UInt8]) -> [UInt8] {
     cache.value(forKey: 1, loading: load)
   }
 
-  @Test("a thread does not wait for a task's load: it loads by itself, and who ends first is kept")
-  func threadBesideTask() async throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test("a thread does not wait for a task's load: it loads by itself, and who ends first is kept", arguments: CacheKind.allCases)
+  func threadBesideTask(_ kind: CacheKind) async throws {
+    let cache = try kind.make()
     let goes = Event()
     let task = Task {
       await cache.value(forKey: 1) {
@@ -221,9 +227,9 @@ struct LoadingTaskTests {
     #expect(cache.peekValue(forKey: 1) == [2])
   }
 
-  @Test("a task waits for a thread's load without blocking a thread, and may leave")
-  func taskBesideThread() async throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test("a task waits for a thread's load without blocking a thread, and may leave", arguments: CacheKind.allCases)
+  func taskBesideThread(_ kind: CacheKind) async throws {
+    let cache = try kind.make()
     let (began, goes) = (Event(), Event())
     let thread = TestThread {
       let value = cache.value(forKey: 1) {
@@ -244,9 +250,9 @@ struct LoadingTaskTests {
     #expect(cache.statistics.loadCount == 1)
   }
 
-  @Test("a load asks for its own key within, in its task or a child task, without waiting")
-  func within() async throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test("a load asks for its own key within, in its task or a child task, without waiting", arguments: CacheKind.allCases)
+  func within(_ kind: CacheKind) async throws {
+    let cache = try kind.make()
     let value = await cache.value(forKey: 1) {
       let two = await cache.value(forKey: 2) {
         async let inner = cache.value(forKey: 1) { [1] }
@@ -258,9 +264,9 @@ struct LoadingTaskTests {
     #expect(cache.peekValue(forKey: 1) == [1] && cache.peekValue(forKey: 2) == [1, 2])
   }
 
-  @Test("stores and removals during a task's load win over it", arguments: Overtaker.allCases)
-  func overtaken(_ overtaker: Overtaker) async throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test("stores and removals during a task's load win over it", arguments: Overtaker.allCases, CacheKind.allCases)
+  func overtaken(_ overtaker: Overtaker, _ kind: CacheKind) async throws {
+    let cache = try kind.make()
     let (began, goes) = (Event(), Event())
     let task = Task {
       await cache.value(forKey: 1) {
@@ -278,9 +284,11 @@ struct LoadingTaskTests {
 
   // MARK: Many keys
 
-  @Test("many keys: one call for what is missing and nobody loads; a waiter for one key keeps it from being cancelled")
-  func many() async throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+  @Test(
+    "many keys: one call for what is missing and nobody loads; a waiter for one key keeps it from being cancelled",
+    arguments: CacheKind.allCases)
+  func many(_ kind: CacheKind) async throws {
+    let cache = try kind.make()
     cache[3] = [3]
     let (one, goes) = (Event(), Event())
     let single = Task {

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: MIT
+// Shared by the tests of loading: caches of either kind, what loads wait for and count, keys with manners.
+
+import PurgeableTestSupport
+import Synchronization
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+/// A cache of bytes or of objects, as the tests of loading use it.
+protocol LoadingCache<Key>: AnyObject, Loading where Value == [UInt8] {
+  var statistics: CacheStatistics { get }
+  subscript(key: Key) -> Value? { get set }
+  func value(forKey key: Key) -> Value?
+  func set(_ value: Value, _ key: Key)
+  @discardableResult func remove(forKey key: Key) -> Bool
+  func removeValue(forKey key: Key) -> Value?
+  func removeAll()
+  /// Checks what always holds.
+  func checkTotals()
+
+  @_disfavoredOverload
+  func value<E: Error>(forKey key: Key, loading load: () throws(E) -> Value) throws(E) -> Value
+  @_disfavoredOverload
+  func value<E: Error>(forKey key: Key, _: Void, loading load: () throws(E) -> Value?) throws(E) -> Value?
+  @_disfavoredOverload
+  func values<E: Error>(
+    forKeys keys: some Collection<Key>, loading load: (_ missing: [Key]) throws(E) -> [Key: Value]
+  ) throws(E) -> [Value?]
+  nonisolated(nonsending) func value<E: Error>(
+    forKey key: Key, loading load: @escaping @Sendable () async throws(E) -> Value
+  ) async throws(E) -> Value
+  nonisolated(nonsending) func value<E: Error>(
+    forKey key: Key, _: Void, loading load: @escaping @Sendable () async throws(E) -> Value?
+  ) async throws(E) -> Value?
+  nonisolated(nonsending) func values<E: Error>(
+    forKeys keys: some Collection<Key>, loading load: @escaping @Sendable (_ missing: [Key]) async throws(E) -> [Key: Value]
+  ) async throws(E) -> [Value?]
+}
+
+/// The default value that a protocol cannot have.
+extension LoadingCache {
+  @_disfavoredOverload
+  func value<E: Error>(forKey key: Key, _ none: Void = (), loading load: () throws(E) -> Value?) throws(E) -> Value? {
+    try value(forKey: key, none, loading: load)
+  }
+  nonisolated(nonsending) func value<E: Error>(
+    forKey key: Key, _ none: Void = (), loading load: @escaping @Sendable () async throws(E) -> Value?
+  ) async throws(E) -> Value? {
+    try await value(forKey: key, none, loading: load)
+  }
+}
+
+extension PurgeableCache: LoadingCache where Value == [UInt8] {
+  func set(_ value: Value, _ key: Key) { setValue(value, forKey: key) }
+  func checkTotals() { checkBooks() }
+}
+
+extension ObjectCache: LoadingCache where Value == [UInt8] {
+  func set(_ value: Value, _ key: Key) { setValue(value, forKey: key) }
+  func checkTotals() { #expect(count == entries.count && totalCost == 0) }
+}
+
+/// The kinds of caches that load.
+enum CacheKind: CaseIterable, Sendable {
+  /// Of bytes; with tracked keys or, where keys have bytes of their own, without.
+  case bytes, tracked
+  case objects
+
+  func make<Key: Hashable & Sendable>(_: Key.Type = Int.self, countLimit: Int? = nil) throws -> any LoadingCache<Key> {
+    switch self {
+    case .bytes: try PurgeableCache<Key, [UInt8]>(countLimit: countLimit)
+    case .tracked: try PurgeableCache<Key, [UInt8]>(countLimit: countLimit, tracksKeys: true)
+    case .objects: try ObjectCache<Key, [UInt8]>(countLimit: countLimit)
+    }
+  }
+}
+
+/// Something that happens once, for threads and tasks to wait for.
+final class Event: Sendable {
+  private let hasHappened = Atomic<Bool>(false)
+
+  func happens() { hasHappened.store(true, ordering: .releasing) }
+  var isThere: Bool { hasHappened.load(ordering: .acquiring) }
+  /// Blocks the thread. False after two minutes.
+  @discardableResult
+  func blocks() -> Bool { patiently { isThere } }
+  /// Leaves the thread to others. False after two minutes.
+  @discardableResult
+  func comes() async -> Bool { await TestRun.comes { isThere } }
+}
+
+struct LoadError: Error, Hashable {
+  var number = 0
+}
+
+/// A count in an object, for closures that escape.
+final class LoadCounter: Sendable {
+  private let count = Atomic<Int>(0)
+  @discardableResult
+  func next() -> Int { count.add(1, ordering: .acquiringAndReleasing).newValue }
+  var value: Int { count.load(ordering: .acquiring) }
+}
+
+/// What comes between a load and its end, by all functions that do.
+enum Overtaker: CaseIterable, Sendable {
+  case set, subscripted, remove, removeValue, removeNothing, removeAll
+
+  func act<Key>(on cache: any LoadingCache<Key>, _ key: Key) {
+    switch self {
+    case .set: cache.set([1], key)
+    case .subscripted: cache[key] = [1]
+    case .remove:
+      cache[key] = [2]
+      cache.remove(forKey: key)
+    case .removeValue:
+      cache[key] = [2]
+      _ = cache.removeValue(forKey: key)
+    case .removeNothing: cache.remove(forKey: key)
+    case .removeAll: cache.removeAll()
+    }
+  }
+
+  /// What the cache has afterwards.
+  var left: [UInt8]? { self == .set || self == .subscripted ? [1] : nil }
+}
+
+/// A key of which tests say what its comparison does in addition.
+struct BusyLoadKey: Hashable, Sendable {
+  static let manners = Mutex<(@Sendable () -> Void)?>(nil)
+  var number: Int
+
+  static func == (left: Self, right: Self) -> Bool {
+    let acts = manners.withLock { manners in
+      defer { manners = nil }
+      return manners
+    }
+    acts?()
+    return left.number == right.number
+  }
+  func hash(into hasher: inout Hasher) {}
+}
+
+/// A key with bytes of its own, of which tests say what its hash does in addition. Of a cache of bytes whose keys are not tracked,
+/// only the table of loads asks for it; other caches ask at each look-up.
+struct BusyHashKey: PurgeableKey {
+  static let manners = Mutex<(skipped: Int, acts: (@Sendable () -> Void)?)>((0, nil))
+  var number: Int
+
+  /// The hash does this once, after some that do not.
+  static func act(afterHashes skipped: Int, _ acts: @escaping @Sendable () -> Void) { manners.withLock { $0 = (skipped, acts) } }
+
+  func hash(into hasher: inout Hasher) {
+    let acts = Self.manners.withLock { manners -> (@Sendable () -> Void)? in
+      manners.skipped -= 1
+      guard manners.skipped < 0 else { return nil }
+      defer { manners.acts = nil }
+      return manners.acts
+    }
+    acts?()
+    hasher.combine(number)
+  }
+  func withKeyBytes<R>(_ body: (RawSpan) -> R) -> R { unsafe withUnsafeBytes(of: number) { unsafe body($0.bytes) } }
+}
