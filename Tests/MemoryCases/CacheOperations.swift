@@ -5,7 +5,8 @@ import CPurgeable
 import Glibc
 import Purgeable
 
-let cacheOperations: [Operation] = lookUps + stores + removals + upkeep + limits + makings + departureOperations
+let cacheOperations: [Operation] =
+  lookUps + stores + removals + upkeep + limits + makings + departureOperations + loadingOperations
 
 private let lookUps: [Operation] = [
   Operation("cache: read into a buffer, hit and miss") {

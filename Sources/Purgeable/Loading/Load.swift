@@ -14,10 +14,12 @@ final class Overtakings: Sendable {
 /// The right to keep what was loaded: lost when something else is stored under the key, or the key is removed, after the load
 /// began.
 ///
-/// Without a race, because both sides use the mutex under which the cache stores: that of the key's shard. Who overtakes raises the count before taking that mutex. Who keeps a loaded value calls `take` while holding it. So
-/// either the loaded value is stored first, and what overtakes replaces or removes it; or `take` sees the count and refuses.
-/// Of two loads of one key the first to take has overtaken the other.
-@usableFromInline struct LoadPermit: Sendable {
+/// Without a race, because both sides use the mutex under which the cache stores: that of the key's shard. Who overtakes raises
+/// the count before taking that mutex. Who keeps a loaded value calls `take` while holding it. So either the loaded value is
+/// stored first, and what overtakes replaces or removes it; or `take` sees the count and refuses. Of two loads of one key the
+/// first to take has overtaken the other.
+@usableFromInline
+struct LoadPermit: Sendable {
   private let overtakings: Overtakings
   private let count: Int
 

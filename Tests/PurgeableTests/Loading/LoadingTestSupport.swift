@@ -142,8 +142,8 @@ struct BusyLoadKey: Hashable, Sendable {
   func hash(into hasher: inout Hasher) {}
 }
 
-/// A key with bytes of its own, of which tests say what its hash does in addition. Of a cache of bytes whose keys are not tracked,
-/// only the table of loads asks for it; other caches ask at each look-up.
+/// A key with bytes of its own, of which tests say what its hash does in addition. In a cache of bytes whose keys are not
+/// tracked, only the table of loads asks for it; other caches ask at each look-up.
 struct BusyHashKey: PurgeableKey {
   static let manners = Mutex<(skipped: Int, acts: (@Sendable () -> Void)?)>((0, nil))
   var number: Int

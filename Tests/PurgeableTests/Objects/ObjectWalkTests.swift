@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The walk over all shards in the order of last use, while entries are used, replaced, removed and stored between two of its steps.
+// The walk over all shards in the order of last use, while entries are used, replaced, removed and stored between its steps.
 
 import PurgeableTestSupport
 import Testing
