@@ -67,7 +67,8 @@ let package = Package(
     // Every operation while memory is refused, in processes of its own, with an allocator that refuses.
     .target(name: "MemoryFaults", path: "Tests/MemoryCases/Support", cSettings: cSettings),
     .executableTarget(
-      name: "memory-cases", dependencies: ["Purgeable", "CPurgeable", "CPurgeablePressure", "MemoryFaults", "ToolSupport"],
+      name: "memory-cases",
+      dependencies: ["Purgeable", "PurgeableFoundation", "CPurgeable", "CPurgeablePressure", "MemoryFaults", "ToolSupport"],
       path: "Tests/MemoryCases", exclude: ["Support"], swiftSettings: swiftSettings),
     .testTarget(
       name: "PurgeableTests",
@@ -76,7 +77,12 @@ let package = Package(
     .target(
       name: "CPressureCases", dependencies: ["CPurgeablePressure"], path: "Tests/CPressureCases", cSettings: cSettings),
     .testTarget(
-      name: "PurgeableFoundationTests", dependencies: ["PurgeableFoundation", "Purgeable"], swiftSettings: swiftSettings),
+      name: "PurgeableFoundationTests",
+      dependencies: ["PurgeableFoundation", "Purgeable", "FoundationCachePrograms", "ToolSupport"], swiftSettings: swiftSettings),
+    // Programs of PurgeableFoundationTests once more, by symbolic links, with Foundation's NSCache.
+    .target(
+      name: "FoundationCachePrograms", dependencies: ["Purgeable"], path: "Tests/NSCacheOnFoundation",
+      swiftSettings: swiftSettings),
     .testTarget(
       name: "PurgeableCtlTests",
       dependencies: ["purgeablectl", "Purgeable", "CPurgeable", "CPurgeableCases", "PurgeableTestSupport", "ToolSupport"],

@@ -76,4 +76,9 @@ extension ObjectCache {
       }
     }
   }
+
+  /// As `shouldEvict`, with the value, and in its place.
+  package func setEvictionQuestion(_ asks: (@Sendable (Key, Value, DepartureReason) -> Bool)?) {
+    store.setHandlers { ($0.shouldEvict, $0.asks) = (nil, asks) }
+  }
 }

@@ -122,7 +122,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
   }
 
   /// As `hold`; compares keys while it holds no mutex.
-  @usableFromInline
+  @inlinable
   func holdUnlockedComparing<R>(
     _ key: Key, _ hash: Int, _ number: Int, _ body: (_ shard: inout Shard, _ position: UInt32, _ hash: Int) -> R
   ) -> R {
@@ -147,8 +147,8 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
     }
   }
 
-  @inline(never)
-  private func isEqual(_ key: Key, _ other: consuming Key?, whileUnlocked gate: UnsafeMutablePointer<ObjectGate>) -> Bool {
+  @inlinable @inline(never)
+  func isEqual(_ key: Key, _ other: consuming Key?, whileUnlocked gate: UnsafeMutablePointer<ObjectGate>) -> Bool {
     unsafe gate.pointee.mutex.unlock()
     let isSame = key == other
     // The entry may have left meanwhile, and this be its key's end.

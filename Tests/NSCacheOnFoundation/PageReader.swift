@@ -1,0 +1,1 @@
+../PurgeableFoundationTests/NSCachePrograms/PageReader.swift

@@ -1,0 +1,1 @@
+../PurgeableFoundationTests/NSCachePrograms/ThumbnailStore.swift
