@@ -78,7 +78,10 @@ let package = Package(
       name: "CPressureCases", dependencies: ["CPurgeablePressure"], path: "Tests/CPressureCases", cSettings: cSettings),
     .testTarget(
       name: "PurgeableFoundationTests",
-      dependencies: ["PurgeableFoundation", "Purgeable", "FoundationCachePrograms", "ToolSupport"], swiftSettings: swiftSettings),
+      dependencies: [
+        "PurgeableFoundation", "Purgeable", "FoundationCachePrograms", "PurgeableTestSupport", "ToolSupport",
+      ],
+      swiftSettings: swiftSettings),
     // Programs of PurgeableFoundationTests once more, by symbolic links, with Foundation's NSCache.
     .target(
       name: "FoundationCachePrograms", dependencies: ["Purgeable"], path: "Tests/NSCacheOnFoundation",

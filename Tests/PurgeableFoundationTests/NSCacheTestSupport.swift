@@ -3,6 +3,7 @@
 
 import Foundation
 import PurgeableFoundation
+import PurgeableTestSupport
 import Synchronization
 
 protocol Numbered {
@@ -18,28 +19,8 @@ final class Item: Numbered {
   deinit { onEnd?() }
 }
 
-/// Content that is there until it is discarded; in nobody's use at first.
-final class Content: DiscardableContent, Numbered {
-  let number: Int
-  private let accesses = Atomic<Int>(0)
-  private let isGone = Atomic<Bool>(false)
-
-  init(_ number: Int) { self.number = number }
-
-  func beginContentAccess() -> Bool {
-    if isContentDiscarded { return false }
-    accesses.add(1, ordering: .relaxed)
-    return true
-  }
-
-  func endContentAccess() { accesses.subtract(1, ordering: .relaxed) }
-
-  func discardContentIfPossible() {
-    if accesses.load(ordering: .relaxed) == 0 { isGone.store(true, ordering: .relaxed) }
-  }
-
-  var isContentDiscarded: Bool { isGone.load(ordering: .relaxed) }
-}
+typealias Content = TestContent
+extension TestContent: Numbered {}
 
 // MARK: Keys
 

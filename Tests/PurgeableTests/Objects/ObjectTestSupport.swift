@@ -5,31 +5,6 @@ import Synchronization
 
 @testable import Purgeable
 
-/// Content that is there until it is discarded; in nobody's use at first.
-final class TestContent: DiscardableContent {
-  let number: Int
-  private let accesses = Atomic<Int>(0)
-  private let isGone = Atomic<Bool>(false)
-  let discardCount = Atomic<Int>(0)
-
-  init(_ number: Int) { self.number = number }
-
-  func beginContentAccess() -> Bool {
-    if isContentDiscarded { return false }
-    accesses.add(1, ordering: .relaxed)
-    return true
-  }
-
-  func endContentAccess() { accesses.subtract(1, ordering: .relaxed) }
-
-  func discardContentIfPossible() {
-    discardCount.add(1, ordering: .relaxed)
-    if accesses.load(ordering: .relaxed) == 0 { isGone.store(true, ordering: .relaxed) }
-  }
-
-  var isContentDiscarded: Bool { isGone.load(ordering: .relaxed) }
-}
-
 extension Departure {
   /// For comparing.
   var inShort: String { "\(key): \(reason), \(cost)" }
