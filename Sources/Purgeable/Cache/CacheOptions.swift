@@ -75,9 +75,6 @@ extension CacheClock {
   /// By a clock of the program's. It begins at a second, since 0 stands for never in places; a clock that goes back stands still.
   init(_ clock: some Clock<Duration>) {
     let start = clock.now
-    self.init {
-      let (seconds, attoseconds) = start.duration(to: clock.now).components
-      return 1_000_000_000 + UInt64(max(0, seconds)) * 1_000_000_000 + UInt64(max(0, attoseconds)) / 1_000_000_000
-    }
+    self.init { 1_000_000_000 + start.duration(to: clock.now).wholeNanoseconds }
   }
 }

@@ -100,10 +100,8 @@ struct PressureFeed {
     return Answer(raw: raw, level: hysteresis.update(raw, at: now), before: before)
   }
 
-  /// Never more often than once a second.
+  /// Never more often than once a second, nor less often than in 1,000,000.
   private static func nanoseconds(_ interval: Duration) -> UInt64 {
-    let (seconds, attoseconds) = interval.components
-    guard seconds >= 1 else { return second }
-    return UInt64(min(seconds, 1_000_000)) * second + UInt64(attoseconds / 1_000_000_000)
+    min(1_000_000 * second, max(second, interval.wholeNanoseconds))
   }
 }

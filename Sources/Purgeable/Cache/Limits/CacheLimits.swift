@@ -22,13 +22,8 @@ struct CacheBudget: Sendable {
   /// How long an entry may go unused before it is given back; nil for ever.
   var idleNanoseconds: UInt64?
 
-  /// A time in nanoseconds: a millisecond at least, and at most a time that no clock reaches.
-  static func nanoseconds(_ time: Duration) -> UInt64 {
-    let (seconds, attoseconds) = time.components
-    guard seconds >= 0, attoseconds >= 0 else { return 1_000_000 }
-    let (whole, overflow) = UInt64(seconds).multipliedReportingOverflow(by: 1_000_000_000)
-    return overflow ? .max / 4 : max(1_000_000, min(.max / 4, whole + UInt64(attoseconds) / 1_000_000_000))
-  }
+  /// An idle time in nanoseconds: a millisecond at least.
+  static func nanoseconds(_ time: Duration) -> UInt64 { max(1_000_000, time.wholeNanoseconds) }
 }
 
 /// The limits of a cache. `bytes` is computed from the budget; the other strict limits are as the program set them.

@@ -143,9 +143,8 @@ extension HeldShard {
   }
 
   /// Allocates memory for a payload, evicting where the byte limit, slow growth or the machine refuses it. `queue`: as in `take`.
-  /// Sets `missedRoom`.
+  /// Sets `missedRoom`, which `takeDue` resets.
   mutating func allocate(_ byteCount: Int, _ queue: EvictionQueue?, among shards: borrowing CacheShards) -> FreshElement? {
-    missedRoom = false
     var (hasEvicted, refusalsByMachine) = (false, 0)
     // Slow growth after pressure is no strict limit: it yields when nothing is left to evict, and to the copies that an eviction
     // makes.
