@@ -31,6 +31,8 @@ enum ChildRun {
     "density-shift": Density.measureShift, "heap-memory": Memory.measureHeap, "entry-memory": Memory.measureEntries,
     "eviction": Upkeep.measureEviction, "sweep": Upkeep.measureSweep,
     "reaction": Pressure.measureReaction, "giving": Pressure.measureGiving, "kept": Pressure.measureKept,
+    "objects": Objects.measure, "object-threads": Objects.measureThreads, "nscache-shape": NSCacheShape.measure,
+    "loading": LoadingFigures.measure, "loading-hits": LoadingFigures.measureHits,
     "idle-wake-ups": Pressure.measureIdle, "small-caches": Small.measure, "cache-life": Small.measureLife,
   ]
 

@@ -70,7 +70,7 @@ enum Full {
       limits.cost = entries * byteCount
       cache = try PurgeableCache(name: "figures", costLimit: limits.cost)
     }
-    let lru = TextbookLRU(limits)
+    let lru = TextbookLRU<String, Data>(limits)
     var (next, lruNext) = (0, 0)
     // Both are full before the first round counts, which is the warm-up round.
     let times = try Rounds.alternate(
@@ -99,7 +99,7 @@ enum Full {
   }
 
   @inline(never)
-  private static func storePass(_ cache: TextbookLRU, _ workload: NamedWorkload, from: Int, count: Int) -> Int {
+  private static func storePass(_ cache: TextbookLRU<String, Data>, _ workload: NamedWorkload, from: Int, count: Int) -> Int {
     for i in from..<from + count {
       cache.setValue(workload.value(i), forKey: workload.keys[i % workload.keys.count], cost: workload.valueByteCount)
     }

@@ -46,8 +46,9 @@ final class NSCacheCore {
   func removeObject(forKey key: AnyObject) { objects.remove(forKey: ObjectKey(key, rules)) }
 
   private func stop(_ what: String, of object: AnyObject) -> Never {
+    let name = name.isEmpty ? "" : " \"\(name)\""
     fatalError(
-      "PurgeableNSCache<\(keyCheck.type), \(objectCheck.type)>.setObject: \(what) of the class \(type(of: object))")
+      "PurgeableNSCache<\(keyCheck.type), \(objectCheck.type)>\(name).setObject: \(what) of the class \(type(of: object))")
   }
 
   // MARK: Name and delegate
@@ -76,7 +77,10 @@ final class NSCacheCore {
 
   /// The object has no veto of its own. If it is the delegate, and not one that the delegate asks in turn, it need not be asked.
   func noteNoVeto(of object: AnyObject) {
-    lock.withLock { if guardedListener?.delegate === object { objects.setEvictionQuestion(nil) } }
+    let listener = lock.withLock { guardedListener }
+    // Looked at outside of the mutex, where the delegate may end.
+    guard let listener, listener.delegate === object else { return }
+    lock.withLock { if guardedListener === listener { objects.setEvictionQuestion(nil) } }
   }
 }
 

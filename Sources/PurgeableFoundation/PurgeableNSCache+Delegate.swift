@@ -54,8 +54,7 @@ final class NSCacheListener: @unchecked Sendable {
   }
 
   func tell(_ departure: Departure<ObjectKey, NSCacheCore.Object>) {
-    guard let object = departure.value, let delegate, let cache else { return }
-    if departure.reason == .replaced, cache.core.objects.peekValue(forKey: departure.key) === object { return }
+    guard !departure.isStoredAgain, let object = departure.value, let delegate, let cache else { return }
     delegate.cache(cache, willEvictObject: object)
   }
 

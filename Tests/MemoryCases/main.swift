@@ -12,7 +12,7 @@ import Glibc
 import MemoryFaults
 import ToolSupport
 
-let operations = cacheOperations + memoryOperations + spaceOperations + nsCacheOperations
+let operations = cacheOperations + objectOperations + memoryOperations + spaceOperations + nsCacheOperations
 
 /// Fewer steps, for the tests.
 let isQuick = CommandLine.arguments.contains("--quick")

@@ -152,7 +152,7 @@ struct NSCacheTests {
     let (silent, forwarder) = (SilentDelegate(), Forwarder())
     cache.delegate = silent
     func store(_ numbers: Range<Int>) { for number in numbers { cache.setObject(Item(number), forKey: NSNumber(value: number)) } }
-    var isAsked: Bool { cache.core.objects.store.handlers.withLock { $0.asks != nil } }
+    var isAsked: Bool { cache.core.objects.store.handlers.asks != nil }
     store(0..<3)
     #expect(isAsked)
     store(3..<5)
@@ -188,6 +188,17 @@ struct NSCacheTests {
     #expect(witness.takeTold().isEmpty && !content.isContentDiscarded && cache.totalCost == 4)
     cache.setObject(Content(2), forKey: "a")
     #expect(witness.takeTold() == [1] && content.isContentDiscarded)
+    // Also one whose content is gone, which leaves when it is found so; and one that is refused leaves once.
+    let gone = Content(3)
+    cache.setObject(gone, forKey: "b")
+    gone.discardContentIfPossible()
+    cache.setObject(gone, forKey: "b")
+    #expect(witness.takeTold().isEmpty && cache.object(forKey: "b") == nil && witness.takeTold() == [3])
+    cache.totalCostLimit = 10
+    let large = Content(4)
+    cache.setObject(large, forKey: "c", cost: 10)
+    cache.setObject(large, forKey: "c", cost: 11)
+    #expect(witness.takeTold() == [4] && cache.object(forKey: "c") == nil && large.isContentDiscarded)
   }
 
   @Test("any thread: what they store is whole, limits hold, and each object that leaves is told once")
@@ -208,7 +219,10 @@ struct NSCacheTests {
         case 0..<4: unsafe shared.setObject(Item(number), forKey: key, cost: number % 90)
         case 4: unsafe shared.removeObject(forKey: key)
         case 5: unsafe shared.name = "\(thread)"
-        case 6: if unsafe shared.delegate !== delegate || shared.totalCostLimit != 5000 { wrong.add() }
+        case 6:
+          unsafe (shared.delegate, shared.totalCostLimit, shared.countLimit) = (delegate, 5000, 100)
+          unsafe shared.evictsObjectsWithDiscardedContent = true
+          if unsafe shared.delegate !== delegate || shared.totalCostLimit != 5000 { wrong.add() }
         default: if let item = unsafe shared.object(forKey: key), item.number % 250 != key.intValue { wrong.add() }
         }
       }

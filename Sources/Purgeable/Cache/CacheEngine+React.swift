@@ -39,10 +39,10 @@ extension CacheEngine: PressureClient {
   }
 
   /// Step 3: shard by shard in turn.
-  func giveSlice(ofParts parts: Int) -> Bool {
+  func giveSlice(ofParts parts: Int, isFelt: Bool) -> Bool {
     let byteCount = base.heldBytes / parts
     let begin = freedBytes
-    giveBack(.pressure, shrinksIndexes: false) { byteCount - (freedBytes - begin) }
+    giveBack(isFelt ? .pressure : .trimmed, shrinksIndexes: false) { byteCount - (freedBytes - begin) }
     return freedBytes > begin
   }
 

@@ -15,17 +15,17 @@ extension CacheEngine {
     return byteCount
   }
 
-  /// The work of the library's thread for a cache in each of its rounds. Returns whether another round is needed.
-  func upkeepRound() -> Bool {
+  /// The work of the library's thread for a cache in each of its rounds.
+  func upkeepRound() -> UInt64 {
     offerIdle()
     if base.limits.budget.withLock({ $0.memoryShare }) != nil {
       base.limits.apply(to: heap)
       if base.isOverLimits { enforceByteLimit() }
     }
     shards.reviewShards()
-    guard let due = nextIdleRound() else { return heap.hasPending }
+    guard let due = nextIdleRound() else { return heap.hasPending ? 0 : .max }
     if base.clock.now() >= due { giveBackIdle() }
-    return true
+    return 0
   }
 
   /// Finds out which pages the kernel took, and drops their entries. Returns how many. `remembers`: as

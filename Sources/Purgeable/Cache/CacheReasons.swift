@@ -17,12 +17,11 @@ public enum DepartureReason: Int, Sendable, Hashable, CaseIterable {
   case tooLarge
   /// The kernel took a page of it.
   case discarded
-  /// The cache gave memory back because memory was short: under pressure, by `trim(level:)`, or where the machine refused memory
-  /// for a new value.
+  /// The cache gave memory back because memory was short: under pressure, or where the machine refused memory for a new value.
   case pressure
   /// The entry was not used for the cache's idle time.
   case idle
-  /// The program's own trim: `trim(toCount:)`, `trim(toCost:)`, `trim(toBytes:)` or `trim(toFraction:)`.
+  /// The program's own trim: `trim(toCount:)`, `trim(toCost:)`, `trim(toBytes:)`, `trim(toFraction:)` or `trim(level:)`.
   case trimmed
   /// The entry made room for a newer one while the cache grows slowly, in the minute after it gave memory back under pressure.
   case growth

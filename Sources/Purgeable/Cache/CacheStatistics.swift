@@ -101,6 +101,11 @@ extension CacheStatistics: CustomStringConvertible {
     if memory.offeredBytes > 0 { text += ", \(Self.mebibytes(memory.offeredBytes)) on offer" }
     if memory.discardedBytes > 0 { text += ", \(Self.mebibytes(memory.discardedBytes)) more discarded" }
     if hitCount + missCount > 0 { text += ", hits \(Self.tenths(hitRate * 100)) %" }
+    if loadCount > 0 {
+      let parts = [(loadFailureCount, "failed"), (sharedLoadCount, "shared")].filter { $0.0 > 0 }.map { "\($0.0) \($0.1)" }
+      text += ", loads: \(loadCount)" + (parts.isEmpty ? "" : " (\(parts.joined(separator: ", ")))")
+      text += ", \(Self.tenths(loadTime / .seconds(1))) s"
+    }
     let left = DepartureReason.allCases.filter { departures[$0, default: 0] > 0 }
     if !left.isEmpty { text += ", left: " + left.map { "\(departures[$0, default: 0]) \($0)" }.joined(separator: ", ") }
     let missed = MissReason.allCases.filter { missesByReason[$0, default: 0] > 0 }

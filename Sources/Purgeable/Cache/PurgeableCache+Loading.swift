@@ -14,8 +14,9 @@ extension PurgeableCache: Loading {
   ///   are not held up. They get its error where their own `load` could throw it; else they load by themselves.
   /// - What was loaded is returned also where the cache could not keep it, and is stored with its bytes as its cost. Errors are
   ///   not kept. A value that the kernel took, or that was evicted, is loaded again.
-  /// - A store or a removal of the key while `load` runs wins: what was loaded is returned, and not kept. Also where the key has
-  ///   no value, and for `removeAll`. In a forked child, what its parent was loading is not kept.
+  /// - A store or a removal of the key while `load` runs wins: what was loaded is returned, and not kept; who asks after it does
+  ///   not get what was being loaded before. Also where the key has no value, and for `removeAll`. In a forked child, what its
+  ///   parent was loading is not kept.
   /// - `load` runs under no mutex and may use the cache. Where it asks for its own key on the same thread, the inner load runs at
   ///   once. Two loads that wait for each other's keys wait for ever, as two mutexes would. A load that never returns harms its
   ///   own key only.

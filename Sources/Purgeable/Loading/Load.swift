@@ -104,6 +104,8 @@ final class LoadCall: @unchecked Sendable {
   var task: Task<Void, Never>?
   /// Nobody waits any more: later askers load anew.
   var isCancelled = false
+  /// Of a load in a task.
+  let hasEnded = Atomic<Bool>(false)
 
   init(thread: pthread_t?) { self.thread = thread }
 }
@@ -144,8 +146,13 @@ final class LoadCall: @unchecked Sendable {
 
   /// Called once, under no mutex, by who made it over.
   func wake() {
-    if let semaphore = unsafe semaphore { unsafe sem_post(semaphore) }
+    wakeThread()
     unsafe continuation?.resume()
+  }
+
+  /// As `wake`, in a forked child, where the parent's tasks do not go on.
+  func wakeThread() {
+    if let semaphore = unsafe semaphore { unsafe sem_post(semaphore) }
   }
 }
 
@@ -159,24 +166,16 @@ struct LoadSeat<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   let isOwn: Bool
 }
 
-/// The loads that the present task runs inside of, innermost first.
+/// The loads that the present task runs inside of.
 final class EnclosingLoads: Sendable {
   @TaskLocal static var current: EnclosingLoads?
 
-  private let call: LoadCall
-  private let outer: EnclosingLoads?
+  private let calls: [LoadCall]
 
+  /// Loads that have ended are left out: tasks that outlive the load that began them, and load again, would make an endless list.
   init(_ call: LoadCall, _ outer: EnclosingLoads?) {
-    self.call = call
-    self.outer = outer
+    calls = (outer?.calls.filter { !$0.hasEnded.load(ordering: .relaxed) } ?? []) + [call]
   }
 
-  func contains(_ other: LoadCall) -> Bool {
-    var next: EnclosingLoads? = self
-    while let loads = next {
-      if loads.call === other { return true }
-      next = loads.outer
-    }
-    return false
-  }
+  func contains(_ other: LoadCall) -> Bool { calls.contains { $0 === other } }
 }

@@ -118,7 +118,8 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
         open = flight
         isWithin = outer?.contains(flight.call) ?? false
       }
-      if let open, !isWithin {
+      // Who comes after a store or a removal does not get what was loaded before it.
+      if let open, !isWithin, open.permit.isCurrent {
         open.add(waiter)
         return LoadSeat(index: index, flight: open, waiter: waiter, isOwn: false)
       }
@@ -250,18 +251,25 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
 
   /// The parent's loads and those who wait for them are not here. The thread that forked may be inside of a load: that one goes
   /// on, alone, and what it makes is returned and not kept.
+  /// It may also be about to wait for another thread's load, of another key: then it loads that key as well.
   func forgetInChild() {
-    locked { books in
-      if books.youngest.isEmpty { return }
+    let waiters = locked { books -> [LoadWaiter] in
+      if books.youngest.isEmpty { return [] }
       overtakeAll(books)
+      var waiters: [LoadWaiter] = []
       Self.forEach(books) { loaded in
         loaded.isListed = false
-        loaded.threadFlight?.waiters = []
-        loaded.taskFlight?.waiters = []
+        for flight in [loaded.threadFlight, loaded.taskFlight] {
+          waiters += flight?.waiters ?? []
+          flight?.waiters = []
+        }
       }
+      for waiter in waiters { waiter.isOver = true }
       books.forgotten.append(books.youngest)
       books.youngest = [:]
       keyCount.store(0, ordering: .relaxed)
+      return waiters
     }
+    for waiter in waiters { waiter.wakeThread() }
   }
 }

@@ -84,6 +84,7 @@ extension Loading {
               result = .failure(error)
             }
             end(missing, result, since: start)
+            call.hasEnded.store(true, ordering: .relaxed)
           }
         }
         loads.note(task, of: call)

@@ -5,11 +5,9 @@ import Synchronization
 
 /// Holds the objects weakly.
 final class DiscardableRegistry: ProgramClient, @unchecked Sendable {
-  static let shared: DiscardableRegistry = {
-    let registry = DiscardableRegistry()
-    ClientRoster.shared.add(registry)
-    return registry
-  }()
+  static let shared = DiscardableRegistry()
+  /// Set by who makes it a client: not where `shared` is made, for which other threads would wait through a fork.
+  private let isClient = Atomic<Bool>(false)
 
   private struct Place {
     weak var object: (any DiscardableContent)?
@@ -26,12 +24,13 @@ final class DiscardableRegistry: ProgramClient, @unchecked Sendable {
 
   private let state = Guarded(State())
 
-  /// The objects that are alive, the longest registered first. They are held until the caller lets them go, under no mutex.
-  private var objects: [any DiscardableContent] {
-    let living = state.withLock { state -> [(number: Int, object: any DiscardableContent)] in
-      state.places.values.compactMap { place in place.object.map { (place.number, $0) } }
+  /// The objects that are alive, the longest registered first, and the last number so far. They are held until the caller lets
+  /// them go, under no mutex.
+  private func living() -> (objects: [any DiscardableContent], lastNumber: Int) {
+    let (living, lastNumber) = state.withLock { state -> ([(number: Int, object: any DiscardableContent)], Int) in
+      (state.places.values.compactMap { place in place.object.map { (place.number, $0) } }, state.lastNumber)
     }
-    return living.sorted { $0.number < $1.number }.map(\.object)
+    return (living.sorted { $0.number < $1.number }.map(\.object), lastNumber)
   }
 
   func add(_ object: any DiscardableContent) {
@@ -43,6 +42,7 @@ final class DiscardableRegistry: ProgramClient, @unchecked Sendable {
       state.places[identity] = Place(object: object, number: state.lastNumber)
       return state.places.count >= state.limit
     }
+    if !isClient.exchange(true, ordering: .relaxed) { ClientRoster.shared.add(self) }
     if needsForgetting { forgetEnded() }
     WorkBell.ring()
   }
@@ -53,18 +53,21 @@ final class DiscardableRegistry: ProgramClient, @unchecked Sendable {
 
   private func forgetEnded() {
     // Held meanwhile, so that none ends under the mutex.
-    let living = objects
+    let (objects, lastNumber) = living()
+    let identities = Set(objects.map { ObjectIdentifier($0) })
     state.withLock { state in
-      let identities = Set(living.map { ObjectIdentifier($0) })
-      state.places = state.places.filter { identities.contains($0.key) }
+      // Those that were registered since are not among the objects.
+      state.places = state.places.filter { $0.value.number > lastNumber || identities.contains($0.key) }
       state.limit = max(64, 2 * state.places.count)
     }
   }
 
-  /// Asks the objects whose content is there, until so many have discarded it. Returns how many have.
+  /// Asks the objects whose content is there, until so many have discarded it; and forgets those that have ended. Returns how
+  /// many have discarded it.
   func discard(atMost limit: Int = .max) -> Int {
+    defer { forgetEnded() }
     var discarded = 0
-    for object in objects where discarded < limit && !object.isContentDiscarded {
+    for object in living().objects where discarded < limit && !object.isContentDiscarded {
       object.discardContentIfPossible()
       if object.isContentDiscarded { discarded += 1 }
     }
@@ -75,7 +78,13 @@ final class DiscardableRegistry: ProgramClient, @unchecked Sendable {
 
   override var holdsAnything: Bool { size > 0 }
   override var size: Int { state.withLock { $0.places.count } }
-  override func giveSlice() -> Bool { discard(atMost: max(1, size / PressureReaction.sliceShare)) > 0 }
+
+  override func giveSlice() -> Bool {
+    let size = size
+    // The objects are asked outside of the mutex, from lists.
+    guard MemoryReserve.isThere(max(MemoryReserve.ofNews, 128 * size)) else { return false }
+    return discard(atMost: max(1, size / PressureReaction.sliceShare)) > 0
+  }
 
   override func lockForFork() {
     state.lock()

@@ -9,114 +9,161 @@ struct ObjectBudget: Sendable {
   /// Costs count as bytes against these.
   var bytes: CacheBudget
 
-  /// `.max` stands for no limit.
-  var limit: UInt64 {
+  /// What the costs may add up to, and the reason why entries leave that exceed it; `.max` stands for no limit.
+  var limit: (cost: UInt64, reason: DepartureReason) {
     let byteLimit = CacheLimits.byteLimit(of: bytes).limit
-    return min(costLimit.map { UInt64($0) } ?? .max, byteLimit == .max ? .max : UInt64(byteLimit))
+    let ofCosts = costLimit.map { UInt64($0) } ?? .max
+    return byteLimit != .max && UInt64(byteLimit) < ofCosts ? (UInt64(byteLimit), .bytes) : (ofCosts, .cost)
   }
 }
 
-/// All loads and stores are relaxed: each number by itself is exact, and what is decided by several is decided again under the
-/// shard's mutex.
+/// Limits and sums are sequentially consistent: of a store that books its entry and then looks at the limits, and of a thread
+/// that lowers a limit and then looks at the sums, one sees the other. All else is relaxed.
+///
+/// The superclass, not a part, of the store: code that is compiled into callers calls these functions without holding another
+/// object for each.
 @usableFromInline
-final class ObjectBooks: Sendable {
+class ObjectBooks: ProgramClient, @unchecked Sendable {
   /// `.max` stands for no limit.
-  let countLimit: Atomic<Int>
-  let costLimit: Atomic<UInt64>
-  let budget: Guarded<ObjectBudget>
-  private let entries = Atomic<Int>(0)
+  final let countLimit: Atomic<Int>
+  final let costLimit: Atomic<UInt64>
+  private final let limitsBytes: Atomic<Bool>
+  final let budget: Guarded<ObjectBudget>
+  private final let entries = Atomic<Int>(0)
   /// The sum of the costs in two parts, neither of which can overflow: that of their lower 32 bits, and that of the others.
-  private let lowCosts = Atomic<UInt64>(0)
-  private let highCosts = Atomic<UInt64>(0)
-  let growth = SlowGrowth(floor: 16)
-  let evictsDiscarded: Atomic<Bool>
+  private final let lowCosts = Atomic<UInt64>(0)
+  private final let highCosts = Atomic<UInt64>(0)
+  final let growth = SlowGrowth(floor: 16)
+  final let evictsDiscarded: Atomic<Bool>
   /// Whether somebody is told, and whether somebody is asked.
-  let hasHandler = Atomic<Bool>(false)
-  let hasVeto = Atomic<Bool>(false)
+  final let hasHandler = Atomic<Bool>(false)
+  final let hasVeto = Atomic<Bool>(false)
+  @usableFromInline final var tells: Bool { hasHandler.load(ordering: .acquiring) }
+  @usableFromInline final var asks: Bool { hasVeto.load(ordering: .acquiring) }
   /// The last type of a value that was found to have no content to discard.
-  private let plainType = Atomic<UInt>(0)
-  let clock: CacheClock
+  private final let plainType = Atomic<UInt>(0)
+  final let clock: CacheClock
+  /// The queues, a bit for each, that ever had an entry.
+  private final let queuesSeen = Atomic<UInt8>(0)
 
   init(_ options: CacheOptions, clock: CacheClock) {
     let budget = ObjectBudget(
       costLimit: options.costLimit, bytes: CacheBudget(memoryShare: options.memoryShare, byteLimit: options.byteLimit))
     countLimit = Atomic(options.countLimit ?? .max)
-    costLimit = Atomic(budget.limit)
+    costLimit = Atomic(budget.limit.cost)
+    limitsBytes = Atomic(budget.limit.reason == .bytes)
     self.budget = Guarded(budget)
     evictsDiscarded = Atomic(options.evictsEntriesWithDiscardedContent)
     self.clock = clock
   }
 
-  /// The time of a use.
-  @usableFromInline var time: UInt64 { MonotonicTime.now }
-
   // MARK: Sums
 
-  var count: Int { entries.load(ordering: .relaxed) }
+  final var count: Int { entries.load(ordering: .sequentiallyConsistent) }
 
-  var totalCost: UInt128 {
-    UInt128(highCosts.load(ordering: .relaxed)) << 32 + UInt128(lowCosts.load(ordering: .relaxed))
+  final var totalCost: UInt128 {
+    UInt128(highCosts.load(ordering: .sequentiallyConsistent)) << 32 + UInt128(lowCosts.load(ordering: .sequentiallyConsistent))
   }
 
   /// Books entries that came, less those that left.
   @usableFromInline
-  func book(entries change: Int, cost added: Int, less removed: Int) {
-    if change != 0 { entries.add(change, ordering: .relaxed) }
+  final func book(entries change: Int, cost added: Int, less removed: Int) {
+    if change != 0 { entries.wrappingAdd(change, ordering: .sequentiallyConsistent) }
     guard added != removed else { return }
     let (added, removed) = (UInt64(added), UInt64(removed))
-    lowCosts.wrappingAdd((added & 0xFFFF_FFFF) &- (removed & 0xFFFF_FFFF), ordering: .relaxed)
-    if added >> 32 != removed >> 32 { highCosts.wrappingAdd((added >> 32) &- (removed >> 32), ordering: .relaxed) }
+    lowCosts.wrappingAdd((added & 0xFFFF_FFFF) &- (removed & 0xFFFF_FFFF), ordering: .sequentiallyConsistent)
+    if added >> 32 != removed >> 32 { highCosts.wrappingAdd((added >> 32) &- (removed >> 32), ordering: .sequentiallyConsistent) }
   }
 
   /// There is something to give back: the library's thread watches for pressure. Under no mutex.
   @usableFromInline
-  func noteStore() { WorkBell.ring() }
+  final func noteStore() { WorkBell.ring() }
+
+  /// Before an entry comes into the queue.
+  @usableFromInline
+  final func noteQueue(_ queue: ObjectQueue) {
+    if queuesSeen.load(ordering: .relaxed) & queue.bit == 0 { queuesSeen.bitwiseOr(queue.bit, ordering: .relaxed) }
+  }
+
+  @usableFromInline
+  final func queues(onlyWithCost: Bool) -> UInt8 {
+    queuesSeen.load(ordering: .relaxed) & (onlyWithCost ? ObjectQueue.bitsWithCost : ObjectQueue.allBits)
+  }
 
   // MARK: Limits
 
   /// Changes the budget, or reviews it: the memory that limits the process may have changed.
-  func change(_ body: (inout ObjectBudget) -> Void = { _ in }) {
+  final func change(_ body: (inout ObjectBudget) -> Void = { _ in }) {
     // Under the mutex to the end, so that the last change is also applied last.
     budget.withLock { budget in
       body(&budget)
-      costLimit.store(budget.limit, ordering: .relaxed)
+      let (cost, reason) = budget.limit
+      limitsBytes.store(reason == .bytes, ordering: .relaxed)
+      costLimit.store(cost, ordering: .sequentiallyConsistent)
+    }
+  }
+
+  final var byteLimitInForce: (byteCount: Int, reason: CacheLimitReason)? {
+    budget.withLock { budget in
+      let (limit, _) = CacheLimits.byteLimit(of: budget.bytes)
+      return limit == .max ? nil : (limit, limit == budget.bytes.byteLimit ? .byteLimit : .memoryShare)
     }
   }
 
   /// Whether an entry exceeds a limit even when it is alone.
   @usableFromInline
-  func refuses(_ cost: Int) -> Bool {
-    countLimit.load(ordering: .relaxed) == 0 || UInt64(cost) > costLimit.load(ordering: .relaxed)
+  final func refuses(_ cost: Int) -> Bool {
+    countLimit.load(ordering: .sequentiallyConsistent) == 0 || UInt64(cost) > costLimit.load(ordering: .sequentiallyConsistent)
   }
+
+  /// The most entries while the cache grows slowly, by the clock, which may be the program's: under no mutex.
+  @usableFromInline
+  final var growthLimit: Int { growth.limit(by: clock) }
 
   /// The limit that is exceeded now.
   @usableFromInline
-  var exceededLimit: DepartureReason? {
+  final func exceededLimit(growing growthLimit: Int) -> DepartureReason? {
     let count = count
-    if count > countLimit.load(ordering: .relaxed) { return .count }
-    let limit = costLimit.load(ordering: .relaxed)
-    if limit != .max, totalCost > UInt128(limit) { return .cost }
-    return count > growth.limit(by: clock) ? .growth : nil
+    if count > countLimit.load(ordering: .sequentiallyConsistent) { return .count }
+    let limit = costLimit.load(ordering: .sequentiallyConsistent)
+    if limit != .max, totalCost > UInt128(limit) { return limitsBytes.load(ordering: .relaxed) ? .bytes : .cost }
+    return count > growthLimit ? .growth : nil
   }
+
+  @usableFromInline
+  final var isOverLimit: Bool { exceededLimit(growing: growthLimit) != nil }
 
   // MARK: Discardable content
 
-  /// Whether the value is an object whose content may be discarded.
-  @usableFromInline
-  func isDiscardable<Value>(_ value: Value) -> Bool {
-    // Objects are mostly of one type, which is asked once.
-    let type: UInt
-    if Value.self == AnyObject.self {
+  /// Whether the value is an object whose content may be discarded. Objects are mostly of one type, which is asked once.
+  @inlinable
+  final func isDiscardable<Value>(_ value: Value) -> Bool {
+    let type: ObjectIdentifier
+    if Value.self is AnyClass {
+      type = ObjectIdentifier(Swift.type(of: value))
+    } else if Value.self == AnyObject.self {
       // Safe: the same type.
-      type = UInt(bitPattern: ObjectIdentifier(Swift.type(of: unsafe unsafeBitCast(value, to: AnyObject.self))))
-    } else if Value.self is AnyClass {
-      type = UInt(bitPattern: ObjectIdentifier(Swift.type(of: value)))
+      type = ObjectIdentifier(Swift.type(of: unsafe unsafeBitCast(value, to: AnyObject.self)))
     } else {
-      return value is any DiscardableContent
+      // An object behind a protocol. The cast alone would have the runtime make an object of any value, and take memory for it.
+      return Swift.type(of: value as Any) is AnyClass && value is any DiscardableContent
     }
-    if plainType.load(ordering: .relaxed) == type { return false }
+    return !isPlain(type) && isFoundDiscardable(value, type)
+  }
+
+  @usableFromInline
+  final func isPlain(_ type: ObjectIdentifier) -> Bool { plainType.load(ordering: .relaxed) == UInt(bitPattern: type) }
+
+  @usableFromInline
+  final func isFoundDiscardable<Value>(_ value: Value, _ type: ObjectIdentifier) -> Bool {
     if value is any DiscardableContent { return true }
-    plainType.store(type, ordering: .relaxed)
+    plainType.store(UInt(bitPattern: type), ordering: .relaxed)
     return false
   }
+}
+
+/// The clock by which uses are ordered.
+@usableFromInline
+enum UseTime {
+  @usableFromInline static var now: UInt64 { MonotonicTime.now }
 }

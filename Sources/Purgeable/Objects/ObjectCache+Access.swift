@@ -22,7 +22,7 @@ extension ObjectCache {
         return nil
       }
       shard.counters.hits += 1
-      shard.table.use(position, at: store.books.time)
+      shard.table.use(position, at: UseTime.now)
       return (shard.table[position].value!, shard.table[position].queue.isDiscardable)
     }
   }
@@ -43,8 +43,10 @@ extension ObjectCache {
 
   /// A key's entry, without counting as a use.
   public func peekEntry(forKey key: Key) -> CacheEntry<Key, Value>? {
-    let entry = store.hold(key) { shard, position, _ in position == noPosition ? nil : CacheEntry(shard.table[position]) }
-    return entry.flatMap { isLeaving($0.value) ? nil : $0 }
+    let found = store.hold(key) { shard, position, _ -> (entry: CacheEntry<Key, Value>, isDiscardable: Bool)? in
+      position == noPosition ? nil : (CacheEntry(shard.table[position]), shard.table[position].queue.isDiscardable)
+    }
+    return found.flatMap { $0.isDiscardable && isLeaving($0.entry.value) ? nil : $0.entry }
   }
 
   /// Whether the cache has a value for the key. Does not count as a use, and never calls a handler.
@@ -68,28 +70,29 @@ extension ObjectCache {
   /// `permit`: of a value that was loaded. Without the permit it is not stored.
   @inlinable
   func set(_ value: Value, _ key: Key, _ cost: Int, _ permit: LoadPermit? = nil) -> (outcome: StoreOutcome, old: Value?) {
-    if permit == nil { store.loads.overtake(key) }
-    if store.books.refuses(cost) { return (.tooLarge, refuse(value, key, cost, isLoaded: permit != nil)) }
-    let queue = ObjectQueue(hasCost: cost > 0, isDiscardable: store.books.isDiscardable(value))
-    let time = store.books.time
+    if permit == nil { store.overtakeLoad(of: key) }
+    if store.refuses(cost) { return (.tooLarge, refuse(value, key, cost, isLoaded: permit != nil)) }
+    let queue = ObjectQueue(hasCost: cost > 0, isDiscardable: store.isDiscardable(value))
+    store.noteQueue(queue)
+    let time = UseTime.now
     let (isStored, stamp, old) = store.hold(key) { shard, position, hash -> (Bool, UInt64, DepartedObject<Key, Value>?) in
       if let permit, !permit.take() { return (true, 0, nil) }
       if position != noPosition {
         let old = shard.table.replace(position, value, cost: cost, queue, at: time)
         shard.counters.replacements += 1
         shard.counters.count(.replaced)
-        store.books.book(entries: 0, cost: cost, less: old.cost)
+        store.book(entries: 0, cost: cost, less: old.cost)
         return (true, shard.table.lastStamp, old)
       }
       guard shard.table.insert(key, hash: hash, value, cost: cost, queue, at: time) else { return (false, 0, nil) }
       shard.counters.insertions += 1
-      store.books.book(entries: 1, cost: cost, less: 0)
+      store.book(entries: 1, cost: cost, less: 0)
       return (true, shard.table.lastStamp, nil)
     }
     guard isStored else { return (countRefusal(.outOfMemory), nil) }
-    store.books.noteStore()
+    store.noteStore()
     if let old { finishReplaced(old, by: value) }
-    if store.books.exceededLimit != nil { store.enforceLimits(before: stamp) }
+    if store.isOverLimit { store.enforceLimits(sparing: stamp) }
     return (old == nil ? .stored : .replaced, old?.value)
   }
 
@@ -108,25 +111,31 @@ extension ObjectCache {
   public func remove(forKey key: Key) -> Bool { removeValue(forKey: key) != nil }
 
   /// Removes a key's entry and returns its value; of several threads that remove one entry, only one gets the value.
-  public func removeValue(forKey key: Key) -> Value? { leave(key, .removed) }
+  public func removeValue(forKey key: Key) -> Value? {
+    let departed = take(key, .removed)
+    if let departed { store.finish(departed) }
+    return departed?.value
+  }
 
   /// Removes every entry that is there now. Any thread.
   public func removeAll() {
     loads.overtakeAll()
-    for at in 0..<ObjectStore<Key, Value>.shardCount {
-      while let departed = takeAny(fromShard: at) { store.finish(departed) }
-      store.hold(shard: at) { $0.table.shrink() }
+    for at in 0..<ObjectGate.count {
+      // What handlers and others store meanwhile comes into the new table.
+      var old = store.takeTable(ofShard: at)
+      while let position = old.anyPosition { store.finish(old.remove(position, .removed)) }
+      old.destroy()
     }
   }
 
   /// Removes the entries for which the closure says so, over a snapshot, the least recently used first. A value that was stored
-  /// or used meanwhile stays. Returns how many were removed. An error leaves the removals before it.
+  /// meanwhile stays. Returns how many were removed. An error leaves the removals before it.
   @discardableResult
   public func removeAll<E: Error>(where isRemovable: (CacheEntry<Key, Value>) throws(E) -> Bool) throws(E) -> Int {
     var removed = 0
     for noted in store.noted() where try isRemovable(noted.entry) {
       loads.overtake(noted.entry.key)
-      if store.remove(noted, .removed) { removed += 1 }
+      if store.remove(noted, .removed, evenIfUsed: true) { removed += 1 }
     }
     return removed
   }
@@ -135,7 +144,9 @@ extension ObjectCache {
 
   /// All entries at about this moment, the least recently used first, for loops that may change the cache. Does not count as a
   /// use. Each entry that stays meanwhile is there once. Takes the memory of the list; holds one shard's mutex at a time.
-  public var entries: [CacheEntry<Key, Value>] { store.noted().map(\.entry).filter { !isLeaving($0.value) } }
+  public var entries: [CacheEntry<Key, Value>] {
+    store.noted().filter { !$0.isDiscardable || !isLeaving($0.entry.value) }.map(\.entry)
+  }
 
   /// The keys of `entries`.
   public var keys: [Key] { entries.map(\.key) }
@@ -145,14 +156,7 @@ extension ObjectCache {
 
   // MARK: Inside
 
-  private func takeAny(fromShard number: Int) -> DepartedObject<Key, Value>? {
-    store.hold(shard: number) { shard in
-      guard let position = shard.table.anyPosition else { return nil }
-      return store.remove(position, .removed, from: &shard)
-    }
-  }
-
-  /// Whether the entry of an object goes because its content is discarded.
+  /// Whether the entry of an object that may discard its content goes because it has.
   private func isLeaving(_ value: Value) -> Bool {
     guard evictsEntriesWithDiscardedContent, let content = value as? any DiscardableContent else { return false }
     return content.isContentDiscarded
@@ -172,20 +176,18 @@ extension ObjectCache {
     return true
   }
 
-  /// Whether two values are one object. Values that adopt `DiscardableContent` are objects.
+  /// Whether two values are one object.
   private func isSame(_ one: Value?, _ other: Value) -> Bool {
-    guard let one = one as? any DiscardableContent, let other = other as? any DiscardableContent else { return false }
-    return one === other
+    guard let one, type(of: other as Any) is AnyClass else { return false }
+    return one as AnyObject === other as AnyObject
   }
 
-  @usableFromInline
-  func leave(_ key: Key, _ reason: DepartureReason) -> Value? {
+  /// Takes a key's entry out. The caller finishes it.
+  private func take(_ key: Key, _ reason: DepartureReason) -> DepartedObject<Key, Value>? {
     loads.overtake(key)
-    let departed = store.hold(key) { shard, position, _ in
+    return store.hold(key) { shard, position, _ in
       position == noPosition ? nil : store.remove(position, reason, from: &shard)
     }
-    if let departed { store.finish(departed) }
-    return departed?.value
   }
 
   /// The old value of a refused one is gone. Where that was loaded the old one stays, because it came during the load; the
@@ -193,12 +195,13 @@ extension ObjectCache {
   @usableFromInline
   func refuse(_ value: Value, _ key: Key, _ cost: Int, isLoaded: Bool) -> Value? {
     _ = countRefusal(.tooLarge)
-    let old = isLoaded ? nil : leave(key, .replaced)
+    let old = isLoaded ? nil : take(key, .replaced)
+    if let old { finishReplaced(old, by: value) }
     store.finish(
       DepartedObject(
         key: key, value: value, cost: cost, reason: .tooLarge,
-        isDiscardable: !isLoaded && store.books.isDiscardable(value)))
-    return old
+        isDiscardable: !isLoaded && store.isDiscardable(value)))
+    return old?.value
   }
 
   @usableFromInline
@@ -208,10 +211,14 @@ extension ObjectCache {
   }
 
   /// An object that was stored again under its key keeps its content.
-  @usableFromInline
+  @inlinable
   func finishReplaced(_ old: DepartedObject<Key, Value>, by value: Value) {
-    let isKept = old.isDiscardable && isSame(old.value, value)
-    store.finish(isKept ? old.keepingContent : old)
+    if old.isDiscardable || store.tells { tellReplaced(old, by: value) }
+  }
+
+  @usableFromInline
+  func tellReplaced(_ old: DepartedObject<Key, Value>, by value: Value) {
+    store.finish(isSame(old.value, value) ? old.storedAgain : old)
   }
 }
 

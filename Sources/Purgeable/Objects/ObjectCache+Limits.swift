@@ -6,7 +6,7 @@ import Synchronization
 extension ObjectCache {
   /// The most entries, nil for no limit.
   public var countLimit: Int? {
-    let limit = store.books.countLimit.load(ordering: .relaxed)
+    let limit = store.countLimit.load(ordering: .relaxed)
     return limit == .max ? nil : limit
   }
 
@@ -15,12 +15,12 @@ extension ObjectCache {
   /// - Throws: `PurgeableError` of kind `invalidArgument` for a negative limit; the limit stays as it was then.
   public func setCountLimit(_ limit: Int?) throws(PurgeableError) {
     try LimitCheck.limit(limit, "limit", in: "ObjectCache '\(name)'.setCountLimit")
-    store.books.countLimit.store(limit ?? .max, ordering: .relaxed)
+    store.countLimit.store(limit ?? .max, ordering: .sequentiallyConsistent)
     store.enforceLimits()
   }
 
   /// The most that costs may add up to, nil for no limit.
-  public var costLimit: Int? { store.books.budget.withLock { $0.costLimit } }
+  public var costLimit: Int? { store.budget.withLock { $0.costLimit } }
 
   /// Sets `costLimit`. A lower limit evicts before this returns. Any thread.
   ///
@@ -32,7 +32,7 @@ extension ObjectCache {
 
   /// The most bytes that costs may add up to, nil for no limit: a cost limit beside `costLimit`, for programs that give bytes as
   /// costs. What objects take besides is not known here.
-  public var byteLimit: Int? { store.books.budget.withLock { $0.bytes.byteLimit } }
+  public var byteLimit: Int? { store.budget.withLock { $0.bytes.byteLimit } }
 
   /// Sets `byteLimit`. A lower limit evicts before this returns. Any thread.
   ///
@@ -45,7 +45,7 @@ extension ObjectCache {
   /// The share of the memory that limits this process (the smallest limit of its control groups, or the machine's memory) which
   /// the costs may add up to as bytes, above 0 and up to 1; nil for none. A limit beside the others. Where the group's limit
   /// changes, the stores follow a second after the next one.
-  public var memoryShare: Double? { store.books.budget.withLock { $0.bytes.memoryShare } }
+  public var memoryShare: Double? { store.budget.withLock { $0.bytes.memoryShare } }
 
   /// Sets `memoryShare`. A smaller share evicts before this returns. Any thread.
   ///
@@ -57,7 +57,7 @@ extension ObjectCache {
   }
 
   private func change(_ body: (inout ObjectBudget) -> Void) {
-    store.books.change(body)
+    store.change(body)
     store.enforceLimits()
   }
 }

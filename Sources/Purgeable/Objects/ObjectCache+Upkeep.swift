@@ -5,11 +5,11 @@ import Synchronization
 
 extension ObjectCache {
   /// Evicts the least recently used until at most `count` entries are left. Less than 0 counts as 0. Nobody is asked.
-  public func trim(toCount count: Int) { store.trim(.trimmed) { store.books.count <= max(0, count) } }
+  public func trim(toCount count: Int) { store.trim(.trimmed) { store.count <= max(0, count) } }
 
   /// Evicts the least recently used entries of a cost above 0 until costs add up to at most `cost`. Less than 0 counts as 0.
   public func trim(toCost cost: Int) {
-    store.trim(.trimmed, onlyWithCost: true) { store.books.totalCost <= UInt128(max(0, cost)) }
+    store.trim(.trimmed, onlyWithCost: true) { store.totalCost <= UInt128(max(0, cost)) }
   }
 
   /// Evicts the least recently used until at most this share of the entries is left; 0 is nothing, 1 is all.
@@ -18,10 +18,11 @@ extension ObjectCache {
     trim(toCount: Int(Double(count) * share))
   }
 
-  /// Gives back as the library does when memory is short, and grows slowly for a minute: the least recently used sixteenth of the
-  /// entries goes at `warning`, a quarter at `critical`, nothing at `normal`; those whose content is discarded go beside them.
-  /// Nobody is asked, and handlers are told `trimmed`. Of the result, only entries that were lost and times have a meaning here:
-  /// how many bytes objects take is not known.
+  /// Gives back as the library does when memory is short, and grows slowly for a minute: the content of the least recently used
+  /// entries, and when no more can be discarded entries, the least recently used first; a sixteenth of all at `warning`, a
+  /// quarter at `critical`, nothing at `normal`. Entries whose content was discarded before go beside them. Nobody is asked, and
+  /// handlers are told `trimmed` of entries without content to discard. Of the result, only entries that were lost and times have
+  /// a meaning here: how many bytes objects take is not known.
   @discardableResult
   public func trim(level: PressureLevel) -> PressureRelief {
     let begin = MonotonicTime.now
@@ -30,7 +31,9 @@ extension ObjectCache {
     guard level != .normal, before > 0 else { return relief }
     relief.lostEntryCount = store.sweep()
     let slices = level == .critical ? PressureReaction.sliceShare / 4 : 1
-    trim(toCount: before - max(1, before * slices / PressureReaction.sliceShare))
+    let wanted = max(1, before * slices / PressureReaction.sliceShare)
+    let discarded = store.discardContents(wanted, asks: false)
+    if discarded < wanted { trim(toCount: min(before, count) - (wanted - discarded)) }
     store.endRelief(before: before)
     relief.time = .nanoseconds(MonotonicTime.now - begin)
     return relief
@@ -41,14 +44,15 @@ extension ObjectCache {
   @discardableResult
   public func sweep() -> Int { store.sweep() }
 
-  /// The cache in numbers. Any thread. What is about pages is 0.
+  /// The cache in numbers. Any thread. What is about pages is 0, and the limit in force is the smaller of `byteLimit` and
+  /// `memoryShare`, if any.
   public var statistics: CacheStatistics {
     var memory = MemoryUse()
     var result = CacheStatistics(
       name: name, memory: memory, count: count, totalCost: totalCost, waitingDepartureCount: 0, notKeptValueCount: 0,
       givenBackSlabCount: 0, refusedOfferCount: 0,
       pressure: PressureLevel(rawValue: store.pressure.load(ordering: .relaxed)) ?? .normal)
-    for at in 0..<ObjectStore<Key, Value>.shardCount {
+    for at in 0..<ObjectGate.count {
       let (counters, byteCount) = store.hold(shard: at) { ($0.counters, $0.table.byteCount) }
       memory.ordinaryBytes += byteCount
       result.hitCount += counters.hits
@@ -63,6 +67,7 @@ extension ObjectCache {
       }
     }
     result.memory = memory
+    if let limit = store.byteLimitInForce { (result.limitInForce, result.limitReason) = limit }
     loads.addNumbers(to: &result)
     return result
   }

@@ -68,30 +68,34 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
     {
       throw PurgeableError(.invalidArgument(label), in: operation, explanation: "this option is for caches of bytes")
     }
-    store = ObjectStore(ObjectBooks(options, clock: clock ?? options.cacheClock))
+    store = ObjectStore(options, clock: clock ?? options.cacheClock)
     name = options.name
     if let onDeparture { setDepartureHandler(onDeparture) }
     ClientRoster.shared.add(store)
   }
 
-  deinit { ClientRoster.shared.remove(store) }
+  deinit {
+    ClientRoster.shared.remove(store)
+    // Here, and not on a thread of the library's that still works for the store.
+    store.dropAll()
+  }
 
   // MARK: Totals
 
   /// The number of entries. Any thread, no mutex.
-  public var count: Int { max(0, store.books.count) }
+  public var count: Int { max(0, store.count) }
 
   /// Whether `count` is 0.
   public var isEmpty: Bool { count == 0 }
 
   /// The sum of the entries' costs; `Int.max` when it is larger. Any thread, no mutex.
-  public var totalCost: Int { Int(clamping: store.books.totalCost) }
+  public var totalCost: Int { Int(clamping: store.totalCost) }
 
   /// Whether an entry leaves when its object's content is found discarded, by a look-up or a sweep; true at first. False: such an
   /// entry stays and is found, without its content. Any thread.
   public var evictsEntriesWithDiscardedContent: Bool {
-    get { store.books.evictsDiscarded.load(ordering: .relaxed) }
-    set { store.books.evictsDiscarded.store(newValue, ordering: .relaxed) }
+    get { store.evictsDiscarded.load(ordering: .relaxed) }
+    set { store.evictsDiscarded.store(newValue, ordering: .relaxed) }
   }
 }
 

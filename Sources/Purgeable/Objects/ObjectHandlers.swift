@@ -11,14 +11,25 @@ struct ObjectHandlers<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   var asks: (@Sendable (Key, Value, DepartureReason) -> Bool)?
 }
 
+/// Handlers as they were set at one time. An object, because the runtime takes memory for a closure that comes out of generic
+/// code.
+final class ObjectHandlersInForce<Key: Hashable & Sendable, Value: Sendable>: Sendable {
+  let handlers: ObjectHandlers<Key, Value>
+  init(_ handlers: ObjectHandlers<Key, Value>) { self.handlers = handlers }
+}
+
 extension ObjectStore {
+  var handlers: ObjectHandlers<Key, Value> { guardedHandlers.withLock { $0 }.handlers }
+
   /// Changes the handlers. Old ones end outside of the mutex.
   func setHandlers(_ change: (inout ObjectHandlers<Key, Value>) -> Void) {
-    let old = handlers.withLock { handlers -> ObjectHandlers<Key, Value> in
-      let old = handlers
+    let old = guardedHandlers.withLock { inForce -> ObjectHandlersInForce<Key, Value> in
+      let old = inForce
+      var handlers = old.handlers
       change(&handlers)
-      books.hasHandler.store(handlers.tells != nil, ordering: .releasing)
-      books.hasVeto.store(handlers.asks != nil, ordering: .releasing)
+      inForce = ObjectHandlersInForce(handlers)
+      hasHandler.store(handlers.tells != nil, ordering: .releasing)
+      hasVeto.store(handlers.asks != nil, ordering: .releasing)
       return old
     }
     _ = consume old
@@ -26,25 +37,34 @@ extension ObjectStore {
 
   /// Tells of a departure: now, or when the handler that is at work on this thread has returned. So a handler that stores again
   /// what limits evict does not nest.
+  @usableFromInline
   func tell(_ departed: Departed) {
     let owner = ObjectIdentifier(self)
     if let notes = unsafe ThreadRole.notes(of: owner) {
       // Safe: the call of `tell` further out on this thread, whose notes they are, has not returned.
       return unsafe notes.assumingMemoryBound(to: [Departed].self).pointee.append(departed)
     }
-    var waiting = [departed]
-    unsafe withUnsafeMutablePointer(to: &waiting) { waiting in
+    // What calls of the handler take out. Without any, telling takes no memory.
+    var later: [Departed] = []
+    unsafe withUnsafeMutablePointer(to: &later) { later in
+      unsafe call(departed, UnsafeMutableRawPointer(later))
       var at = 0
-      while unsafe at < waiting.pointee.count {
-        let next = unsafe waiting.pointee[at]
+      while unsafe at < later.pointee.count {
+        let next = unsafe later.pointee[at]
         at += 1
-        guard let handler = handlers.withLock({ $0.tells }) else { continue }
-        let departure = Departure(key: next.key, value: next.value, cost: next.cost, reason: next.reason, absence: nil)
-        unsafe ThreadRole.whileTelling(of: owner, UnsafeMutableRawPointer(waiting)) { handler(departure) }
         // What was told ends here, not with the last of many.
-        if unsafe at == waiting.pointee.count { unsafe (waiting.pointee, at) = ([], 0) }
+        if unsafe at == later.pointee.count { unsafe (later.pointee, at) = ([], 0) }
+        unsafe call(next, UnsafeMutableRawPointer(later))
       }
     }
+  }
+
+  private func call(_ departed: Departed, _ later: UnsafeMutableRawPointer) {
+    guard let handler = handlers.tells else { return }
+    let departure = Departure(
+      key: departed.key, value: departed.value, cost: departed.cost, reason: departed.reason, absence: nil,
+      isStoredAgain: departed.isStoredAgain)
+    unsafe ThreadRole.whileTelling(of: ObjectIdentifier(self), later) { handler(departure) }
   }
 }
 
@@ -57,7 +77,7 @@ extension ObjectCache {
     store.setHandlers { $0.tells = handler }
   }
 
-  /// Takes the handler away. No call of it begins after this returns; one at work may still end. Any thread.
+  /// Takes the handler away. Of what leaves after this returns nobody is told; a call that is under way goes on. Any thread.
   public func removeDepartureHandler() { store.setHandlers { $0.tells = nil } }
 
   /// Asked, the least recently used entry first, before an entry goes for a limit, for slow growth or under pressure (reasons
@@ -67,7 +87,7 @@ extension ObjectCache {
   /// that is being stored is not asked about. Called under no mutex; may read and change the cache. Cost: an entry that is passed
   /// over keeps its place, and is asked about again by the next store above a limit. Any thread.
   public var shouldEvict: (@Sendable (_ key: Key, _ reason: DepartureReason) -> Bool)? {
-    get { store.handlers.withLock { $0.shouldEvict } }
+    get { store.handlers.shouldEvict }
     set {
       store.setHandlers { handlers in
         handlers.shouldEvict = newValue

@@ -28,6 +28,8 @@ struct ShardMutex: ~Copyable, Sendable {
 struct ObjectShard<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   @usableFromInline var table = ObjectTable<Key, Value>()
   @usableFromInline var counters = ObjectCounters()
+  /// Keeps the next shard's fields out of this one's cache lines.
+  private let space = InlineArray<8, UInt64>(repeating: 0)
 
   init() {}
 }
@@ -37,11 +39,42 @@ struct ObjectShard<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
 @usableFromInline
 struct ObjectGate: ~Copyable, Sendable {
   @usableFromInline let mutex = ShardMutex()
-  let oldestStamps = InlineArray<4, Atomic<UInt64>> { _ in Atomic(.max) }
-  /// Keeps the next gate's fields out of this one's cache lines.
+  /// Keeps what is read only, above, out of the cache lines of what is written.
   private let space = InlineArray<8, UInt64>(repeating: 0)
+  private let oldestStamps = InlineArray<4, Atomic<UInt64>> { _ in Atomic(.max) }
+  private let moreSpace = InlineArray<8, UInt64>(repeating: 0)
 
   init() {}
+
+  /// The number of shards.
+  @inlinable static var count: Int { 16 }
+
+  /// The stamp of a queue's oldest entry, as of the last change; `.max` where there is none.
+  func oldestStamp(_ queue: Int) -> UInt64 { oldestStamps[queue].load(ordering: .relaxed) }
+
+  /// Under the mutex.
+  @usableFromInline
+  func publish(_ stamp: UInt64, ofQueue queue: Int) { oldestStamps[queue].store(stamp, ordering: .relaxed) }
+}
+
+/// The entry that was used before all others, as far as is published.
+@usableFromInline
+struct OldestObject {
+  /// `.max` where there is none.
+  @usableFromInline var stamp = UInt64.max
+  @usableFromInline var shard = 0
+  @usableFromInline var queue = 0
+
+  /// In these queues, a bit for each.
+  @usableFromInline
+  init(_ gates: UnsafeMutablePointer<ObjectGate>, _ queues: UInt8) {
+    for one in 0..<ObjectQueue.count where queues & ObjectQueue(one).bit != 0 {
+      for at in 0..<ObjectGate.count {
+        let stamp = unsafe gates[at].oldestStamp(one)
+        if stamp < self.stamp { (self.stamp, shard, queue) = (stamp, at, one) }
+      }
+    }
+  }
 }
 
 /// What a shard has counted. Under its mutex.
@@ -53,41 +86,39 @@ struct ObjectCounters: Sendable {
   @usableFromInline var insertions = 0
   @usableFromInline var replacements = 0
   var refusals = 0
-  var departures = InlineArray<16, Int>(repeating: 0)
+  @usableFromInline var departures = InlineArray<16, Int>(repeating: 0)
 
-  @usableFromInline
+  @inlinable
   mutating func count(_ reason: DepartureReason) { departures[reason.rawValue] += 1 }
 }
 
 /// `@unchecked Sendable`: what is in a shard is under its mutex.
 @usableFromInline @safe
-final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClient, @unchecked Sendable {
+final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks, @unchecked Sendable {
   @usableFromInline typealias Shard = ObjectShard<Key, Value>
   @usableFromInline typealias Departed = DepartedObject<Key, Value>
-  static var shardCount: Int { 16 }
 
-  @usableFromInline let books: ObjectBooks
   @usableFromInline let gates: UnsafeMutablePointer<ObjectGate>
   @usableFromInline let shards: UnsafeMutablePointer<Shard>
-  let handlers = Guarded(ObjectHandlers<Key, Value>())
+  let guardedHandlers = Guarded(ObjectHandlersInForce(ObjectHandlers<Key, Value>()))
   /// The keys that are being loaded.
   @usableFromInline let loads = LoadTable<Key, Value>()
 
-  init(_ books: ObjectBooks) {
-    self.books = books
-    unsafe gates = UnsafeMutablePointer.allocate(capacity: Self.shardCount)
-    unsafe shards = UnsafeMutablePointer.allocate(capacity: Self.shardCount)
-    for at in 0..<Self.shardCount {
+  override init(_ options: CacheOptions, clock: CacheClock) {
+    unsafe gates = UnsafeMutablePointer.allocate(capacity: ObjectGate.count)
+    unsafe shards = UnsafeMutablePointer.allocate(capacity: ObjectGate.count)
+    for at in 0..<ObjectGate.count {
       unsafe (gates + at).initialize(to: ObjectGate())
       unsafe (shards + at).initialize(to: Shard())
     }
+    super.init(options, clock: clock)
   }
 
   deinit {
-    for at in 0..<Self.shardCount { unsafe shards[at].table.destroy() }
-    unsafe shards.deinitialize(count: Self.shardCount)
+    for at in 0..<ObjectGate.count { unsafe shards[at].table.destroy() }
+    unsafe shards.deinitialize(count: ObjectGate.count)
     unsafe shards.deallocate()
-    unsafe gates.deinitialize(count: Self.shardCount)
+    unsafe gates.deinitialize(count: ObjectGate.count)
     unsafe gates.deallocate()
   }
 
@@ -105,10 +136,10 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
   /// Runs `body` under the mutex of the key's shard, with the position of the key's entry or none. What `body` takes out of the
   /// table ends outside of the mutex, if `body` returns it.
   @inlinable @inline(__always)
-  func hold<R>(_ key: Key, _ body: (_ shard: inout Shard, _ position: UInt32, _ hash: Int) -> R) -> R {
+  func hold<R>(_ key: Key, _ body: (_ shard: inout Shard, _ position: UInt32, _ hash: UInt32) -> R) -> R {
     // Of the process's random seed.
-    let hash = key.hashValue
-    let number = shardNumber(of: hash)
+    let hashValue = key.hashValue
+    let (number, hash) = (shardNumber(of: hashValue), UInt32(truncatingIfNeeded: hashValue))
     let (gate, shard) = unsafe (gates + number, shards + number)
     guard Self.comparesPlainly else { return holdUnlockedComparing(key, hash, number, body) }
     unsafe gate.pointee.mutex.lock()
@@ -117,14 +148,14 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
     while position != noPosition, unsafe shard.pointee.table[position].key! != key {
       unsafe position = shard.pointee.table.next(after: position)
     }
-    defer { unsafe publish(shard.pointee.table, gate) }
+    defer { unsafe publish(&shard.pointee.table, gate) }
     return unsafe body(&shard.pointee, position, hash)
   }
 
   /// As `hold`; compares keys while it holds no mutex.
   @inlinable
   func holdUnlockedComparing<R>(
-    _ key: Key, _ hash: Int, _ number: Int, _ body: (_ shard: inout Shard, _ position: UInt32, _ hash: Int) -> R
+    _ key: Key, _ hash: UInt32, _ number: Int, _ body: (_ shard: inout Shard, _ position: UInt32, _ hash: UInt32) -> R
   ) -> R {
     let (gate, shard) = unsafe (gates + number, shards + number)
     unsafe gate.pointee.mutex.lock()
@@ -142,7 +173,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
       }
       // None of those that were there is the key's; one that came meanwhile may be.
       if position == noPosition, unsafe shard.pointee.table.entered != entered { continue }
-      defer { unsafe publish(shard.pointee.table, gate) }
+      defer { unsafe publish(&shard.pointee.table, gate) }
       return unsafe body(&shard.pointee, position, hash)
     }
   }
@@ -158,56 +189,86 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
   }
 
   /// Runs `body` under the mutex of one shard.
-  func hold<R>(shard number: Int, _ body: (inout Shard) -> R) -> R {
+  @inlinable @inline(__always)
+  func hold<R: ~Copyable>(shard number: Int, _ body: (inout Shard) -> R) -> R {
     let (gate, shard) = unsafe (gates + number, shards + number)
     unsafe gate.pointee.mutex.lock()
     defer { unsafe gate.pointee.mutex.unlock() }
-    defer { unsafe publish(shard.pointee.table, gate) }
+    defer { unsafe publish(&shard.pointee.table, gate) }
     return unsafe body(&shard.pointee)
   }
 
-  /// Publishes the stamps of the oldest entries. Under the mutex, after a change.
-  @usableFromInline
-  func publish(_ table: borrowing ObjectTable<Key, Value>, _ gate: UnsafeMutablePointer<ObjectGate>) {
-    for queue in 0..<ObjectQueue.count {
-      let stamp = table.oldestStamp(queue)
-      if unsafe gate.pointee.oldestStamps[queue].load(ordering: .relaxed) == stamp { continue }
-      unsafe gate.pointee.oldestStamps[queue].store(stamp, ordering: .relaxed)
+  /// Publishes the stamps of the oldest entries, if they have changed. Under the mutex.
+  @inlinable @inline(__always)
+  func publish(_ table: inout ObjectTable<Key, Value>, _ gate: UnsafeMutablePointer<ObjectGate>) {
+    while table.unpublished != 0 {
+      let queue = table.unpublished.trailingZeroBitCount
+      table.unpublished &= table.unpublished - 1
+      unsafe gate.pointee.publish(table.oldestStamp(queue), ofQueue: queue)
     }
   }
+
+  /// A load that is under way for the key will not be kept.
+  @usableFromInline
+  func overtakeLoad(of key: Key) { loads.overtake(key) }
 
   // MARK: Leaving
 
   /// Takes an entry out, and books it.
-  @usableFromInline
+  @inlinable
   func remove(_ position: UInt32, _ reason: DepartureReason, from shard: inout Shard) -> Departed {
     let departed = shard.table.remove(position, reason)
     shard.counters.count(reason)
-    books.book(entries: -1, cost: 0, less: departed.cost)
+    book(entries: -1, cost: 0, less: departed.cost)
     return departed
   }
 
+  /// Puts an empty table in a shard's place, and books that the entries of the old one, which the caller gets, were removed.
+  func takeTable(ofShard number: Int) -> ObjectTable<Key, Value> {
+    hold(shard: number) { shard in
+      shard.table.visitAll { node in
+        shard.counters.count(.removed)
+        book(entries: -1, cost: 0, less: node.cost)
+      }
+      return shard.table.replaceByEmpty()
+    }
+  }
+
+  /// Ends the entries and the handlers, untold.
+  func dropAll() {
+    setHandlers { $0 = ObjectHandlers() }
+    for at in 0..<ObjectGate.count {
+      var old = takeTable(ofShard: at)
+      old.destroy()
+    }
+  }
+
   /// What is due to an entry that left: its content may go, and the handler is told. Under no mutex.
-  @usableFromInline
+  @inlinable
   func finish(_ departed: Departed) {
-    if departed.isDiscardable { (departed.value as? any DiscardableContent)?.discardContentIfPossible() }
-    if books.hasHandler.load(ordering: .acquiring) { tell(departed) }
+    if departed.isDiscardable { discardContent(of: departed) }
+    if tells { tell(departed) }
+  }
+
+  @usableFromInline
+  func discardContent(of departed: Departed) {
+    (departed.value as? any DiscardableContent)?.discardContentIfPossible()
   }
 
   // MARK: When memory is short (ProgramClient.swift)
 
-  override var holdsAnything: Bool { books.count > 0 }
-  override var size: Int { books.count }
+  override var holdsAnything: Bool { count > 0 }
+  override var size: Int { count }
   override func giveSlice() -> Bool { evictSixteenth() }
 
-  override func upkeepRound() -> Bool {
-    books.change()
-    return false
+  override func upkeepRound() -> UInt64 {
+    change()
+    return .max
   }
 
   override func endRelief(before: Int) {
-    for shard in 0..<Self.shardCount { hold(shard: shard) { $0.table.shrink() } }
-    books.growth.begin(before: before, held: books.count, now: books.clock.now())
+    for shard in 0..<ObjectGate.count { hold(shard: shard) { $0.table.shrink() } }
+    growth.begin(before: before, held: count, now: clock.now())
   }
 
   // MARK: Forks (ForkGuard.swift)
@@ -215,16 +276,16 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ProgramClien
   override func forEachCompanion(_ body: (any ForkProtected) -> Void) { body(loads) }
 
   override func lockForFork() {
-    for at in 0..<Self.shardCount { unsafe gates[at].mutex.lock() }
-    handlers.lock()
-    books.budget.lock()
+    for at in 0..<ObjectGate.count { unsafe gates[at].mutex.lock() }
+    guardedHandlers.lock()
+    budget.lock()
     super.lockForFork()
   }
 
   override func unlockAfterFork() {
     super.unlockAfterFork()
-    books.budget.unlock()
-    handlers.unlock()
-    for at in 0..<Self.shardCount { unsafe gates[at].mutex.unlock() }
+    budget.unlock()
+    guardedHandlers.unlock()
+    for at in 0..<ObjectGate.count { unsafe gates[at].mutex.unlock() }
   }
 }

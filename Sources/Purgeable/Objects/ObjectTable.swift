@@ -14,12 +14,16 @@ import Glibc
 /// whoever looks for the others need not pass them.
 @usableFromInline
 struct ObjectQueue: Equatable, Sendable {
-  static let count = 4
+  @inlinable static var count: Int { 4 }
+  static let allBits: UInt8 = 15
+  static let bitsWithCost: UInt8 = 5
   @usableFromInline let number: UInt8
 
   @inlinable
   init(hasCost: Bool, isDiscardable: Bool) { number = (hasCost ? 0 : 1) + (isDiscardable ? 2 : 0) }
-  init(_ number: Int) { self.number = UInt8(number) }
+  @inlinable init(_ number: Int) { self.number = UInt8(truncatingIfNeeded: number) }
+
+  @inlinable var bit: UInt8 { 1 << number }
 
   @inlinable var hasCost: Bool { number & 1 == 0 }
   @inlinable var isDiscardable: Bool { number & 2 != 0 }
@@ -27,18 +31,20 @@ struct ObjectQueue: Equatable, Sendable {
 
 @usableFromInline
 struct ObjectNode<Key: Hashable & Sendable, Value: Sendable> {
-  @usableFromInline var hash = 0
+  // In this order a node with a small key is one cache line.
   @usableFromInline var stamp: UInt64 = 0
   @usableFromInline var cost = 0
-  /// Different for all entries of a table, however often their values were replaced; 0 in a free node.
+  /// Different for all values that a shard was given; 0 in a free node.
   @usableFromInline var birth: UInt64 = 0
   /// nil in a free node, as the value.
   @usableFromInline var key: Key?
+  @usableFromInline var queue = ObjectQueue(hasCost: false, isDiscardable: false)
   @usableFromInline var value: Value?
+  /// The lower half of the key's hash, which the buckets go by.
+  @usableFromInline var hash: UInt32 = 0
   @usableFromInline var chain = noPosition
   @usableFromInline var older = noPosition
   @usableFromInline var newer = noPosition
-  @usableFromInline var queue = ObjectQueue(hasCost: false, isDiscardable: false)
 
   @inlinable init() {}
 }
@@ -52,16 +58,38 @@ struct DepartedObject<Key: Hashable & Sendable, Value: Sendable> {
   @usableFromInline let key: Key
   @usableFromInline let value: Value
   @usableFromInline let cost: Int
-  let reason: DepartureReason
-  let isDiscardable: Bool
+  @usableFromInline let reason: DepartureReason
+  @usableFromInline var isDiscardable: Bool
+  /// The object was stored again under its own key.
+  @usableFromInline var isStoredAgain = false
 
-  @usableFromInline
+  @inlinable
   init(key: Key, value: Value, cost: Int, reason: DepartureReason, isDiscardable: Bool) {
     (self.key, self.value, self.cost, self.reason, self.isDiscardable) = (key, value, cost, reason, isDiscardable)
   }
 
-  /// The same, with its content left alone.
-  var keepingContent: Self { Self(key: key, value: value, cost: cost, reason: reason, isDiscardable: false) }
+  @inlinable
+  init(_ node: consuming ObjectNode<Key, Value>, _ reason: DepartureReason) {
+    self.init(
+      key: node.key!, value: node.value!, cost: node.cost, reason: reason, isDiscardable: node.queue.isDiscardable)
+  }
+
+  /// The same, of an object that was stored again: its content is left alone.
+  var storedAgain: Self {
+    var again = self
+    (again.isDiscardable, again.isStoredAgain) = (false, true)
+    return again
+  }
+}
+
+/// The allocator, for code that is compiled into callers: taking may fail.
+@usableFromInline
+enum TableMemory {
+  @usableFromInline static func take(_ byteCount: Int, alignment: Int) -> UnsafeMutableRawPointer? {
+    unsafe aligned_alloc(alignment, (byteCount + alignment - 1) & ~(alignment - 1))
+  }
+
+  @usableFromInline static func giveBack(_ memory: UnsafeMutableRawPointer?) { unsafe free(memory) }
 }
 
 /// `@safe`: positions come from the buckets, the chains and the queues, which name nodes below `capacity` only; a foreign one is
@@ -76,13 +104,15 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   @usableFromInline var buckets: UnsafeMutablePointer<UInt32>?
   @usableFromInline var firstFree = noPosition
   @usableFromInline var count = 0
-  /// Rises with each entry that enters.
+  /// Rises with each value that enters.
   @usableFromInline var entered: UInt64 = 0
   @usableFromInline var lastStamp: UInt64 = 0
   @usableFromInline var oldest = InlineArray<4, UInt32>(repeating: noPosition)
   @usableFromInline var newest = InlineArray<4, UInt32>(repeating: noPosition)
+  /// The queues, a bit for each, whose oldest entry has another stamp than the one that was published last.
+  @usableFromInline var unpublished: UInt8 = 0
 
-  init() {}
+  @inlinable init() {}
 
   /// Ends the entries and gives their memory back; the owner's last call. No `deinit`: the optimizer of Swift 6.3.1 stops in one
   /// that it may compile into callers.
@@ -106,13 +136,13 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   }
 
   @inlinable @inline(__always)
-  func bucket(of hash: Int) -> UnsafeMutablePointer<UInt32> {
-    unsafe buckets.unsafelyUnwrapped + (hash & (capacity - 1))
+  func bucket(of hash: UInt32) -> UnsafeMutablePointer<UInt32> {
+    unsafe buckets.unsafelyUnwrapped + (Int(hash) & (capacity - 1))
   }
 
   /// The first entry with a hash.
   @inlinable @inline(__always)
-  func first(withHash hash: Int) -> UInt32 {
+  func first(withHash hash: UInt32) -> UInt32 {
     capacity == 0 ? noPosition : same(hash, from: unsafe bucket(of: hash).pointee)
   }
 
@@ -121,7 +151,7 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   func next(after position: UInt32) -> UInt32 { same(self[position].hash, from: self[position].chain) }
 
   @inlinable @inline(__always)
-  func same(_ hash: Int, from start: UInt32) -> UInt32 {
+  func same(_ hash: UInt32, from start: UInt32) -> UInt32 {
     var position = start
     while position != noPosition, self[position].hash != hash { position = self[position].chain }
     return position
@@ -132,6 +162,27 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
     for queue in 0..<ObjectQueue.count where oldest[queue] != noPosition { return oldest[queue] }
     return nil
   }
+
+  /// All entries, each queue's oldest first.
+  func visitAll(_ body: (Node) -> Void) {
+    for queue in 0..<ObjectQueue.count {
+      var position = oldest[queue]
+      while position != noPosition {
+        body(self[position])
+        position = self[position].newer
+      }
+    }
+  }
+
+  /// Leaves an empty table, which goes on with the numbers of this one.
+  mutating func replaceByEmpty() -> ObjectTable {
+    var empty = ObjectTable()
+    (empty.entered, empty.lastStamp, empty.unpublished) = (entered, lastStamp, ObjectQueue.allBits)
+    return exchange(&self, with: empty)
+  }
+
+  /// Whether the position still has the value that had this number.
+  func has(_ position: UInt32, birth: UInt64) -> Bool { position < capacity && birth != 0 && self[position].birth == birth }
 
   /// Whether the position still has the entry that had this stamp, unused since.
   func holds(_ position: UInt32, _ stamp: UInt64) -> Bool {
@@ -159,6 +210,7 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   mutating func stamp(_ position: UInt32, _ time: UInt64) {
     lastStamp = max(time, lastStamp + 1)
     self[position].stamp = lastStamp
+    if self[position].older == noPosition { unpublished |= self[position].queue.bit }
   }
 
   @inlinable
@@ -175,7 +227,12 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   mutating func unlink(_ position: UInt32) {
     let queue = Int(self[position].queue.number)
     let (older, newer) = (self[position].older, self[position].newer)
-    if older == noPosition { oldest[queue] = newer } else { self[older].newer = newer }
+    if older == noPosition {
+      oldest[queue] = newer
+      unpublished |= self[position].queue.bit
+    } else {
+      self[older].newer = newer
+    }
     if newer == noPosition { newest[queue] = older } else { self[newer].older = older }
   }
 
@@ -184,7 +241,7 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   /// A new entry, its queue's newest. False without memory for it: nothing has changed.
   @inlinable
   mutating func insert(
-    _ key: Key, hash: Int, _ value: Value, cost: Int, _ queue: ObjectQueue, at time: UInt64
+    _ key: Key, hash: UInt32, _ value: Value, cost: Int, _ queue: ObjectQueue, at time: UInt64
   ) -> Bool {
     if firstFree == noPosition, !resize(to: max(8, capacity * 2)) { return false }
     let position = firstFree
@@ -210,40 +267,36 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   mutating func replace(
     _ position: UInt32, _ value: Value, cost: Int, _ queue: ObjectQueue, at time: UInt64
   ) -> DepartedObject<Key, Value> {
-    let departed = departed(position, .replaced)
     unlink(position)
-    self[position].value = value
-    self[position].cost = cost
-    self[position].queue = queue
+    entered += 1
+    let pointer = unsafe nodes.unsafelyUnwrapped + Int(position)
+    // Moved, not copied: an object's count of references stays as it is.
+    let old = unsafe pointer.move()
+    var new = Node()
+    (new.cost, new.birth, new.key, new.queue, new.value) = (cost, entered, old.key, queue, value)
+    (new.hash, new.chain) = (old.hash, old.chain)
+    unsafe pointer.initialize(to: new)
     link(position)
     stamp(position, time)
-    return departed
+    return DepartedObject(old, .replaced)
   }
 
   /// Takes an entry out.
-  @usableFromInline
+  @inlinable
   mutating func remove(_ position: UInt32, _ reason: DepartureReason) -> DepartedObject<Key, Value> {
-    let departed = departed(position, reason)
     unlink(position)
     unsafe unchain(position, bucket(of: self[position].hash))
-    self[position].key = nil
-    self[position].value = nil
-    self[position].stamp = 0
-    self[position].birth = 0
+    let pointer = unsafe nodes.unsafelyUnwrapped + Int(position)
+    let old = unsafe pointer.move()
+    unsafe pointer.initialize(to: Node())
     self[position].chain = firstFree
     firstFree = position
     count -= 1
-    return departed
+    return DepartedObject(old, reason)
   }
 
   @inlinable
-  func departed(_ position: UInt32, _ reason: DepartureReason) -> DepartedObject<Key, Value> {
-    DepartedObject(
-      key: self[position].key!, value: self[position].value!, cost: self[position].cost,
-      reason: reason, isDiscardable: self[position].queue.isDiscardable)
-  }
-
-  private mutating func unchain(_ position: UInt32, _ bucket: UnsafeMutablePointer<UInt32>) {
+  mutating func unchain(_ position: UInt32, _ bucket: UnsafeMutablePointer<UInt32>) {
     var next = unsafe bucket.pointee
     if next == position {
       unsafe bucket.pointee = self[position].chain
@@ -254,14 +307,13 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   }
 
   /// Moves all entries to a table of `wanted` nodes, a power of two and enough. False without memory: nothing has changed.
-  @usableFromInline
+  @inlinable
   mutating func resize(to wanted: Int) -> Bool {
     guard wanted < Int(noPosition) else { return false }
-    let alignment = max(MemoryLayout<Node>.alignment, 16)
-    guard let raw = unsafe aligned_alloc(alignment, (wanted * MemoryLayout<Node>.stride + alignment - 1) & ~(alignment - 1))
-    else { return false }
-    guard let rawBuckets = unsafe malloc(wanted * MemoryLayout<UInt32>.stride) else {
-      unsafe free(raw)
+    let alignment = max(MemoryLayout<Node>.alignment, 64)
+    guard let raw = unsafe TableMemory.take(wanted * MemoryLayout<Node>.stride, alignment: alignment) else { return false }
+    guard let rawBuckets = unsafe TableMemory.take(wanted * MemoryLayout<UInt32>.stride, alignment: 16) else {
+      unsafe TableMemory.giveBack(raw)
       return false
     }
     let fresh = unsafe raw.bindMemory(to: Node.self, capacity: wanted)
@@ -279,7 +331,7 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
         unsafe (nodes! + Int(position)).initialize(to: Node())
         unsafe (fresh + Int(used)).pointee.older = before
         unsafe (fresh + Int(used)).pointee.newer = next == noPosition ? noPosition : used + 1
-        let bucket = unsafe freshBuckets + (fresh + Int(used)).pointee.hash & (wanted - 1)
+        let bucket = unsafe freshBuckets + Int((fresh + Int(used)).pointee.hash) & (wanted - 1)
         unsafe (fresh + Int(used)).pointee.chain = bucket.pointee
         unsafe bucket.pointee = used
         (before, position) = (used, next)
@@ -293,8 +345,8 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
     }
     firstFree = used < UInt32(wanted) ? used : noPosition
     for position in 0..<capacity { unsafe (nodes! + position).deinitialize(count: 1) }
-    unsafe free(nodes)
-    unsafe free(buckets)
+    unsafe TableMemory.giveBack(nodes)
+    unsafe TableMemory.giveBack(buckets)
     unsafe (nodes, buckets, capacity) = (fresh, freshBuckets, wanted)
     return true
   }

@@ -7,11 +7,14 @@ struct NotedObject<Key: Hashable & Sendable, Value: Sendable> {
   let shard: Int
   let position: UInt32
   let stamp: UInt64
+  let birth: UInt64
+  let isDiscardable: Bool
 
   init(_ table: borrowing ObjectTable<Key, Value>, _ position: UInt32, shard: Int) {
     entry = CacheEntry(table[position])
     (self.shard, self.position) = (shard, position)
-    stamp = table[position].stamp
+    (stamp, birth) = (table[position].stamp, table[position].birth)
+    isDiscardable = table[position].queue.isDiscardable
   }
 }
 
@@ -35,8 +38,8 @@ struct NotedObject<Key: Hashable & Sendable, Value: Sendable> {
   init(_ store: ObjectStore<Key, Value>, before end: UInt64, includes: (ObjectQueue) -> Bool) {
     self.end = end
     for queue in 0..<ObjectQueue.count where includes(ObjectQueue(queue)) {
-      for shard in 0..<ObjectStore<Key, Value>.shardCount {
-        places[shard * ObjectQueue.count + queue].stamp = store.publishedStamp(shard: shard, queue: queue)
+      for shard in 0..<ObjectGate.count {
+        places[shard * ObjectQueue.count + queue].stamp = unsafe store.gates[shard].oldestStamp(queue)
       }
     }
   }
@@ -80,7 +83,7 @@ extension ObjectStore {
   /// All entries, the least recently used first.
   func noted() -> [NotedObject<Key, Value>] {
     var all: [NotedObject<Key, Value>] = []
-    for at in 0..<Self.shardCount {
+    for at in 0..<ObjectGate.count {
       hold(shard: at) { shard in
         for queue in 0..<ObjectQueue.count {
           var position = shard.table.oldest[queue]
@@ -95,9 +98,11 @@ extension ObjectStore {
   }
 
   /// Takes an entry out, unless it was used or replaced since. Returns whether it went.
-  func remove(_ noted: NotedObject<Key, Value>, _ reason: DepartureReason) -> Bool {
+  func remove(_ noted: NotedObject<Key, Value>, _ reason: DepartureReason, evenIfUsed: Bool = false) -> Bool {
     let departed = hold(shard: noted.shard) { shard -> Departed? in
-      guard shard.table.holds(noted.position, noted.stamp) else { return nil }
+      let isThere =
+        shard.table.holds(noted.position, noted.stamp) || evenIfUsed && shard.table.has(noted.position, birth: noted.birth)
+      guard isThere else { return nil }
       return remove(noted.position, reason, from: &shard)
     }
     guard let departed else { return false }

@@ -25,7 +25,7 @@ class ProgramClient: Teller, PressureClient, @unchecked Sendable {
   var holdsAnything: Bool { false }
   /// A sixteenth of what there is. False when nothing went.
   func giveSlice() -> Bool { false }
-  /// After the last slice of a reaction; `before` is what `size` was before the first.
+  /// After the last slice of a reaction that gave something; `before` is what `size` was before the first.
   func endRelief(before: Int) {}
   var size: Int { 0 }
 
@@ -35,7 +35,7 @@ class ProgramClient: Teller, PressureClient, @unchecked Sendable {
   final var offeredBytes: Int { 0 }
   final var returnedBytes: Int { 0 }
 
-  func upkeepRound() -> Bool { false }
+  func upkeepRound() -> UInt64 { .max }
   final func setPressure(_ level: PressureLevel) { pressure.store(level.rawValue, ordering: .relaxed) }
   final func offerAll() -> Int { 0 }
   final func dropLost() -> Int { 0 }
@@ -44,7 +44,8 @@ class ProgramClient: Teller, PressureClient, @unchecked Sendable {
   final func beginSlowGrowth() {}
 
   /// False: what the others give decides when the reaction ends.
-  final func giveSlice(ofParts parts: Int) -> Bool {
+  final func giveSlice(ofParts parts: Int, isFelt: Bool) -> Bool {
+    guard holdsAnything else { return false }
     let needsThread = relief.withLock { notes -> Bool in
       notes.isWanted = true
       defer { notes.hasThread = true }
@@ -62,8 +63,12 @@ class ProgramClient: Teller, PressureClient, @unchecked Sendable {
     }) {
       let begin = MonotonicTime.now
       let before = size
-      while giveSlice(), MonotonicTime.now - begin < PressureReaction.timeLimit, isShort {}
-      endRelief(before: before)
+      var hasGiven = false
+      while giveSlice() {
+        hasGiven = true
+        guard MonotonicTime.now - begin < PressureReaction.timeLimit, isShort else { break }
+      }
+      if hasGiven { endRelief(before: before) }
       purgeable__return_free_memory()
     }
   }

@@ -3,8 +3,8 @@
 
 import Glibc
 
-/// A cache, or whatever else holds memory that can be made again. The library's thread calls all of this, under no mutex, and
-/// waits for it: code of the program has no place here.
+/// A cache, the regions, or whatever else holds memory that can be made again. The library's thread calls all of this, under no
+/// mutex, and waits for it: code of the program has no place here.
 protocol PressureClient: ForkProtected {
   var link: ClientLink<UnownedClient> { get }
   /// Those whose mutexes come after those of all clients, in forks (ForkGuard.swift); two at most.
@@ -20,8 +20,9 @@ protocol PressureClient: ForkProtected {
 
   // MARK: What it does
 
-  /// Offers what is idle, and what else is due in each round of the library's thread. Returns whether another round is needed.
-  func upkeepRound() -> Bool
+  /// Offers what is idle, and what else is due in each round of the library's thread. Returns in how many milliseconds it wants
+  /// another round: 0 for the next one, `.max` for none before there is new work.
+  func upkeepRound() -> UInt64
   func setPressure(_ level: PressureLevel)
   /// Step 1 of a reaction (PressureReaction.swift). Returns the bytes put on offer.
   func offerAll() -> Int
@@ -29,8 +30,9 @@ protocol PressureClient: ForkProtected {
   func dropLost() -> Int
   /// From here on it may have to give.
   func beginReaction()
-  /// Step 3: gives back that part of what it holds, or a little more. False when nothing could be given back.
-  func giveSlice(ofParts parts: Int) -> Bool
+  /// Step 3: gives back that part of what it holds, or a little more. `isFelt`: not because the program asked for it. False when
+  /// nothing could be given back.
+  func giveSlice(ofParts parts: Int, isFelt: Bool) -> Bool
   /// Step 4.
   func shrinkBookkeeping(_ level: PressureLevel)
   /// Step 5. From here on it grows slowly.
@@ -46,7 +48,8 @@ extension PressureClient {
   unowned(unsafe) let client: any PressureClient
 }
 
-/// Every client from its making to its end. Has a mutex of its own, under which nothing else is taken.
+/// Every client from its making to its end; the regions, which have no end, are not in the list. Has a mutex of its own, under
+/// which nothing else is taken.
 final class ClientRoster: ForkProtected {
   static let shared = ClientRoster()
   private let list = Guarded(ClientList<UnownedClient>())
@@ -61,8 +64,11 @@ final class ClientRoster: ForkProtected {
     }
     ForkGuard.shared.announce(.lists) { $0.append(ClientRoster.shared) }
     rehearseFork()
+    // For the regions.
+    ForkGuard.shared.reserve(1)
   }
 
+  /// Whether there is nobody to watch for: regions on offer are the kernel's.
   var isEmpty: Bool { list.withLock { $0.isEmpty } }
 
   /// Adds a client; its owner removes it before it ends. Only what a fork needs is allocated here, and the owner has tested that
@@ -98,13 +104,18 @@ final class ClientRoster: ForkProtected {
   }
 }
 
-/// All clients, one after the other. Each is kept alive until the next is asked for. Clients made meanwhile are included. Takes
-/// only the roster's mutex, for a moment each time.
+/// All clients, one after the other, the regions first. Each is kept alive until the next is asked for. Clients made meanwhile
+/// are included. Takes only the roster's mutex, for a moment each time.
 struct ListedClients: Sequence, IteratorProtocol {
   private var present: (any PressureClient)?
   private var number: UInt64 = 0
+  private var isBeforeRegions = true
 
   mutating func next() -> (any PressureClient)? {
+    if isBeforeRegions {
+      isBeforeRegions = false
+      return RegionClient.shared
+    }
     let found = ClientRoster.shared.client(after: present?.link, number)
     present = found?.client
     number = found?.number ?? number

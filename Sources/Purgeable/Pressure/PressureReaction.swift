@@ -82,7 +82,7 @@ enum PressureReaction {
       let must = isFirst && (mustGive || level == .critical)
       guard must || isShort(offered) else { break }
       isFirst = false
-      let gave = clients.reduce(false) { gave, client in client.giveSlice(ofParts: sliceShare) || gave }
+      let gave = clients.reduce(false) { gave, client in client.giveSlice(ofParts: sliceShare, isFelt: isFelt) || gave }
       if !gave { break }
     }
     for client in clients {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The loop of the library's thread: wait, ask the sources, work.
 
-import CPurgeable
 import Glibc
 import Synchronization
 
@@ -44,13 +43,10 @@ extension Maintainer {
         worksRound = true
         watch.roundDue = nil
         WorkBell.isRung.store(false, ordering: .releasing)
-        if round() {
-          WorkBell.isRung.store(true, ordering: .releasing)
-          watch.roundDue = woken + Self.roundDelay
-        }
-        // Regions are offered again, at ever longer intervals.
-        let due = purgeable_offer_pending_due_ms()
-        if due != .max { watch.roundDue = min(watch.roundDue ?? .max, woken + max(Self.roundDelay, due * 1_000_000)) }
+        let due = ListedClients().reduce(.max) { due, client in min(due, client.upkeepRound()) }
+        // Until the next round, nobody need ring.
+        if due == 0 { WorkBell.isRung.store(true, ordering: .releasing) }
+        if due != .max { watch.roundDue = woken + max(Self.roundDelay, due * 1_000_000) }
       }
       watch.retryDue = nil
       refresh(&watch)
@@ -106,14 +102,6 @@ extension Maintainer {
     guard let best else { return false }
     best?.close()
     return true
-  }
-
-  /// One round; whether another one is due.
-  private func round() -> Bool {
-    var again = false
-    purgeable_offer_pending(nil)
-    for client in ListedClients() { again = client.upkeepRound() || again }
-    return again
   }
 
   // MARK: Sources
@@ -230,8 +218,6 @@ extension Maintainer {
     case .ease: PressureReaction.run(ListedClients(), .normal) { _ in false }
     case .look: reactIfShort(&watch, woken: woken)
     case .react:
-      // First the step that costs nothing: the kernel gets the most to choose from.
-      purgeable_offer_pending(nil)
       let begun = MonotonicTime.now
       // A source of the program's own knows better than our figures whether memory is short.
       let mustGive = givenSource != nil

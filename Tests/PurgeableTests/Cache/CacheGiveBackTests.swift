@@ -86,7 +86,7 @@ struct CacheGiveBackTests {
     cache.discardEveryThirdPage()
     if isKnown { cache.engine.heap.findLosses() }
     // As the reaction does, but without its sweep.
-    #expect(cache.engine.giveSlice(ofParts: 2))
+    #expect(cache.engine.giveSlice(ofParts: 2, isFelt: true))
     let departures = cache.statistics.departures
     #expect(departures[.pressure, default: 0] > 1000)
     if isKnown { #expect(departures[.discarded, default: 0] > 1000) }

@@ -11,8 +11,9 @@ import ToolSupport
 
 @Suite("PurgeableCache, reaction to pressure", .notUnderThreadSanitizer)
 struct CacheReactionTests {
+  /// With the test run's seed: which shares of entries stay depends on where their keys lie.
   private func filled(_ count: Int = 16_000, clock: CacheClock = .monotonic) throws -> PurgeableCache<Int, [UInt8]> {
-    let cache = try PurgeableCache<Int, [UInt8]>(clock: clock)
+    let cache = try PurgeableCache<Int, [UInt8]>(clock: clock, hashSeed: chosenSeed)
     for key in 0..<count { cache[key] = pattern(300) }
     return cache
   }
@@ -47,7 +48,7 @@ struct CacheReactionTests {
       #expect(after.memory.residentBytes! <= after.memory.heldBytes)
       #expect(before.memory.residentBytes! - after.memory.residentBytes! > before.memory.heldBytes / share / 2)
       #expect(after.memory.givenBackBytes - before.memory.givenBackBytes >= before.memory.heldBytes / share / 2)
-      #expect(after.departures[.pressure, default: 0] > 0)
+      #expect(after.departures[.trimmed, default: 0] > 0)
       // The level was asked for by the program, not felt.
       #expect(after.pressure == .normal)
       for key in 0..<16_000 {

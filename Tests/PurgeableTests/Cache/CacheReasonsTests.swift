@@ -163,7 +163,7 @@ struct CacheReasonsTests {
     for key in 0..<30_000 { cache[key] = pattern(300) }
     cache.trimUntimed(level: .critical)
     let before = cache.statistics
-    #expect(before.departures[.pressure, default: 0] > 0)
+    #expect(before.departures[.trimmed, default: 0] > 0)
     guard case .growth(let remaining)? = before.limitReason, let limit = before.limitInForce else {
       Issue.record("limited by \(String(describing: before.limitReason))")
       return

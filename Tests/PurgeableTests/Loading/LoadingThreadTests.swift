@@ -367,7 +367,53 @@ struct LoadingThreadTests {
     }
   }
 
+  @Test("who asks after a removal does not get what was being loaded before it", arguments: CacheKind.allCases)
+  func askedAfterRemoval(_ kind: CacheKind) throws {
+    let cache = try kind.make()
+    let (began, isOver) = (Event(), Event())
+    let loader = TestThread {
+      let value = cache.value(forKey: 1) {
+        began.happens()
+        isOver.blocks()
+        return [1]
+      }
+      #expect(value == [1], "its own")
+    }
+    #expect(began.blocks())
+    cache.remove(forKey: 1)
+    #expect(cache.value(forKey: 1) { [2] } == [2])
+    isOver.happens()
+    loader.join()
+    #expect(cache.value(forKey: 1) { [3] } == [2], "the newer one is kept")
+  }
+
   // MARK: Forks
+
+  /// The child comes out of a load of two keys, one of which another thread of the parent is loading.
+  private static func forkInGroup(_ cache: any LoadingCache<Int>) {
+    let (began, isOver) = (Event(), Event())
+    let other = TestThread {
+      _ = cache.value(forKey: 21) {
+        began.happens()
+        isOver.blocks()
+        return [21]
+      }
+    }
+    require(began.blocks(), "the other thread loads")
+    var child: pid_t = -1
+    let values = cache.values(forKeys: [20, 21]) { missing in
+      if child < 0 {
+        child = fork()
+        // The parent waits for the other thread, whose load may end now.
+        if child > 0 { isOver.happens() } else { alarm(60) }
+      }
+      return Dictionary(uniqueKeysWithValues: missing.map { ($0, [UInt8($0)]) })
+    }
+    if child == 0 { _exit(values == [[20], [21]] ? 0 : 1) }
+    require(ChildEnd.of(child) == .exited(0), "the child loads what nobody loads there")
+    require(values == [[20], [21]], "the parent waits")
+    other.join()
+  }
 
   @Test("a forked child knows nothing of its parent's loads, and goes on with the one that forked, which is not kept", .forks)
   func forked() async {
@@ -416,6 +462,7 @@ struct LoadingThreadTests {
         if child.load(ordering: .relaxed) == 0 { _exit(result == [7] && cache.peekValue(forKey: 7) == [70] ? 0 : 1) }
         require(ChildEnd.of(child.load(ordering: .relaxed)) == .exited(0), "what the child stores stands")
         require(cache.peekValue(forKey: 7) == [7], "what the parent loaded is kept")
+        Self.forkInGroup(cache)
       }
     }
   }

@@ -26,6 +26,8 @@ public struct Departure<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   public let reason: DepartureReason
   /// Why there is no value; nil where there is one.
   public let absence: ValueAbsence?
+  /// Whether it is an object that was stored again under its own key.
+  package var isStoredAgain = false
 }
 
 /// The copy of a value that waits to be told, in memory whose allocation may fail. `@unchecked Sendable`: it has one owner at a

@@ -47,7 +47,8 @@ struct SlowGrowth: ~Copyable, Sendable {
     guard base != .max else { return .max }
     let elapsed = elapsed(clock.now())
     guard elapsed < Self.duration else {
-      self.base.store(.max, ordering: .relaxed)
+      // Unless it began anew meanwhile.
+      _ = self.base.compareExchange(expected: base, desired: .max, ordering: .relaxed)
       return .max
     }
     return base + Int(Double(rate.load(ordering: .relaxed)) * (Double(elapsed) / 1e9))

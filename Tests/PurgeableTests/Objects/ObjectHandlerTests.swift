@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: MIT
+// Handlers, clocks and predicates of the program that use the cache while it works, and what must not go on for ever then.
+
+import Glibc
+import PurgeableTestSupport
+import Synchronization
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+private final class Counted: Sendable {
+  private let onEnd: @Sendable () -> Void
+  init(_ onEnd: @escaping @Sendable () -> Void) { self.onEnd = onEnd }
+  deinit { onEnd() }
+}
+
+@Suite("ObjectCache, while the program's code uses it")
+struct ObjectHandlerTests {
+  @Test("removeAll ends although each entry is stored again, and leaves those")
+  func storedAgain() async {
+    await #expect(processExitsWith: .success) {
+      alarm(600)
+      let cache = try ObjectCache<Int, Int>()
+      for key in 0..<1000 { cache.setValue(key, forKey: key, cost: 3) }
+      cache.setDepartureHandler { departure in
+        if departure.reason == .removed { cache.setValue(-1, forKey: departure.key, cost: 5) }
+      }
+      cache.removeAll()
+      require(cache.count == 1000 && cache.totalCost == 5000 && cache.values.allSatisfy { $0 == -1 }, "the new ones")
+      require(cache.statistics.departures[.removed] == 1000, "each once")
+      cache.removeDepartureHandler()
+      for key in 0..<2000 { cache[key] = key }
+      require(cache.count == 2000 && (0..<2000).allSatisfy { cache[$0] == $0 }, "the tables work on")
+    }
+  }
+
+  @Test("a sweep ends although each discarded object is stored again")
+  func sweptAgain() async {
+    await #expect(processExitsWith: .success) {
+      alarm(600)
+      let cache = try ObjectCache<Int, TestContent>()
+      let contents = (0..<100).map(TestContent.init)
+      for content in contents { cache[content.number] = content }
+      cache.setDepartureHandler { departure in
+        if departure.reason == .discarded { cache[departure.key] = departure.value }
+      }
+      for content in contents { content.discardContentIfPossible() }
+      require(cache.sweep() == 100 && cache.count == 100, "each once")
+    }
+  }
+
+  @Test("a limit holds after a store during which all other entries were used")
+  func usedMeanwhile() throws {
+    let cache = try ObjectCache<String, Int>(costLimit: 10)
+    cache.setDepartureHandler { _ in _ = cache["other"] }
+    cache.setValue(1, forKey: "one", cost: 5)
+    cache.setValue(2, forKey: "other", cost: 5)
+    cache.setValue(3, forKey: "one", cost: 9)
+    #expect(cache.totalCost <= 10 && cache.count == 1)
+    // The same where the program is asked: it is not asked about what is being stored.
+    let asked = Mutex<[String]>([])
+    cache.removeAll()
+    cache.shouldEvict = { key, _ in
+      asked.withLock { $0.append(key) }
+      return true
+    }
+    cache.setValue(1, forKey: "one", cost: 5)
+    cache.setValue(2, forKey: "other", cost: 5)
+    cache.setValue(3, forKey: "one", cost: 9)
+    #expect(cache.totalCost == 9 && cache.keys == ["one"] && asked.withLock { $0 } == ["other"])
+  }
+
+  @Test("removeAll(where:) removes what was read meanwhile, and keeps what was stored meanwhile")
+  func removedThoughRead() throws {
+    let cache = try ObjectCache<Int, Int>()
+    for key in 0..<100 { cache[key] = key }
+    let removed = cache.removeAll { entry in
+      _ = cache[entry.key]
+      if entry.key % 10 == 0 { cache[entry.key] = -1 }
+      return true
+    }
+    #expect(removed == 90 && cache.keys.sorted() == Array(stride(from: 0, to: 100, by: 10)))
+  }
+
+  /// A clock that looks at each shard of a cache.
+  private final class LookingClock: _Concurrency.Clock {
+    let look = Guarded<(@Sendable () -> Void)?>(nil)
+    var now: ContinuousClock.Instant {
+      look.withLock { $0 }?()
+      return ContinuousClock.now
+    }
+    var minimumResolution: Duration { .nanoseconds(1) }
+    func sleep(until deadline: ContinuousClock.Instant, tolerance: Duration?) async throws {}
+  }
+
+  @Test("the program's clock is asked under no mutex")
+  func clock() async {
+    await #expect(processExitsWith: .success) {
+      alarm(600)
+      let clock = LookingClock()
+      var options = CacheOptions()
+      options.clock = clock
+      let cache = try ObjectCache<Int, Int>(options)
+      for key in 0..<1600 { cache[key] = key }
+      let looks = Atomic<Int>(0)
+      clock.look.withLock {
+        $0 = { [unowned cache] in
+          looks.add(1, ordering: .relaxed)
+          for key in 0..<100 { _ = cache.peekValue(forKey: key) }
+        }
+      }
+      cache.trim(level: .critical)
+      for key in 2000..<2100 { cache[key] = key }
+      require(looks.load(ordering: .relaxed) > 100 && cache.statistics.departures[.growth, default: 0] > 0, "growth is slow")
+      clock.look.withLock { $0 = nil }
+    }
+  }
+
+  @Test("values and handlers end with the cache, although the library still works for it")
+  func endsWithCache() throws {
+    let ended = Atomic<Int>(0)
+    var cache: ObjectCache<Int, Counted>? = try ObjectCache()
+    for key in 0..<100 { cache?[key] = Counted { ended.add(1, ordering: .relaxed) } }
+    let held = Counted { ended.add(1000, ordering: .relaxed) }
+    cache?.setDepartureHandler { [held] _ in withExtendedLifetime(held) {} }
+    // As the library's thread does in a round.
+    let store = cache?.store
+    cache = nil
+    #expect(ended.load(ordering: .relaxed) == 100)
+    withExtendedLifetime((store, held)) {}
+  }
+
+  @Test("a cache that has nothing to give starts no thread, and is not slowed")
+  func nothingToGive() throws {
+    let cache = try ObjectCache<Int, Int>()
+    #expect(!cache.store.giveSlice(ofParts: 16, isFelt: true))
+    #expect(!cache.store.relief.withLock { $0.hasThread || $0.isWanted })
+    #expect(cache.store.growthLimit == .max)
+  }
+
+  @Test("trim(level:) discards the content that nobody uses before entries go")
+  func trimsContent() throws {
+    let told = Departures<Int, any Sendable>()
+    let cache = try ObjectCache<Int, any Sendable> { told.note($0) }
+    let contents = (0..<3).map(TestContent.init)
+    #expect(contents[1].beginContentAccess())
+    for key in 0..<61 { cache[key] = key }
+    for content in contents { cache[100 + content.number] = content }
+    cache.shouldEvict = { _, _ in
+      Issue.record("nobody is asked")
+      return true
+    }
+    cache.trim(level: .warning)
+    #expect(cache.count == 60)
+    #expect(
+      told.take().map(\.inShort) == ["100: discarded, 0", "102: discarded, 0", "0: trimmed, 0", "1: trimmed, 0"])
+    #expect(!contents[1].isContentDiscarded)
+  }
+
+  @Test("what leaves for a limit in bytes is told so, and the statistics name the limit")
+  func bytes() throws {
+    let told = Departures<Int, Int>()
+    let cache = try ObjectCache<Int, Int>(CacheOptions(costLimit: 100, byteLimit: 50)) { told.note($0) }
+    for key in 0..<6 { cache.setValue(key, forKey: key, cost: 10) }
+    #expect(told.take().map(\.inShort) == ["0: byte limit, 10"])
+    #expect(cache.statistics.limitInForce == 50 && cache.statistics.limitReason == .byteLimit)
+    try cache.setByteLimit(nil)
+    for key in 10..<16 { cache.setValue(key, forKey: key, cost: 10) }
+    #expect(told.take().map(\.inShort) == ["1: cost limit, 10"])
+    #expect(cache.statistics.limitInForce == nil && cache.statistics.limitReason == nil)
+    try cache.setMemoryShare(0.5)
+    #expect(cache.statistics.limitReason == .memoryShare)
+  }
+
+  @Test("of objects that several threads register none is lost, and those that ended are forgotten")
+  func registered() async {
+    await #expect(processExitsWith: .success) {
+      let kept = Mutex<[TestContent]>([])
+      onThreads(4) { _ in
+        let mine = (0..<500).map(TestContent.init)
+        for content in mine { PurgeableMemory.register(content) }
+        kept.withLock { $0 += mine }
+      }
+      var contents = kept.withLock { $0 }
+      kept.withLock { $0 = [] }
+      require(PurgeableMemory.discardRegisteredContent() == 2000, "all are asked")
+      require(contents.allSatisfy(\.isContentDiscarded), "all are discarded")
+      contents.removeLast(1500)
+      PurgeableMemory.discardRegisteredContent()
+      require(DiscardableRegistry.shared.size == 500, "those that ended: \(DiscardableRegistry.shared.size)")
+    }
+  }
+
+  @Test("an event offers idle regions at once, as all that holds memory", .enabled(if: PageOutTests.canDiscard))
+  func regions() async {
+    // In a process of its own: all clients are asked.
+    await #expect(processExitsWith: .success) {
+      let region = try PurgeableRegion(byteCount: 1 << 20) { span throws(PurgeableError) in span.write(pattern(1 << 20)) }
+      _ = PressureReaction.run(ListedClients(), .normal) { _ in false }
+      require(region.offeredBytes == 1 << 20, "on offer: \(region.offeredBytes)")
+      require(RegionClient.shared.offeredBytes == 1 << 20, "counted: \(RegionClient.shared.offeredBytes)")
+    }
+  }
+}
