@@ -79,7 +79,7 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
   @usableFromInline
   final func noteStore() { WorkBell.ring() }
 
-  /// Before an entry comes into the queue.
+  /// Before an entry comes into the queue: who has seen the entry booked sees its queue.
   @usableFromInline
   final func noteQueue(_ queue: ObjectQueue) {
     if queuesSeen.load(ordering: .relaxed) & queue.bit == 0 { queuesSeen.bitwiseOr(queue.bit, ordering: .relaxed) }

@@ -9,6 +9,8 @@ struct ObjectHandlers<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   /// As the program set it, and as it is called.
   var shouldEvict: (@Sendable (Key, DepartureReason) -> Bool)?
   var asks: (@Sendable (Key, Value, DepartureReason) -> Bool)?
+
+  var isEmpty: Bool { tells == nil && asks == nil }
 }
 
 /// Handlers as they were set at one time. An object, because the runtime takes memory for a closure that comes out of generic
@@ -27,7 +29,8 @@ extension ObjectStore {
       let old = inForce
       var handlers = old.handlers
       change(&handlers)
-      inForce = ObjectHandlersInForce(handlers)
+      // Taking handlers away takes no memory.
+      inForce = handlers.isEmpty ? noHandlers : ObjectHandlersInForce(handlers)
       hasHandler.store(handlers.tells != nil, ordering: .releasing)
       hasVeto.store(handlers.asks != nil, ordering: .releasing)
       return old

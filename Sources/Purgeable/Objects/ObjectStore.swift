@@ -89,7 +89,7 @@ struct ObjectCounters: Sendable {
   @usableFromInline var departures = InlineArray<16, Int>(repeating: 0)
 
   @inlinable
-  mutating func count(_ reason: DepartureReason) { departures[reason.rawValue] += 1 }
+  mutating func count(_ reason: DepartureReason, _ count: Int = 1) { departures[reason.rawValue] += count }
 }
 
 /// `@unchecked Sendable`: what is in a shard is under its mutex.
@@ -100,11 +100,13 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
 
   @usableFromInline let gates: UnsafeMutablePointer<ObjectGate>
   @usableFromInline let shards: UnsafeMutablePointer<Shard>
-  let guardedHandlers = Guarded(ObjectHandlersInForce(ObjectHandlers<Key, Value>()))
+  let guardedHandlers: Guarded<ObjectHandlersInForce<Key, Value>>
+  let noHandlers = ObjectHandlersInForce(ObjectHandlers<Key, Value>())
   /// The keys that are being loaded.
   @usableFromInline let loads = LoadTable<Key, Value>()
 
   override init(_ options: CacheOptions, clock: CacheClock) {
+    guardedHandlers = Guarded(noHandlers)
     unsafe gates = UnsafeMutablePointer.allocate(capacity: ObjectGate.count)
     unsafe shards = UnsafeMutablePointer.allocate(capacity: ObjectGate.count)
     for at in 0..<ObjectGate.count {
@@ -226,10 +228,9 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   /// Puts an empty table in a shard's place, and books that the entries of the old one, which the caller gets, were removed.
   func takeTable(ofShard number: Int) -> ObjectTable<Key, Value> {
     hold(shard: number) { shard in
-      shard.table.visitAll { node in
-        shard.counters.count(.removed)
-        book(entries: -1, cost: 0, less: node.cost)
-      }
+      shard.counters.count(.removed, shard.table.count)
+      book(entries: -shard.table.count, cost: 0, less: 0)
+      shard.table.visitAll { book(entries: 0, cost: 0, less: $0.cost) }
       return shard.table.replaceByEmpty()
     }
   }

@@ -24,7 +24,7 @@ private final class Counter: Sendable {
 }
 
 /// So many rounds of a storm in the full run, and a tenth of them outside of it, where no race is demanded to happen.
-private func stormRounds(_ count: Int) -> Int { count / slowness / (TestRun.isFull ? 1 : 10) }
+private func stormRounds(_ full: Int, gate: Int) -> Int { (TestRun.isFull ? full : gate) / slowness }
 
 /// Each thread has keys of its own: entries that it stored and did not remove have to be there, with the last value stored.
 private func storm(_ cache: PurgeableCache<UInt32, [UInt8]>, rounds: Int, keys: UInt32 = 300, _ findings: Findings) {
@@ -82,11 +82,11 @@ struct CacheShardsStormTests {
     cache.openEarly()
     let findings = Findings()
     #if DEBUG
-      let rounds = 1500
+      let rounds = stormRounds(500, gate: 150)
     #else
-      let rounds = 5000
+      let rounds = stormRounds(5000, gate: 500)
     #endif
-    storm(cache, rounds: stormRounds(rounds), findings)
+    storm(cache, rounds: rounds, findings)
     let (missing, wrong) = (findings.missing.load(ordering: .relaxed), findings.wrong.load(ordering: .relaxed))
     #expect(missing == 0 && wrong == 0, "\(missing) missing, \(wrong) wrong, seed \(chosenSeed)")
     #expect(!TestRun.isFull || findings.steps.load(ordering: .relaxed) > 5)
@@ -106,7 +106,7 @@ struct CacheShardsStormTests {
     @Test("with a second look at the mask no key that is there is missed")
     func rule() throws {
       let findings = Findings()
-      storm(try paused(isOff: false), rounds: stormRounds(1000), keys: 30, findings)
+      storm(try paused(isOff: false), rounds: stormRounds(500, gate: 100), keys: 30, findings)
       #expect(findings.missing.load(ordering: .relaxed) == 0 && findings.wrong.load(ordering: .relaxed) == 0)
     }
 
@@ -153,7 +153,7 @@ struct CacheShardsStormTests {
         }
         return
       }
-      for round in 0..<stormRounds(6000) {
+      for round in 0..<stormRounds(6000, gate: 600) {
         let key = UInt32(random.index(below: 1500))
         switch random.index(below: 10) {
         case 0..<4:
