@@ -34,7 +34,7 @@ enum NSCacheShape {
     workload.fill(shape)
     workload.fill(nsCache)
     if !isHits {
-      // What they hold now, or a little less.
+      // Room for as many entries of the mean cost.
       let limit = entries * entries
       (shape.cache.totalCostLimit, nsCache.cache.totalCostLimit) = (limit, limit)
     }

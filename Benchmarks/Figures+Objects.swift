@@ -58,13 +58,13 @@ struct ShapePeer: ObjectPeer {
   func put(_ thing: Thing, _ key: NSObject, _ cost: Int) { cache.setObject(thing, forKey: key, cost: cost) }
 }
 
+enum ObjectWork: Int {
+  case hits, stores, fullStores
+}
+
 /// Twice as many keys and objects as there are entries, so that half of them can be new ones.
 struct ObjectWorkload<Key> {
-  enum Work: Int, CaseIterable {
-    case hits, stores, fullStores
-  }
-
-  let work: Work
+  let work: ObjectWork
   let entries: Int
   let keys: [Key]
   let things: [Thing]
@@ -72,7 +72,7 @@ struct ObjectWorkload<Key> {
   let asked: [Key]
   private let places: [Int]
 
-  init(_ work: Work, entries: Int, _ key: (Int) -> Key) {
+  init(_ work: ObjectWork, entries: Int, _ key: (Int) -> Key) {
     (self.work, self.entries) = (work, entries)
     keys = (0..<2 * entries).map(key)
     things = (0..<2 * entries).map { Thing($0) }
@@ -136,17 +136,14 @@ enum Objects {
     guard ThreadPair.isPossible else { return figures }
     for (kind, keys) in kinds.enumerated() {
       let numbers = try ChildRun.run("object-threads", [kind, 100_000, scale(15, quick: 3)])
-      let note = try ["one", "two", "lru one", "lru two"].map { "\($0) \(Figure.text(try numbers.value(named($0)))) ns" }
+      let note = try ["one", "two", "lru-one", "lru-two"].map { "\($0) \(Figure.text(try numbers.value($0))) ns" }
       figures.append(
         Figure(
           "objects, \(keys) keys: hits by two threads", .time, try Spread(numbers, "two/one"), .atLeast(1.5),
-          "times one thread's",
-          note: note.joined(separator: ", ")))
+          "times one thread's", note: note.joined(separator: ", ")))
     }
     return figures
   }
-
-  private static func named(_ name: String) -> String { name.replacingOccurrences(of: " ", with: "-") }
 
   /// Arguments: keys, work, entries, rounds.
   @Sendable static func measure(_ arguments: [Int]) throws -> Numbers {
@@ -155,11 +152,9 @@ enum Objects {
 
   private static func measure<Key: ObjectWorkloadKey>(_: Key.Type, _ arguments: [Int]) throws -> Numbers {
     let (entries, rounds) = (arguments[2], arguments[3])
-    let work = ObjectWorkload<Key>.Work(rawValue: arguments[1])!
+    let work = ObjectWork(rawValue: arguments[1])!
     let workload = ObjectWorkload(work, entries: entries) { Key(number: $0) }
-    let foundationWorkload = ObjectWorkload(
-      ObjectWorkload<NSObject>.Work(rawValue: arguments[1])!, entries: entries
-    ) { Key(number: $0).foundation }
+    let foundationWorkload = ObjectWorkload(work, entries: entries) { Key(number: $0).foundation }
     let cache = try ObjectCache<Key, Thing>(countLimit: workload.countLimit)
     let lru = TextbookLRU<Key, Thing>(Limits(count: workload.countLimit ?? .max))
     let nsCache = FoundationPeer(cache: NSCache())

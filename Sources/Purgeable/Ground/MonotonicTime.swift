@@ -14,8 +14,9 @@ extension Duration {
 }
 
 /// Nanoseconds since some moment before the process began.
+@usableFromInline
 enum MonotonicTime {
-  static var now: UInt64 {
+  @usableFromInline static var now: UInt64 {
     var time = timespec()
     unsafe clock_gettime(CLOCK_MONOTONIC, &time)
     return UInt64(time.tv_sec) * 1_000_000_000 + UInt64(time.tv_nsec)

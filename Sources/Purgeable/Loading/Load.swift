@@ -170,7 +170,7 @@ struct LoadSeat<Key: Hashable & Sendable, Value: Sendable>: Sendable {
 final class EnclosingLoads: Sendable {
   @TaskLocal static var current: EnclosingLoads?
 
-  private let calls: [LoadCall]
+  let calls: [LoadCall]
 
   /// Loads that have ended are left out: tasks that outlive the load that began them, and load again, would make an endless list.
   init(_ call: LoadCall, _ outer: EnclosingLoads?) {

@@ -250,8 +250,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
   func unlockAfterFork() { books.unlock() }
 
   /// The parent's loads and those who wait for them are not here. The thread that forked may be inside of a load: that one goes
-  /// on, alone, and what it makes is returned and not kept.
-  /// It may also be about to wait for another thread's load, of another key: then it loads that key as well.
+  /// on, alone, and what it makes is returned and not kept. Keys that another thread was loading for it, it loads itself.
   func forgetInChild() {
     let waiters = locked { books -> [LoadWaiter] in
       if books.youngest.isEmpty { return [] }

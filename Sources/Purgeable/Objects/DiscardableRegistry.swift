@@ -22,11 +22,13 @@ final class DiscardableRegistry: ProgramClient, @unchecked Sendable {
     var limit = 64
   }
 
+  private typealias Living = (objects: [any DiscardableContent], lastNumber: Int)
+
   private let state = Guarded(State())
 
   /// The objects that are alive, the longest registered first, and the last number so far. They are held until the caller lets
   /// them go, under no mutex.
-  private func living() -> (objects: [any DiscardableContent], lastNumber: Int) {
+  private func living() -> Living {
     let (living, lastNumber) = state.withLock { state -> ([(number: Int, object: any DiscardableContent)], Int) in
       (state.places.values.compactMap { place in place.object.map { (place.number, $0) } }, state.lastNumber)
     }
@@ -43,7 +45,7 @@ final class DiscardableRegistry: ProgramClient, @unchecked Sendable {
       return state.places.count >= state.limit
     }
     if !isClient.exchange(true, ordering: .relaxed) { ClientRoster.shared.add(self) }
-    if needsForgetting { forgetEnded() }
+    if needsForgetting { forgetEnded(except: living()) }
     WorkBell.ring()
   }
 
@@ -51,13 +53,12 @@ final class DiscardableRegistry: ProgramClient, @unchecked Sendable {
     state.withLock { _ = $0.places.removeValue(forKey: ObjectIdentifier(object)) }
   }
 
-  private func forgetEnded() {
-    // Held meanwhile, so that none ends under the mutex.
-    let (objects, lastNumber) = living()
-    let identities = Set(objects.map { ObjectIdentifier($0) })
+  /// `living`: held meanwhile, so that none ends under the mutex.
+  private func forgetEnded(except living: Living) {
+    let identities = Set(living.objects.map { ObjectIdentifier($0) })
     state.withLock { state in
       // Those that were registered since are not among the objects.
-      state.places = state.places.filter { $0.value.number > lastNumber || identities.contains($0.key) }
+      state.places = state.places.filter { $0.value.number > living.lastNumber || identities.contains($0.key) }
       state.limit = max(64, 2 * state.places.count)
     }
   }
@@ -65,9 +66,10 @@ final class DiscardableRegistry: ProgramClient, @unchecked Sendable {
   /// Asks the objects whose content is there, until so many have discarded it; and forgets those that have ended. Returns how
   /// many have discarded it.
   func discard(atMost limit: Int = .max) -> Int {
-    defer { forgetEnded() }
+    let living = living()
+    forgetEnded(except: living)
     var discarded = 0
-    for object in living().objects where discarded < limit && !object.isContentDiscarded {
+    for object in living.objects where discarded < limit && !object.isContentDiscarded {
       object.discardContentIfPossible()
       if object.isContentDiscarded { discarded += 1 }
     }

@@ -161,9 +161,3 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
     return false
   }
 }
-
-/// The clock by which uses are ordered.
-@usableFromInline
-enum UseTime {
-  @usableFromInline static var now: UInt64 { MonotonicTime.now }
-}

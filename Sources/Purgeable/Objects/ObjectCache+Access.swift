@@ -22,7 +22,7 @@ extension ObjectCache {
         return nil
       }
       shard.counters.hits += 1
-      shard.table.use(position, at: UseTime.now)
+      shard.table.use(position, at: MonotonicTime.now)
       return (shard.table[position].value!, shard.table[position].queue.isDiscardable)
     }
   }
@@ -74,7 +74,7 @@ extension ObjectCache {
     if store.refuses(cost) { return (.tooLarge, refuse(value, key, cost, isLoaded: permit != nil)) }
     let queue = ObjectQueue(hasCost: cost > 0, isDiscardable: store.isDiscardable(value))
     store.noteQueue(queue)
-    let time = UseTime.now
+    let time = MonotonicTime.now
     let (isStored, stamp, old) = store.hold(key) { shard, position, hash -> (Bool, UInt64, DepartedObject<Key, Value>?) in
       if let permit, !permit.take() { return (true, 0, nil) }
       if position != noPosition {

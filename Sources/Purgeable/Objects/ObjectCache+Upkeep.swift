@@ -18,11 +18,11 @@ extension ObjectCache {
     trim(toCount: Int(Double(count) * share))
   }
 
-  /// Gives back as the library does when memory is short, and grows slowly for a minute: the content of the least recently used
-  /// entries, and when no more can be discarded entries, the least recently used first; a sixteenth of all at `warning`, a
-  /// quarter at `critical`, nothing at `normal`. Entries whose content was discarded before go beside them. Nobody is asked, and
-  /// handlers are told `trimmed` of entries without content to discard. Of the result, only entries that were lost and times have
-  /// a meaning here: how many bytes objects take is not known.
+  /// Gives back as the library does when memory is short, and grows slowly for a minute. Content that nobody uses is discarded
+  /// first; where there is no more of it, entries go. In both cases the least recently used come first. A sixteenth of the
+  /// entries is concerned at `warning`, a quarter at `critical`, none at `normal`; entries whose content was discarded before go
+  /// beside them. Nobody is asked. Handlers are told `discarded` of entries that go with their content, and `trimmed` of others.
+  /// Of the result, only lost entries and times have a meaning here: how many bytes objects take is not known.
   @discardableResult
   public func trim(level: PressureLevel) -> PressureRelief {
     let begin = MonotonicTime.now

@@ -45,7 +45,7 @@ extension ObjectStore {
   func enforceLimitsAsking(sparing stamp: UInt64) {
     guard let first = exceededLimit(growing: growthLimit) else { return }
     var reason = first
-    var walk = ObjectWalk(self, before: UseTime.now) { $0.hasCost || !reason.isOfCosts }
+    var walk = ObjectWalk(self, before: MonotonicTime.now) { $0.hasCost || !reason.isOfCosts }
     while let noted = walk.next(in: self) {
       guard let exceeded = exceededLimit(growing: growthLimit) else { return }
       // Entries without cost were left out of a walk for a limit of costs, and are in for the others.
@@ -71,7 +71,7 @@ extension ObjectStore {
   func sweep() -> Int {
     guard evictsDiscarded.load(ordering: .relaxed) else { return 0 }
     // Not those that are used or come meanwhile: the walk would go on as long as there are any.
-    var walk = ObjectWalk(self, before: UseTime.now + 1) { $0.isDiscardable }
+    var walk = ObjectWalk(self, before: MonotonicTime.now + 1) { $0.isDiscardable }
     var dropped = 0
     while let noted = walk.next(in: self) {
       if let content = noted.entry.value as? any DiscardableContent, content.isContentDiscarded,
@@ -95,7 +95,7 @@ extension ObjectStore {
   /// Returns of how many entries the content is discarded. `asks`: whether they may go.
   func discardContents(_ wanted: Int, asks: Bool) -> Int {
     let evicts = evictsDiscarded.load(ordering: .relaxed)
-    var walk = ObjectWalk(self, before: UseTime.now) { $0.isDiscardable }
+    var walk = ObjectWalk(self, before: MonotonicTime.now) { $0.isDiscardable }
     var discarded = 0
     while discarded < wanted, let noted = walk.next(in: self) {
       guard let content = noted.entry.value as? any DiscardableContent, !content.isContentDiscarded else { continue }
@@ -110,7 +110,7 @@ extension ObjectStore {
   }
 
   private func evictSlice(_ wanted: Int) -> Bool {
-    var walk = ObjectWalk(self, before: UseTime.now) { _ in true }
+    var walk = ObjectWalk(self, before: MonotonicTime.now) { _ in true }
     var evicted = 0
     while evicted < wanted, let noted = walk.next(in: self) {
       if mayGo(noted, .pressure), remove(noted, .pressure) { evicted += 1 }

@@ -118,8 +118,8 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   /// that it may compile into callers.
   mutating func destroy() {
     for position in 0..<capacity { unsafe (nodes! + position).deinitialize(count: 1) }
-    unsafe free(nodes)
-    unsafe free(buckets)
+    unsafe TableMemory.giveBack(nodes)
+    unsafe TableMemory.giveBack(buckets)
     unsafe (nodes, buckets, capacity, count) = (nil, nil, 0, 0)
   }
 

@@ -97,11 +97,11 @@ extension ObjectStore {
     return all.sorted { $0.stamp < $1.stamp }
   }
 
-  /// Takes an entry out, unless it was used or replaced since. Returns whether it went.
+  /// Takes an entry out, unless it was replaced since or, without `evenIfUsed`, used. Returns whether it went.
   func remove(_ noted: NotedObject<Key, Value>, _ reason: DepartureReason, evenIfUsed: Bool = false) -> Bool {
     let departed = hold(shard: noted.shard) { shard -> Departed? in
       let isThere =
-        shard.table.holds(noted.position, noted.stamp) || evenIfUsed && shard.table.has(noted.position, birth: noted.birth)
+        evenIfUsed ? shard.table.has(noted.position, birth: noted.birth) : shard.table.holds(noted.position, noted.stamp)
       guard isThere else { return nil }
       return remove(noted.position, reason, from: &shard)
     }

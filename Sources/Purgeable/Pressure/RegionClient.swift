@@ -6,6 +6,7 @@ import CPurgeable
 /// What is idle goes on offer, and is the kernel's to take from then on: there is nothing more to give.
 final class RegionClient: PressureClient {
   static let shared = RegionClient()
+  /// Of no list.
   let link = ClientLink<UnownedClient>()
 
   private init() {}

@@ -230,24 +230,28 @@ struct LoadingTaskTests {
   @Test("a task waits for a thread's load without blocking a thread, and may leave", arguments: CacheKind.allCases)
   func taskBesideThread(_ kind: CacheKind) async throws {
     let cache = try kind.make()
-    let (began, goes) = (Event(), Event())
-    let thread = TestThread {
-      let value = cache.value(forKey: 1) {
-        began.happens()
-        goes.blocks()
-        return [1]
-      }
-      #expect(value == [1])
-    }
-    #expect(await began.comes())
+    let held = HeldLoad(cache, 1, [1])
+    #expect(await held.began.comes())
     let tasks = (0..<8).map { _ in Task { try await cache.value(forKey: 1) { () async throws -> [UInt8] in [2] } } }
     #expect(await TestRun.comes { cache.loads.waiterCount(of: 1) == 8 })
     tasks[0].cancel()
     await #expect(throws: CancellationError.self) { try await tasks[0].value }
-    goes.happens()
+    held.goesOn()
     for task in tasks[1...] { #expect(try await task.value == [1]) }
-    thread.join()
+    #expect(held.join() == [1])
     #expect(cache.statistics.loadCount == 1)
+  }
+
+  @Test("loads that have ended are not kept by those that tasks of theirs begin")
+  func enclosing() {
+    var outer: EnclosingLoads?
+    for _ in 0..<1000 {
+      let call = LoadCall(thread: nil)
+      outer = EnclosingLoads(call, outer)
+      #expect(outer?.contains(call) == true)
+      call.hasEnded.store(true, ordering: .relaxed)
+    }
+    #expect(outer?.calls.count == 1)
   }
 
   @Test("a load asks for its own key within, in its task or a child task, without waiting", arguments: CacheKind.allCases)

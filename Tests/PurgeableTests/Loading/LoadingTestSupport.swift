@@ -91,6 +91,34 @@ final class Event: Sendable {
   func comes() async -> Bool { await TestRun.comes { isThere } }
 }
 
+/// A load on a thread of its own, which goes on until it is let go.
+final class HeldLoad: Sendable {
+  let began = Event()
+  private let goes = Event()
+  private let got = Mutex<[UInt8]?>(nil)
+  private let thread = Mutex<TestThread?>(nil)
+
+  init(_ cache: any LoadingCache<Int>, _ key: Int, _ value: [UInt8]) {
+    let thread = TestThread { [self] in
+      let value = cache.value(forKey: key) {
+        began.happens()
+        goes.blocks()
+        return value
+      }
+      got.withLock { $0 = value }
+    }
+    self.thread.withLock { $0 = thread }
+  }
+
+  func goesOn() { goes.happens() }
+
+  /// What the thread got, when it has ended.
+  func join() -> [UInt8]? {
+    thread.withLock { $0 }?.join()
+    return got.withLock { $0 }
+  }
+}
+
 struct LoadError: Error, Hashable {
   var number = 0
 }

@@ -370,20 +370,12 @@ struct LoadingThreadTests {
   @Test("who asks after a removal does not get what was being loaded before it", arguments: CacheKind.allCases)
   func askedAfterRemoval(_ kind: CacheKind) throws {
     let cache = try kind.make()
-    let (began, isOver) = (Event(), Event())
-    let loader = TestThread {
-      let value = cache.value(forKey: 1) {
-        began.happens()
-        isOver.blocks()
-        return [1]
-      }
-      #expect(value == [1], "its own")
-    }
-    #expect(began.blocks())
+    let held = HeldLoad(cache, 1, [1])
+    #expect(held.began.blocks())
     cache.remove(forKey: 1)
     #expect(cache.value(forKey: 1) { [2] } == [2])
-    isOver.happens()
-    loader.join()
+    held.goesOn()
+    #expect(held.join() == [1], "its own")
     #expect(cache.value(forKey: 1) { [3] } == [2], "the newer one is kept")
   }
 
@@ -391,28 +383,21 @@ struct LoadingThreadTests {
 
   /// The child comes out of a load of two keys, one of which another thread of the parent is loading.
   private static func forkInGroup(_ cache: any LoadingCache<Int>) {
-    let (began, isOver) = (Event(), Event())
-    let other = TestThread {
-      _ = cache.value(forKey: 21) {
-        began.happens()
-        isOver.blocks()
-        return [21]
-      }
-    }
-    require(began.blocks(), "the other thread loads")
+    let held = HeldLoad(cache, 21, [21])
+    require(held.began.blocks(), "the other thread loads")
     var child: pid_t = -1
     let values = cache.values(forKeys: [20, 21]) { missing in
       if child < 0 {
         child = fork()
         // The parent waits for the other thread, whose load may end now.
-        if child > 0 { isOver.happens() } else { alarm(60) }
+        if child > 0 { held.goesOn() } else { alarm(60) }
       }
       return Dictionary(uniqueKeysWithValues: missing.map { ($0, [UInt8($0)]) })
     }
     if child == 0 { _exit(values == [[20], [21]] ? 0 : 1) }
     require(ChildEnd.of(child) == .exited(0), "the child loads what nobody loads there")
     require(values == [[20], [21]], "the parent waits")
-    other.join()
+    require(held.join() == [21], "the other thread's")
   }
 
   @Test("a forked child knows nothing of its parent's loads, and goes on with the one that forked, which is not kept", .forks)
@@ -420,15 +405,8 @@ struct LoadingThreadTests {
     await #expect(processExitsWith: .success) {
       for kind in CacheKind.allCases {
         let cache = try kind.make()
-        let (began, isOver) = (Event(), Event())
-        let other = TestThread {
-          _ = cache.value(forKey: 2) {
-            began.happens()
-            isOver.blocks()
-            return [2]
-          }
-        }
-        require(began.blocks(), "the other thread loads")
+        let held = HeldLoad(cache, 2, [2])
+        require(held.began.blocks(), "the other thread loads")
         var waiters: [TestThread] = []
         var isChild = false
         let value = cache.value(forKey: 1) {
@@ -448,8 +426,9 @@ struct LoadingThreadTests {
           return [1]
         }
         require(value == [1] && !isChild, "the parent's load")
-        isOver.happens()
-        for thread in waiters + [other] { thread.join() }
+        held.goesOn()
+        require(held.join() == [2], "the other thread's")
+        for thread in waiters { thread.join() }
         require(cache.peekValue(forKey: 1) == [1] && cache.peekValue(forKey: 2) == [2], "the parent keeps both")
 
         // The child comes out of the load that it was forked in.

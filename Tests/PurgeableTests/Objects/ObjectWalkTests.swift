@@ -32,8 +32,8 @@ struct ObjectWalkTests {
     let before = cache.store.noted().map { Mark($0) }
     let last = before.last?.stamp ?? 0
     // What comes later has later stamps.
-    while UseTime.now <= last {}
-    var walk = ObjectWalk(cache.store, before: UseTime.now) { _ in true }
+    while MonotonicTime.now <= last {}
+    var walk = ObjectWalk(cache.store, before: MonotonicTime.now) { _ in true }
     /// Neither used nor gone since the walk began.
     var untouched = Dictionary(uniqueKeysWithValues: before.map { ($0.key, $0.stamp) })
     var seen: [Mark] = []
