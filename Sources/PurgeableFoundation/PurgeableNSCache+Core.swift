@@ -6,11 +6,11 @@
 //            |weak     `-- delegate, weak <-- NSCacheListener (handler and veto)
 //            `------------------------------------'
 
-import Foundation
 import Purgeable
 import Synchronization
 
-/// Safe from any thread: the cache of objects is, the memory of types is atomic, and the rest is under `lock`.
+/// Safe from any thread, and in a forked child: the cache of objects is, which also keeps the name and the listener, and the memory
+/// of types is atomic.
 final class NSCacheCore {
   /// Any object: Sendable leaves no trace at run time, and the cache still sees whether its content may be discarded. A
   /// PurgeableNSCache tells its users that its objects are released on any thread.
@@ -20,16 +20,11 @@ final class NSCacheCore {
   private let keyCheck: ClassCheck
   private let objectCheck: ClassCheck
   private let rules = KeyRulesMemo()
-  /// A POSIX mutex, for the name and the delegate alone: look-ups and stores of a forked child wait for nobody. No code of the
-  /// program runs under it.
-  private let lock = NSLock()
-  private var guardedName = ""
-  private var guardedListener: NSCacheListener?
 
   init<KeyType: AnyObject, ObjectType: AnyObject>(_ keys: KeyType.Type, _ objects: ObjectType.Type) {
     keyCheck = ClassCheck(keys)
     objectCheck = ClassCheck(objects)
-    do { self.objects = try ObjectCache(name: "PurgeableNSCache") } catch { fatalError("PurgeableNSCache.init: \(error)") }
+    do { self.objects = try ObjectCache(name: "") } catch { fatalError("PurgeableNSCache.init: \(error)") }
   }
 
   // MARK: Entries
@@ -54,33 +49,23 @@ final class NSCacheCore {
   // MARK: Name and delegate
 
   var name: String {
-    get { lock.withLock { guardedName } }
-    set { lock.withLock { guardedName = newValue } }
+    get { objects.name }
+    set { objects.setName(newValue) }
   }
 
-  var delegate: (any PurgeableNSCacheDelegate)? { lock.withLock { guardedListener }?.delegate }
+  private var listener: NSCacheListener? { objects.listener as? NSCacheListener }
+
+  var delegate: (any PurgeableNSCacheDelegate)? { listener?.delegate }
 
   func setDelegate(_ delegate: (any PurgeableNSCacheDelegate)?, of cache: NSCacheListener.AnyCache) {
-    let listener = delegate.map { NSCacheListener($0, cache) }
-    // All of it under the mutex, so that of two threads that set delegates one has the last word. A listener that ends here holds
-    // nothing: nobody's code runs.
-    lock.withLock {
-      guardedListener = listener
-      guard let listener else {
-        objects.removeDepartureHandler()
-        return objects.setEvictionQuestion(nil)
-      }
-      objects.setDepartureHandler { listener.tell($0) }
-      objects.setEvictionQuestion { _, object, _ in listener.mayEvict(object) }
-    }
+    guard let delegate else { return objects.setListener(nil, tells: nil, asks: nil) }
+    let listener = NSCacheListener(delegate, cache)
+    objects.setListener(listener, tells: { listener.tell($0) }, asks: { _, object, _ in listener.mayEvict(object) })
   }
 
   /// The object has no veto of its own. If it is the delegate, and not one that the delegate asks in turn, it need not be asked.
   func noteNoVeto(of object: AnyObject) {
-    let listener = lock.withLock { guardedListener }
-    // Looked at outside of the mutex, where the delegate may end.
-    guard let listener, listener.delegate === object else { return }
-    lock.withLock { if guardedListener === listener { objects.setEvictionQuestion(nil) } }
+    if let listener, listener.delegate === object { objects.askNoMore(listener) }
   }
 }
 

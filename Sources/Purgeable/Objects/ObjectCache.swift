@@ -23,7 +23,10 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
   @usableFromInline let store: ObjectStore<Key, Value>
 
   /// The cache's name, for its description, statistics and messages.
-  public let name: String
+  public var name: String { store.name.withLock { $0 } }
+
+  /// Any thread.
+  package func setName(_ name: String) { store.name.withLock { $0 = name } }
 
   /// Makes an empty cache. A limit of `nil` is no limit; a limit of 0 admits no entry that counts against it.
   ///
@@ -69,7 +72,6 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
       throw PurgeableError(.invalidArgument(label), in: operation, explanation: "this option is for caches of bytes")
     }
     store = ObjectStore(options, clock: clock ?? options.cacheClock)
-    name = options.name
     if let onDeparture { setDepartureHandler(onDeparture) }
     ClientRoster.shared.add(store)
   }

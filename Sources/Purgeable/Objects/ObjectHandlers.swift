@@ -9,6 +9,8 @@ struct ObjectHandlers<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   /// As the program set it, and as it is called.
   var shouldEvict: (@Sendable (Key, DepartureReason) -> Bool)?
   var asks: (@Sendable (Key, Value, DepartureReason) -> Bool)?
+  /// Who set both together, if anybody did.
+  var listener: (any AnyObject & Sendable)?
 
   var isEmpty: Bool { tells == nil && asks == nil }
 }
@@ -100,8 +102,19 @@ extension ObjectCache {
     }
   }
 
-  /// As `shouldEvict`, with the value, and in its place.
-  package func setEvictionQuestion(_ asks: (@Sendable (Key, Value, DepartureReason) -> Bool)?) {
-    store.setHandlers { ($0.shouldEvict, $0.asks) = (nil, asks) }
+  /// Who set handler and question together; nil where nobody did.
+  package var listener: (any AnyObject & Sendable)? { store.handlers.listener }
+
+  /// Sets both, the question with the value, in one step.
+  package func setListener(
+    _ listener: (any AnyObject & Sendable)?, tells: (@Sendable (Departure<Key, Value>) -> Void)?,
+    asks: (@Sendable (Key, Value, DepartureReason) -> Bool)?
+  ) {
+    store.setHandlers { $0 = ObjectHandlers(tells: tells, asks: asks, listener: listener) }
+  }
+
+  /// Asks the listener no more, if it is still this one.
+  package func askNoMore(_ listener: AnyObject) {
+    store.setHandlers { if $0.listener === listener { $0.asks = nil } }
   }
 }

@@ -100,12 +100,14 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
 
   @usableFromInline let gates: UnsafeMutablePointer<ObjectGate>
   @usableFromInline let shards: UnsafeMutablePointer<Shard>
+  let name: Guarded<String>
   let guardedHandlers: Guarded<ObjectHandlersInForce<Key, Value>>
   let noHandlers = ObjectHandlersInForce(ObjectHandlers<Key, Value>())
   /// The keys that are being loaded.
   @usableFromInline let loads = LoadTable<Key, Value>()
 
   override init(_ options: CacheOptions, clock: CacheClock) {
+    name = Guarded(options.name)
     guardedHandlers = Guarded(noHandlers)
     unsafe gates = UnsafeMutablePointer.allocate(capacity: ObjectGate.count)
     unsafe shards = UnsafeMutablePointer.allocate(capacity: ObjectGate.count)
@@ -279,6 +281,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   override func lockForFork() {
     for at in 0..<ObjectGate.count { unsafe gates[at].mutex.lock() }
     guardedHandlers.lock()
+    name.lock()
     budget.lock()
     super.lockForFork()
   }
@@ -286,6 +289,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   override func unlockAfterFork() {
     super.unlockAfterFork()
     budget.unlock()
+    name.unlock()
     guardedHandlers.unlock()
     for at in 0..<ObjectGate.count { unsafe gates[at].mutex.unlock() }
   }

@@ -135,4 +135,37 @@ struct ObjectPressureTests {
       require(works(cache), "the parent")
     }
   }
+
+  @Test("a child that was forked while another thread sets name or listener can set and read both", .forks)
+  func forksBesideSettings() async {
+    await #expect(processExitsWith: .success) {
+      let cache = try ObjectCache<Int, Int>()
+      func sets() -> Bool {
+        let listener = TestContent(1)
+        cache.setName("images")
+        cache.setListener(listener, tells: { _ in }, asks: { _, _, _ in true })
+        cache.askNoMore(listener)
+        return cache.name == "images" && cache.listener != nil
+      }
+      require(sets(), "the types are made")
+      let store = cache.store
+      let isInside = Atomic<Bool>(false)
+      let forks = Atomic<Bool>(false)
+      let hold = {
+        isInside.store(true, ordering: .releasing)
+        while !forks.load(ordering: .acquiring) { sched_yield() }
+        // Time for a fork that does not wait; one that does takes no harm from it.
+        usleep(100_000)
+      }
+      for holds in [{ store.name.withLock { _ in hold() } }, { store.guardedHandlers.withLock { _ in hold() } }] {
+        let holder = TestThread(holds)
+        while !isInside.exchange(false, ordering: .acquiring) { sched_yield() }
+        forks.store(true, ordering: .releasing)
+        let isWell = childSays(seconds: 30, sets)
+        holder.join()
+        forks.store(false, ordering: .relaxed)
+        require(isWell, "the child")
+      }
+    }
+  }
 }
