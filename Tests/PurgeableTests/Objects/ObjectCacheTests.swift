@@ -217,6 +217,26 @@ struct ObjectCacheTests {
     #expect(!TestRun.isFull || seconds < 1, "\(seconds) s")
   }
 
+  @Test("with N threads storing, the excess over each limit is that of N entries, and none is left")
+  func excess() throws {
+    let (threads, countLimit, costLimit, most) = (4, 300, 20_000, 1000)
+    let cache = try ObjectCache<Int, Int>(countLimit: countLimit, costLimit: costLimit)
+    let highestCount = Atomic<Int>(0)
+    let highestCost = Atomic<Int>(0)
+    onThreads(threads) { thread in
+      var random = SplitMix64(seed: UInt64(thread) + 1)
+      for number in 0..<10_000 / slowness {
+        cache.setValue(number, forKey: thread << 32 | number % 1000, cost: random.index(below: number % 2000 < 1000 ? 20 : most))
+        highestCount.max(cache.count, ordering: .relaxed)
+        highestCost.max(cache.totalCost, ordering: .relaxed)
+      }
+    }
+    let (count, cost) = (highestCount.load(ordering: .relaxed), highestCost.load(ordering: .relaxed))
+    #expect(count >= countLimit && count <= countLimit + threads)
+    #expect(cost > costLimit * 9 / 10 && cost <= costLimit + threads * most)
+    #expect(cache.count <= countLimit && cache.totalCost <= costLimit)
+  }
+
   @Test("threads: entries are whole, and limits hold when all have ended")
   func threads() throws {
     let cache = try ObjectCache<Int, [Int]>(countLimit: 500, costLimit: 40_000)
