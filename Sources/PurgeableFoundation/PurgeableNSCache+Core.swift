@@ -9,8 +9,8 @@
 import Purgeable
 import Synchronization
 
-/// Safe from any thread, and in a forked child: the cache of objects is, which also keeps the name and the listener, and the memory
-/// of types is atomic.
+/// Safe from any thread, and in a forked child: the cache of objects is, which also keeps name and listener, and the memory of
+/// types is atomic.
 final class NSCacheCore {
   /// Any object: Sendable leaves no trace at run time, and the cache still sees whether its content may be discarded. A
   /// PurgeableNSCache tells its users that its objects are released on any thread.
@@ -24,7 +24,11 @@ final class NSCacheCore {
   init<KeyType: AnyObject, ObjectType: AnyObject>(_ keys: KeyType.Type, _ objects: ObjectType.Type) {
     keyCheck = ClassCheck(keys)
     objectCheck = ClassCheck(objects)
-    do { self.objects = try ObjectCache(name: "") } catch { fatalError("PurgeableNSCache.init: \(error)") }
+    do {
+      self.objects = try ObjectCache(name: "") { $0.object === $1.object }
+    } catch {
+      fatalError("PurgeableNSCache.init: \(error)")
+    }
   }
 
   // MARK: Entries

@@ -63,7 +63,11 @@ open class PurgeableNSCache<KeyType: AnyObject, ObjectType: AnyObject>: NSObject
   // MARK: Looking up and storing
 
   /// The object of a key, nil when there is none. Counts as a use. One mutex, no allocation.
-  open func object(forKey key: KeyType) -> ObjectType? { core.object(forKey: key).map(typed) }
+  open func object(forKey key: KeyType) -> ObjectType? {
+    // Not `map`, which is a call of generic code.
+    guard let object = core.object(forKey: key) else { return nil }
+    return typed(object)
+  }
 
   /// Stores an object under a key with a cost of 0, in place of an old one.
   open func setObject(_ obj: ObjectType, forKey key: KeyType) { setObject(obj, forKey: key, cost: 0) }

@@ -58,9 +58,16 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
     try self.init(options, clock: nil, onDeparture: onDeparture)
   }
 
+  /// `isSurelyEqual`: says of two keys that they are equal, where that is known without code of the program; it may say false of
+  /// any.
+  package convenience init(name: String, isSurelyEqual: @escaping @Sendable (Key, Key) -> Bool) throws(PurgeableError) {
+    try self.init(CacheOptions(name: name), clock: nil, isSurelyEqual: isSurelyEqual)
+  }
+
   /// `clock`: of slow growth; nil for the one of the options.
   init(
     _ options: CacheOptions = CacheOptions(), clock: CacheClock?,
+    isSurelyEqual: @escaping @Sendable (Key, Key) -> Bool = { _, _ in false },
     onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
     let operation = "ObjectCache '\(options.name)'.init"
@@ -71,7 +78,7 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
     {
       throw PurgeableError(.invalidArgument(label), in: operation, explanation: "this option is for caches of bytes")
     }
-    store = ObjectStore(options, clock: clock ?? options.cacheClock)
+    store = ObjectStore(options, clock: clock ?? options.cacheClock, isSurelyEqual: isSurelyEqual)
     if let onDeparture { setDepartureHandler(onDeparture) }
     ClientRoster.shared.add(store)
   }

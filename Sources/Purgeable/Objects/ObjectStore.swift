@@ -100,13 +100,16 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
 
   @usableFromInline let gates: UnsafeMutablePointer<ObjectGate>
   @usableFromInline let shards: UnsafeMutablePointer<Shard>
+  /// Whether two keys are equal by what may be asked under a mutex, such as their identity; false is no answer.
+  @usableFromInline let isSurelyEqual: @Sendable (Key, Key) -> Bool
   let name: Guarded<String>
   let guardedHandlers: Guarded<ObjectHandlersInForce<Key, Value>>
   let noHandlers = ObjectHandlersInForce(ObjectHandlers<Key, Value>())
   /// The keys that are being loaded.
   @usableFromInline let loads = LoadTable<Key, Value>()
 
-  override init(_ options: CacheOptions, clock: CacheClock) {
+  init(_ options: CacheOptions, clock: CacheClock, isSurelyEqual: @escaping @Sendable (Key, Key) -> Bool) {
+    self.isSurelyEqual = isSurelyEqual
     name = Guarded(options.name)
     guardedHandlers = Guarded(noHandlers)
     unsafe gates = UnsafeMutablePointer.allocate(capacity: ObjectGate.count)
@@ -168,6 +171,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
       let entered = unsafe shard.pointee.table.entered
       var position = unsafe shard.pointee.table.first(withHash: hash)
       while position != noPosition {
+        if unsafe isSurelyEqual(key, shard.pointee.table[position].key!) { break }
         let birth = unsafe shard.pointee.table[position].birth
         let isSame = unsafe isEqual(key, shard.pointee.table[position].key, whileUnlocked: gate)
         let isThere = unsafe position < shard.pointee.table.capacity && shard.pointee.table[position].birth == birth
