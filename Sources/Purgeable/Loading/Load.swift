@@ -6,9 +6,13 @@
 import Glibc
 import Synchronization
 
-/// How often stores and removals have come between a key's loads and their end.
+/// What has come between a key's loads and their end: 2 for each store and removal of the program's, 1 for each loaded value that
+/// was kept.
 final class Overtakings: Sendable {
   let count = Atomic<Int>(0)
+
+  /// Partner: `LoadPermit.take`.
+  func add() { count.add(2, ordering: .acquiringAndReleasing) }
 }
 
 /// The right to keep what was loaded: lost when something else is stored under the key, or the key is removed, after the load
@@ -29,12 +33,13 @@ struct LoadPermit: Sendable {
     count = overtakings.count.load(ordering: .relaxed)
   }
 
-  /// Whether nothing has overtaken the load. Under the mutex under which the value would be stored.
-  var isCurrent: Bool { overtakings.count.load(ordering: .relaxed) == count }
+  /// Whether nothing has overtaken the load; its value may have been kept already. Who asks between the two, and looks for a value
+  /// without the mutex, may find none: he has to wait for this load, and not to begin another.
+  var isCurrent: Bool { overtakings.count.load(ordering: .relaxed) - count < 2 }
 
   /// Whether the loaded value may be stored now. Called once, under the mutex under which it is stored then.
   ///
-  /// Acquire and release pair with `LoadTable.overtake`: who removes a key without that mutex, because the key has no number in
+  /// Acquire and release pair with `Overtakings.add`: who removes a key without that mutex, because the key has no number in
   /// the key table, and comes after this, sees the number that was made before this.
   @usableFromInline
   func take() -> Bool {

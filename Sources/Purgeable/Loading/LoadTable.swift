@@ -208,8 +208,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
   }
 
   private func overtakeListed(_ key: Key) {
-    // Partner: `LoadPermit.take`.
-    _ = withKey(key, hash: key.hashValue, fresh: nil) { $0.overtakings.count.add(1, ordering: .acquiringAndReleasing) }
+    _ = withKey(key, hash: key.hashValue, fresh: nil) { $0.overtakings.add() }
   }
 
   /// As `overtake`, for all keys. Runs none of the program's code.
@@ -219,7 +218,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
   }
 
   private func overtakeAll(_ books: Books) {
-    Self.forEach(books) { $0.overtakings.count.add(1, ordering: .acquiringAndReleasing) }
+    Self.forEach(books) { $0.overtakings.add() }
   }
 
   private static func forEach(_ books: Books, _ body: (Loaded) -> Void) {

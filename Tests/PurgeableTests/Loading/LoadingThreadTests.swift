@@ -256,6 +256,37 @@ struct LoadingThreadTests {
     }
   }
 
+  @Test("who asks between the moment when a load is kept and its end waits for it; after a removal nobody does")
+  func keptMeanwhile() async throws {
+    let loads = LoadTable<Int, Int>()
+    func seat() -> LoadSeat<Int, Int> { loads.join(1, 0, for: LoadCall(thread: nil), within: nil) }
+    let first = seat()
+    #expect(first.isOwn && first.flight.permit.take() && !seat().isOwn)
+    loads.overtake(1)
+    let second = seat()
+    #expect(second.isOwn && !seat().isOwn)
+    loads.end(first.flight, .success(1))
+    #expect(second.flight.permit.take() && !seat().isOwn)
+    loads.end(second.flight, .success(2))
+    #expect(seat().isOwn)
+  }
+
+  @Test("threads that go through the same keys at the same time load each once", arguments: CacheKind.allCases)
+  func once(kind: CacheKind) throws {
+    let cache = try kind.make()
+    let loads = Atomic<Int>(0)
+    let count = 4000 / slowness
+    onThreads(4) { _ in
+      for key in 0..<count {
+        _ = cache.value(forKey: key) {
+          loads.add(1, ordering: .relaxed)
+          return [1]
+        }
+      }
+    }
+    #expect(loads.load(ordering: .relaxed) == count && cache.statistics.replacementCount == 0)
+  }
+
   @Test("keys are compared under no mutex: a comparison may use the cache, and load")
   func userCode() async {
     await #expect(processExitsWith: .success) {
