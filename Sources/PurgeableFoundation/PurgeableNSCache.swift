@@ -2,7 +2,7 @@
 // NSCache's shape over a cache of objects, for programs that have it.
 
 public import Foundation
-import Purgeable
+public import Purgeable
 
 /// NSCache for Linux: its names and their meaning, with limits that hold, and its share in giving memory back.
 ///
@@ -143,6 +143,16 @@ open class PurgeableNSCache<KeyType: AnyObject, ObjectType: AnyObject>: NSObject
       if stop { return }
     }
   }
+
+  // MARK: What neither has
+
+  /// Gives back as the library does when memory is short, for a memory warning of the program's own: a sixteenth of the objects at
+  /// `warning`, a quarter at `critical`, the least recently used first, content in nobody's use before them. The delegate is not
+  /// asked, and told. For a minute the cache grows slowly then. Any thread.
+  open func trim(level: PressureLevel) { core.objects.trim(level: level) }
+
+  /// The cache in numbers. Any thread.
+  open var statistics: CacheStatistics { core.objects.statistics }
 
   /// Name, objects and cost in one line, for messages.
   open override var description: String { "PurgeableNSCache \"\(name)\": \(count) objects, cost \(totalCost)" }

@@ -53,6 +53,15 @@ struct NSCachePressureTests {
     #expect(witness.takeAsked() == [1, 4] && witness.takeTold() == [4])
   }
 
+  @Test("a trim by level takes a sixteenth, tells and does not ask; the numbers show it")
+  func trim() {
+    let (cache, witness) = Self.filled()
+    cache.trim(level: .warning)
+    #expect(witness.takeAsked() == [] && witness.takeTold() == [1, 2])
+    #expect(cache.statistics.departures[.trimmed] == 2 && cache.statistics.count == 30)
+    if case .growth = cache.statistics.limitReason {} else { Issue.record("\(cache.statistics)") }
+  }
+
   @Test("content that nobody uses goes before any object, and what is empty leaves")
   func contents() {
     let cache = PurgeableNSCache<NSNumber, AnyObject>()

@@ -17,7 +17,10 @@ extension CacheEngine: PressureClient {
 
   var returnedBytes: Int { freedBytes - base.ordinaryBytes }
 
-  func beginReaction() { heldBeforeReaction.store(base.heldBytes + base.ordinaryBytes, ordering: .relaxed) }
+  func beginReaction() {
+    heldBeforeReaction.store(base.heldBytes + base.ordinaryBytes, ordering: .relaxed)
+    freedBeforeReaction.store(freedBytes, ordering: .relaxed)
+  }
 
   /// Step 1. Returns the bytes put on offer.
   func offerAll() -> Int {
@@ -66,11 +69,12 @@ extension CacheEngine: PressureClient {
   /// quarter.
   @discardableResult
   func trim(level: PressureLevel, timeLimit: UInt64 = PressureReaction.timeLimit) -> PressureRelief {
-    // At the critical level, one more is given without asking.
+    // At the critical level, one more is given without asking. A slice is a slab at least: of a small cache one may be enough.
     var slices = level == .critical ? 3 : level == .warning ? 1 : 0
     return PressureReaction.run(CollectionOfOne<any PressureClient>(self), level, timeLimit: timeLimit, isFelt: false) { _ in
       slices -= 1
-      return slices >= 0
+      let freed = freedBytes - freedBeforeReaction.load(ordering: .relaxed)
+      return slices >= 0 && freed < heldBeforeReaction.load(ordering: .relaxed) / 4
     }
   }
 }

@@ -19,7 +19,7 @@ extension PurgeableCache: Loading {
   ///   parent was loading is not kept.
   /// - `load` runs under no mutex and may use the cache. Where it asks for its own key on the same thread, the inner load runs at
   ///   once. Two loads that wait for each other's keys wait for ever, as two mutexes would. A load that never returns harms its
-  ///   own key only.
+  ///   own key only; who asks after a removal of the key does not wait for it.
   /// - Waits for loads of threads only. Where a task loads the key (the async form), this loads by itself; who ends first is
   ///   kept.
   ///

@@ -24,6 +24,7 @@ extension PurgeableCache {
   ///
   /// Cost: that of `remove(forKey:)`, and a copy of the value. The entry is removed also when its bytes make no value, or when
   /// there is no memory for a value of 128 KiB or more; the result is nil then.
+  @discardableResult
   public func removeValue(forKey key: Key) -> Value? {
     loads.overtake(key)
     var buffer = [UInt8](repeating: 0, count: 1024)

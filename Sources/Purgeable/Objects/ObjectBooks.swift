@@ -35,11 +35,13 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
   private final let highCosts = Atomic<UInt64>(0)
   final let growth = SlowGrowth(floor: 16)
   final let evictsDiscarded: Atomic<Bool>
-  /// Whether somebody is told, and whether somebody is asked.
+  /// Whether somebody is told, is asked, and finds costs.
   final let hasHandler = Atomic<Bool>(false)
   final let hasVeto = Atomic<Bool>(false)
+  final let hasCosts = Atomic<Bool>(false)
   @usableFromInline final var tells: Bool { hasHandler.load(ordering: .acquiring) }
   @usableFromInline final var asks: Bool { hasVeto.load(ordering: .acquiring) }
+  @usableFromInline final var findsCosts: Bool { hasCosts.load(ordering: .acquiring) }
   /// The last type of a value that was found to have no content to discard.
   private final let plainType = Atomic<UInt>(0)
   final let clock: CacheClock

@@ -54,22 +54,23 @@ extension ObjectCache {
 
   // MARK: Storing
 
-  /// Stores a value under a key, in place of an old one. A cost of less than 0 counts as 0.
+  /// Stores a value under a key, in place of an old one. A cost of nil is `costOfValue`'s, one of less than 0 counts as 0.
   ///
-  /// The limits hold when it returns. A value whose cost is above the whole limit is refused: every other entry stays, and the
+  /// The limits hold when it returns; while N threads store, they are exceeded by N entries at most. A value whose cost is above the whole limit is refused: every other entry stays, and the
   /// key's old value is gone. Without memory the value is refused, and the old value stays.
   @discardableResult
   @inlinable
-  public func setValue(_ value: Value, forKey key: Key, cost: Int = 0) -> StoreOutcome { set(value, key, max(0, cost)).outcome }
+  public func setValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> StoreOutcome { set(value, key, cost).outcome }
 
   /// Stores a value, and returns the one it replaced, to one thread of several.
   @discardableResult
   @inlinable
-  public func updateValue(_ value: Value, forKey key: Key, cost: Int = 0) -> Value? { set(value, key, max(0, cost)).old }
+  public func updateValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> Value? { set(value, key, cost).old }
 
   /// `permit`: of a value that was loaded. Without the permit it is not stored.
   @inlinable
-  func set(_ value: Value, _ key: Key, _ cost: Int, _ permit: LoadPermit? = nil) -> (outcome: StoreOutcome, old: Value?) {
+  func set(_ value: Value, _ key: Key, _ cost: Int?, _ permit: LoadPermit? = nil) -> (outcome: StoreOutcome, old: Value?) {
+    let cost = max(0, cost ?? store.cost(of: value))
     if permit == nil { store.overtakeLoad(of: key) }
     if store.refuses(cost) { return (.tooLarge, refuse(value, key, cost, isLoaded: permit != nil)) }
     let queue = ObjectQueue(hasCost: cost > 0, isDiscardable: store.isDiscardable(value))
@@ -96,7 +97,7 @@ extension ObjectCache {
     return (old == nil ? .stored : .replaced, old?.value)
   }
 
-  /// The value of a key; setting stores it with a cost of 0, setting nil removes it.
+  /// The value of a key; setting stores it with the cost of `costOfValue`, setting nil removes it.
   public subscript(key: Key) -> Value? {
     @inlinable get { value(forKey: key) }
     @inlinable set {
@@ -111,13 +112,14 @@ extension ObjectCache {
   public func remove(forKey key: Key) -> Bool { removeValue(forKey: key) != nil }
 
   /// Removes a key's entry and returns its value; of several threads that remove one entry, only one gets the value.
+  @discardableResult
   public func removeValue(forKey key: Key) -> Value? {
     let departed = take(key, .removed)
     if let departed { store.finish(departed) }
     return departed?.value
   }
 
-  /// Removes every entry that is there now. Any thread.
+  /// Removes every entry that is there now, in no order. Any thread.
   public func removeAll() {
     loads.overtakeAll()
     for at in 0..<ObjectGate.count {

@@ -13,7 +13,7 @@ extension ObjectCache: Loading {
   ///     func page(_ name: String) -> [UInt8] { pages.value(forKey: name) { render(name) } }
   ///
   /// As `PurgeableCache.value(forKey:loading:)`, in threads, errors, removals, forks and costs, with these differences:
-  /// - What was loaded is stored with a cost of 0. For another one let `load` store the value itself: a store during a load wins.
+  /// - What was loaded is stored with the cost of `costOfValue`.
   /// - A value whose content was found discarded is loaded again, unless `evictsEntriesWithDiscardedContent` is false.
   /// - An object that could not be kept is returned with its content: it is not asked to discard it.
   @_disfavoredOverload
@@ -84,5 +84,5 @@ extension ObjectCache: Loading {
   // MARK: Keeping
 
   @usableFromInline
-  func keep(_ value: Value, forKey key: Key, _ permit: LoadPermit) { _ = set(value, key, 0, permit) }
+  func keep(_ value: Value, forKey key: Key, _ permit: LoadPermit) { _ = set(value, key, nil, permit) }
 }

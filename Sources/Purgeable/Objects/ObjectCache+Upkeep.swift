@@ -22,7 +22,9 @@ extension ObjectCache {
   /// first; where there is no more of it, entries go. In both cases the least recently used come first. A sixteenth of the
   /// entries is concerned at `warning`, a quarter at `critical`, none at `normal`; entries whose content was discarded before go
   /// beside them. Nobody is asked. Handlers are told `discarded` of entries that go with their content, and `trimmed` of others.
-  /// Of the result, only lost entries and times have a meaning here: how many bytes objects take is not known.
+  /// Of the result, only times and lost entries have a meaning here: those whose content was discarded before. What this call
+  /// takes out, handlers are told and `statistics.departures` counts; how many bytes objects take is not known. Few entries may
+  /// be left for a minute: the slow growth begins at what is left, 16 entries at least.
   @discardableResult
   public func trim(level: PressureLevel) -> PressureRelief {
     let begin = MonotonicTime.now
@@ -44,8 +46,8 @@ extension ObjectCache {
   @discardableResult
   public func sweep() -> Int { store.sweep() }
 
-  /// The cache in numbers. Any thread. What is about pages is 0, and the limit in force is the smaller of `byteLimit` and
-  /// `memoryShare`, if any.
+  /// The cache in numbers. Any thread. What is about pages is 0. The limit in force is the smaller of `byteLimit` and
+  /// `memoryShare`, if any; without one, the reason alone says that the cache grows slowly, which it does by entries.
   public var statistics: CacheStatistics {
     var memory = MemoryUse()
     var result = CacheStatistics(
@@ -67,7 +69,11 @@ extension ObjectCache {
       }
     }
     result.memory = memory
-    if let limit = store.byteLimitInForce { (result.limitInForce, result.limitReason) = limit }
+    if let limit = store.byteLimitInForce {
+      (result.limitInForce, result.limitReason) = limit
+    } else if store.growthLimit != .max {
+      result.limitReason = .growth(remaining: .nanoseconds(store.growth.remaining(now: store.clock.now())))
+    }
     loads.addNumbers(to: &result)
     return result
   }

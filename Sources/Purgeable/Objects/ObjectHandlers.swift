@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Who is told of departures, and who is asked before an eviction.
+// Who is told of departures, who is asked before an eviction, and who finds costs.
 
 import Synchronization
 
@@ -11,8 +11,9 @@ struct ObjectHandlers<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   var asks: (@Sendable (Key, Value, DepartureReason) -> Bool)?
   /// Who set both together, if anybody did.
   var listener: (any AnyObject & Sendable)?
+  var costs: (@Sendable (Value) -> Int)?
 
-  var isEmpty: Bool { tells == nil && asks == nil }
+  var isEmpty: Bool { tells == nil && asks == nil && costs == nil }
 }
 
 /// Handlers as they were set at one time. An object, because the runtime takes memory for a closure that comes out of generic
@@ -35,10 +36,18 @@ extension ObjectStore {
       inForce = handlers.isEmpty ? noHandlers : ObjectHandlersInForce(handlers)
       hasHandler.store(handlers.tells != nil, ordering: .releasing)
       hasVeto.store(handlers.asks != nil, ordering: .releasing)
+      hasCosts.store(handlers.costs != nil, ordering: .releasing)
       return old
     }
     _ = consume old
   }
+
+  /// The cost of a value that is stored without one. Under no mutex.
+  @inlinable @inline(__always)
+  func cost(of value: Value) -> Int { findsCosts ? foundCost(of: value) : 0 }
+
+  @usableFromInline
+  func foundCost(of value: Value) -> Int { handlers.costs?(value) ?? 0 }
 
   /// Tells of a departure: now, or when the handler that is at work on this thread has returned. So a handler that stores again
   /// what limits evict does not nest.
@@ -75,7 +84,8 @@ extension ObjectStore {
 
 extension ObjectCache {
   /// Sets who is told of each departure, once, on the thread that caused it, after the mutex is released: in place of an earlier
-  /// handler. It may read and change the cache and its handlers; what its own calls take out is told when it has returned.
+  /// handler. It may read and change the cache and its handlers; what its own calls take out is told when it has returned. An
+  /// object that is stored again under its own key is told of as replaced too; its content stays.
   ///
   /// Of what the library evicts under pressure it is told on a thread of the cache's own. Any thread.
   public func setDepartureHandler(_ handler: @escaping @Sendable (Departure<Key, Value>) -> Void) {
@@ -102,6 +112,20 @@ extension ObjectCache {
     }
   }
 
+  /// How the cost of a value is found that is stored without one, by a store, a subscript or a load; nil, as at first: its cost
+  /// is 0.
+  ///
+  ///     let pictures = try ObjectCache<String, [UInt8]>(costLimit: 50 << 20)
+  ///     pictures.costOfValue = { $0.count }
+  ///     let picture = pictures.value(forKey: "cat") { render("cat") }
+  ///
+  /// Called once a store, on the thread that stores, under no mutex. Less than 0 counts as 0. Costs of entries that are there stay
+  /// as they are. Any thread.
+  public var costOfValue: (@Sendable (Value) -> Int)? {
+    get { store.handlers.costs }
+    set { store.setHandlers { $0.costs = newValue } }
+  }
+
   /// Who set handler and question together; nil where nobody did.
   package var listener: (any AnyObject & Sendable)? { store.handlers.listener }
 
@@ -110,7 +134,7 @@ extension ObjectCache {
     _ listener: (any AnyObject & Sendable)?, tells: (@Sendable (Departure<Key, Value>) -> Void)?,
     asks: (@Sendable (Key, Value, DepartureReason) -> Bool)?
   ) {
-    store.setHandlers { $0 = ObjectHandlers(tells: tells, asks: asks, listener: listener) }
+    store.setHandlers { ($0.tells, $0.shouldEvict, $0.asks, $0.listener) = (tells, nil, asks, listener) }
   }
 
   /// Asks the listener no more, if it is still this one.

@@ -34,6 +34,18 @@ struct CacheReactionTests {
     cache.checkBooksSwept()
   }
 
+  @Test("of a small cache a level takes no more slabs than its part needs")
+  func small() throws {
+    let clock = SetClock()
+    for (count, byteCount, least) in [(2000, 100, 700), (100, 4000, 60), (300, 4000, 200)] {
+      let cache = try PurgeableCache<Int, [UInt8]>(clock: clock.cacheClock, hashSeed: chosenSeed)
+      for key in 0..<count { cache[key] = pattern(byteCount) }
+      cache.trimUntimed(level: .critical)
+      #expect(cache.count >= least && cache.count < count * 7 / 8, "\(cache.count) of \(count)")
+      cache.checkBooksSwept()
+    }
+  }
+
   @Test("some gives back a sixteenth, critical a quarter, in slabs that are gone from the process")
   func shares() throws {
     for (level, share) in [(PressureLevel.warning, 16), (.critical, 4)] {

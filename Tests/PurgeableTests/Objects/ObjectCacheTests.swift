@@ -217,6 +217,34 @@ struct ObjectCacheTests {
     #expect(!TestRun.isFull || seconds < 1, "\(seconds) s")
   }
 
+  @Test("values that are stored without a cost get that of the function, while there is one; so do those that are loaded")
+  func costs() async throws {
+    let told = Departures<Int, [Int]>()
+    let cache = try ObjectCache<Int, [Int]>(costLimit: 100) { told.note($0) }
+    cache[1] = [1, 2, 3]
+    #expect(cache.totalCost == 0 && cache.costOfValue == nil)
+    cache.costOfValue = { $0.count }
+    cache[2] = [1, 2]
+    cache.setValue([1, 2, 3], forKey: 3)
+    cache.updateValue([1], forKey: 4)
+    cache.setValue([1], forKey: 5, cost: 20)
+    #expect(cache.totalCost == 26)
+    func loadOnThread() {
+      _ = cache.value(forKey: 6) { [1, 2, 3, 4] }
+      _ = cache.values(forKeys: [8, 9]) { keys in Dictionary(uniqueKeysWithValues: keys.map { ($0, [0]) }) }
+    }
+    loadOnThread()
+    _ = await cache.value(forKey: 7) { [1, 2, 3, 4] }
+    #expect(cache.totalCost == 36 && cache.peekEntry(forKey: 7)?.cost == 4)
+    #expect(cache.setValue([Int](repeating: 0, count: 101), forKey: 2) == .tooLarge && cache.peekValue(forKey: 2) == nil)
+    cache.costOfValue = { cache[20] == nil ? -$0.count : .max }
+    cache.setValue([1], forKey: 10)
+    #expect(cache.peekEntry(forKey: 10)?.cost == 0, "it may use the cache; less than 0 is 0")
+    cache.costOfValue = nil
+    cache[11] = [1, 2, 3]
+    #expect(cache.totalCost == 34 && told.all.map(\.reason) == [.replaced, .tooLarge])
+  }
+
   @Test("with N threads storing, the excess over each limit is that of N entries, and none is left")
   func excess() throws {
     let (threads, countLimit, costLimit, most) = (4, 300, 20_000, 1000)

@@ -114,6 +114,18 @@ struct ObjectPressureTests {
     #expect(cache.count == 2600)
   }
 
+  @Test("a cache of fewer entries than a sixteenth counts grows too, by as many sixteenths")
+  func smallGrowth() throws {
+    let clock = SetClock()
+    let cache = try ObjectCache<Int, Int>(clock: clock.cacheClock)
+    cache.store.growth.begin(before: 24, held: 12, now: clock.cacheClock.now())
+    for (seconds, most) in [(0, 16), (1, 17), (2, 19), (32, 64)] {
+      for number in 0..<200 { cache[number] = number }
+      #expect(cache.count == most, "after \(seconds) s")
+      clock.advance(seconds: (seconds == 0 ? 1 : seconds == 1 ? 1 : 30))
+    }
+  }
+
   @Test("a fork at any moment leaves parent and child with caches that work", .forks, .fullRun)
   func forks() async {
     await #expect(processExitsWith: .success) {

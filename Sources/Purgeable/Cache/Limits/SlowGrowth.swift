@@ -25,8 +25,8 @@ struct SlowGrowth: ~Copyable, Sendable {
   private let base = Atomic<Int>(.max)
   /// When it was given back.
   private let begun = Atomic<UInt64>(0)
-  /// Bytes a second.
-  private let rate = Atomic<Int>(0)
+  /// The bytes held before: a sixteenth of them a second.
+  private let before = Atomic<Int>(0)
 
   /// Of bytes, or of whatever the cache counts its size in.
   init(floor: Int = byteFloor) { self.floor = floor }
@@ -35,8 +35,8 @@ struct SlowGrowth: ~Copyable, Sendable {
   func begin(before: Int, held: Int, now: UInt64) {
     assert(before >= 0 && held >= 0, "PurgeableCache: a cache holds fewer than 0 bytes")
     // While a limit holds, the higher rate stays, so that the effects of several reactions do not add up.
-    let present = base.load(ordering: .relaxed) == .max ? 0 : rate.load(ordering: .relaxed)
-    rate.store(max(present, before / Self.partsPerSecond), ordering: .relaxed)
+    let present = base.load(ordering: .relaxed) == .max ? 0 : self.before.load(ordering: .relaxed)
+    self.before.store(max(present, before), ordering: .relaxed)
     begun.store(now, ordering: .relaxed)
     base.store(max(floor, held), ordering: .relaxed)
   }
@@ -51,7 +51,7 @@ struct SlowGrowth: ~Copyable, Sendable {
       _ = self.base.compareExchange(expected: base, desired: .max, ordering: .relaxed)
       return .max
     }
-    return base + Int(Double(rate.load(ordering: .relaxed)) * (Double(elapsed) / 1e9))
+    return base + Int(Double(before.load(ordering: .relaxed)) / Double(Self.partsPerSecond) * (Double(elapsed) / 1e9))
   }
 
   /// How long growth stays slow, in nanoseconds.
