@@ -146,9 +146,9 @@ open class PurgeableNSCache<KeyType: AnyObject, ObjectType: AnyObject>: NSObject
 
   // MARK: What neither has
 
-  /// Gives back as the library does when memory is short, for a memory warning of the program's own: a sixteenth of the objects at
-  /// `warning`, a quarter at `critical`, the least recently used first, content in nobody's use before them. The delegate is not
-  /// asked, and told. For a minute the cache grows slowly then. Any thread.
+  /// Gives back as the library does when memory is short, for a memory warning of the program's own: a sixteenth of the objects
+  /// at `warning`, a quarter at `critical`, the least recently used first, content in nobody's use before them. The delegate is
+  /// not asked, and told. For a minute the cache grows slowly then. Any thread.
   open func trim(level: PressureLevel) { core.objects.trim(level: level) }
 
   /// The cache in numbers. Any thread.

@@ -117,7 +117,7 @@ extension ObjectCache {
   ///
   ///     let pictures = try ObjectCache<String, [UInt8]>(costLimit: 50 << 20)
   ///     pictures.costOfValue = { $0.count }
-  ///     let picture = pictures.value(forKey: "cat") { render("cat") }
+  ///     func picture(_ name: String) -> [UInt8] { pictures.value(forKey: name) { render(name) } }
   ///
   /// Called once a store, on the thread that stores, under no mutex. Less than 0 counts as 0. Costs of entries that are there stay
   /// as they are. Any thread.
