@@ -34,7 +34,8 @@ public struct CacheStatistics: Sendable, Hashable {
   public var insertionCount = 0
   /// Values stored in place of another.
   public var replacementCount = 0
-  /// Entries that left, by reason, those of which there were none included. Values that were refused as too large never were entries: see `refusalCount`.
+  /// Entries that left, by reason, those of which there were none included. Values that were refused as too large never were
+  /// entries: see `refusalCount`.
   public var departures: [DepartureReason: Int] = [:]
   /// Departures that wait for their telling thread (`PurgeableCache.init`, on `onDeparture`).
   public var waitingDepartureCount: Int

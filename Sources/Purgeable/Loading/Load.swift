@@ -33,8 +33,8 @@ struct LoadPermit: Sendable {
     count = overtakings.count.load(ordering: .relaxed)
   }
 
-  /// Whether nothing has overtaken the load; its value may have been kept already. Who asks between the two, and looks for a value
-  /// without the mutex, may find none: he has to wait for this load, and not to begin another.
+  /// Whether nothing has overtaken the load; its value may have been kept already. Who asks between the two, and looks for a
+  /// value without the mutex, may find none: he has to wait for this load, and not to begin another.
   var isCurrent: Bool { overtakings.count.load(ordering: .relaxed) - count < 2 }
 
   /// Whether the loaded value may be stored now. Called once, under the mutex under which it is stored then.

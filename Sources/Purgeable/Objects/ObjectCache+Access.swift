@@ -56,8 +56,9 @@ extension ObjectCache {
 
   /// Stores a value under a key, in place of an old one. A cost of nil is `costOfValue`'s, one of less than 0 counts as 0.
   ///
-  /// The limits hold when it returns; while N threads store, they are exceeded by N entries at most. A value whose cost is above the whole limit is refused: every other entry stays, and the
-  /// key's old value is gone. Without memory the value is refused, and the old value stays.
+  /// The limits hold when it returns; while N threads store, they are exceeded by N entries at most. A value whose cost is above
+  /// the whole limit is refused: every other entry stays, and the key's old value is gone. Without memory the value is refused,
+  /// and the old value stays.
   @discardableResult
   @inlinable
   public func setValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> StoreOutcome { set(value, key, cost).outcome }

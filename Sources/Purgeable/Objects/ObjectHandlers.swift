@@ -119,8 +119,8 @@ extension ObjectCache {
   ///     pictures.costOfValue = { $0.count }
   ///     func picture(_ name: String) -> [UInt8] { pictures.value(forKey: name) { render(name) } }
   ///
-  /// Called once a store, on the thread that stores, under no mutex. Less than 0 counts as 0. Costs of entries that are there stay
-  /// as they are. Any thread.
+  /// Called once a store, on the thread that stores, under no mutex. Less than 0 counts as 0. Costs of entries that are there
+  /// stay as they are. Any thread.
   public var costOfValue: (@Sendable (Value) -> Int)? {
     get { store.handlers.costs }
     set { store.setHandlers { $0.costs = newValue } }
