@@ -59,7 +59,7 @@ enum {
 /// the heap keeps tags. `bytes` is the copy, readable during the call.
 ///
 /// Called on the thread, and inside the call, that moves: `purgeable_heap_move` and `purgeable_slab_evacuate` with the callback
-/// given to them; with the callback of the options `purgeable_heap_allocate`, `purgeable_heap_allocate_in` (stream 0, when a
+/// given to them; with the callback of the options `purgeable_heap_allocate` and its like (stream 0, when a
 /// fresh slab is needed or the limit is reached), `purgeable_heap_trim` and `purgeable_heap_offer_idle`. None of the heap's
 /// mutexes is held, and the callback may call the heap. **A mutex of the owner that is held around one of these calls must not be
 /// taken in the callback.** An owner who holds one around allocations sets `defers_compaction`: then an allocation never calls
@@ -151,6 +151,13 @@ PURGEABLE_MUST_USE
 int purgeable_heap_allocate_in(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_stream_t stream, size_t length_bytes,
                                uint64_t tag, purgeable_reference_t *PURGEABLE_NULLABLE reference,
                                void *PURGEABLE_NULLABLE *PURGEABLE_NULLABLE bytes);
+
+/// As `purgeable_heap_allocate_in`, within a limit of this call's own in place of the heap's: the most bytes of slabs that the
+/// heap may hold afterwards (`purgeable_heap_charged_bytes`), 0 for no limit. For owners that count memory of theirs against it.
+PURGEABLE_MUST_USE
+int purgeable_heap_allocate_within(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_stream_t stream, size_t length_bytes,
+                                   uint64_t tag, size_t byte_limit, purgeable_reference_t *PURGEABLE_NULLABLE reference,
+                                   void *PURGEABLE_NULLABLE *PURGEABLE_NULLABLE bytes);
 
 /// Ends the writing: takes the witnesses and makes the element known to look-ups. Only the thread that allocated, or one that
 /// synchronised with it, may commit. Returns 0, EINVAL (NULL), ESTALE (not an element that is being written).

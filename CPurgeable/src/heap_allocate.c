@@ -67,8 +67,7 @@ static int keep_tag(purgeable_heap_t *heap, purgeable__spot_t spot, uint32_t gra
 // The limit for a slab that begins now. A compaction needs a slab to copy into before it can give any back. Where compaction is
 // left to trims, allocations leave room for that slab inside of the limit. Else the slab lies beyond the limit, or beyond what
 // was held when the limit was lowered.
-static uint64_t limit_of_slabs(purgeable_heap_t *heap) {
-  uint64_t limit = load_relaxed(&heap->byte_limit);
+static uint64_t limit_of_slabs(purgeable_heap_t *heap, uint64_t limit) {
   if (heap->moved == NULL || limit == 0) return limit;
   if (!load_relaxed(&heap->compacting)) {
     return heap->defers_compaction && limit > 2 * heap->slab_bytes ? limit - heap->slab_bytes : limit;
@@ -79,13 +78,13 @@ static uint64_t limit_of_slabs(purgeable_heap_t *heap) {
 }
 
 // Begins a slab, or a large run of `units`. Stream's mutex held.
-static int begin_slab(purgeable_heap_t *heap, purgeable_stream_t stream, uint32_t units, size_t bytes,
+static int begin_slab(purgeable_heap_t *heap, purgeable_stream_t stream, uint32_t units, size_t bytes, uint64_t byte_limit,
                       purgeable__slab_state_t state, purgeable__spot_t *spot) {
   assert(purgeable__is_held(purgeable__stream_mutex(heap, stream)));
   assert(bytes != 0 && bytes <= (size_t)units << heap->slab_shift);
   // While slabs are given back in bulk, the allocations of copies do not trigger the deferred wipes.
   if (load_relaxed(&heap->giving_count) == 0) purgeable__wipe_unwiped(heap);
-  uint64_t limit = limit_of_slabs(heap);
+  uint64_t limit = limit_of_slabs(heap, byte_limit);
   bool dropped = false;
   pthread_mutex_lock(&heap->control->mutex);
   uint64_t held = purgeable_heap_charged_bytes(heap);
@@ -129,11 +128,11 @@ static void begin_element(purgeable_heap_t *heap, purgeable__spot_t spot, uint32
 }
 
 static int allocate_large(purgeable_heap_t *heap, purgeable_stream_t stream, size_t length_bytes, uint64_t tag,
-                          purgeable__spot_t *spot) {
+                          uint64_t byte_limit, purgeable__spot_t *spot) {
   size_t total = purgeable__layout(heap, 0, length_bytes).total_bytes;
   size_t bytes = purgeable__round_up(total, heap->page_bytes);
   uint32_t units = (uint32_t)((bytes + heap->slab_bytes - 1) >> heap->slab_shift);
-  int error = begin_slab(heap, stream, units, bytes, slab_large, spot);
+  int error = begin_slab(heap, stream, units, bytes, byte_limit, slab_large, spot);
   if (error != 0) return error;
   // The writer's count is there from birth: others find the slab in its stream from here on.
   PURGEABLE_TEST_PAUSE();
@@ -149,11 +148,11 @@ static int allocate_large(purgeable_heap_t *heap, purgeable_stream_t stream, siz
 
 // Stream's mutex held.
 static int allocate_small(purgeable_heap_t *heap, purgeable_stream_t stream, size_t length_bytes, uint64_t tag,
-                          purgeable__spot_t *spot) {
+                          uint64_t byte_limit, purgeable__spot_t *spot) {
   purgeable__stream_t *list = purgeable__stream(heap, stream);
   for (;;) {
     if (list->open == 0) {
-      int error = begin_slab(heap, stream, 1, heap->slab_bytes, slab_open, spot);
+      int error = begin_slab(heap, stream, 1, heap->slab_bytes, byte_limit, slab_open, spot);
       if (error != 0) return error;
       list->open = purgeable__unit_number(heap, *spot) + 1;
     }
@@ -192,13 +191,13 @@ static int allocate_small(purgeable_heap_t *heap, purgeable_stream_t stream, siz
 }
 
 int purgeable__allocate_element(purgeable_heap_t *heap, purgeable_stream_t stream, size_t length_bytes, uint64_t tag,
-                                purgeable_reference_t *reference, void **bytes, bool *is_fresh) {
+                                uint64_t byte_limit, purgeable_reference_t *reference, void **bytes, bool *is_fresh) {
   assert(length_bytes != 0 && length_bytes <= PURGEABLE_ELEMENT_BYTES_MAX);
   purgeable__spot_t spot;
   pthread_mutex_lock(purgeable__stream_mutex(heap, stream));
   uint32_t open_before = purgeable__stream(heap, stream)->open;
-  int error = is_large(heap, length_bytes) ? allocate_large(heap, stream, length_bytes, tag, &spot)
-                                           : allocate_small(heap, stream, length_bytes, tag, &spot);
+  int error = is_large(heap, length_bytes) ? allocate_large(heap, stream, length_bytes, tag, byte_limit, &spot)
+                                           : allocate_small(heap, stream, length_bytes, tag, byte_limit, &spot);
   *is_fresh = purgeable__stream(heap, stream)->open != open_before;
   pthread_mutex_unlock(purgeable__stream_mutex(heap, stream));
   if (error != 0) return error;

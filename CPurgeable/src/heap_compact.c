@@ -179,15 +179,15 @@ static bool compacts(const purgeable_heap_t *heap, purgeable_stream_t stream) {
   return stream == 0 && heap->moved != NULL && !heap->defers_compaction;
 }
 
-int purgeable_heap_allocate_in(purgeable_heap_t *heap, purgeable_stream_t stream, size_t length_bytes, uint64_t tag,
-                               purgeable_reference_t *reference, void **bytes) {
+int purgeable_heap_allocate_within(purgeable_heap_t *heap, purgeable_stream_t stream, size_t length_bytes, uint64_t tag,
+                                   size_t byte_limit, purgeable_reference_t *reference, void **bytes) {
   if (heap == NULL || reference == NULL || bytes == NULL || length_bytes == 0) return EINVAL;
   if (length_bytes > PURGEABLE_ELEMENT_BYTES_MAX) return EFBIG;
   purgeable__enter(heap);
   if (!purgeable__is_stream(heap, stream)) return EINVAL;
   for (;;) {
     bool is_fresh;
-    int error = purgeable__allocate_element(heap, stream, length_bytes, tag, reference, bytes, &is_fresh);
+    int error = purgeable__allocate_element(heap, stream, length_bytes, tag, byte_limit, reference, bytes, &is_fresh);
     if (error == ENOMEM && compacts(heap, stream) && purgeable__compact_step(heap, true)) continue;
     if (error != 0) return error;
     // When a fresh slab begins, and much of the held memory is dead, compaction wins a slab back.
@@ -199,6 +199,12 @@ int purgeable_heap_allocate_in(purgeable_heap_t *heap, purgeable_stream_t stream
     purgeable__offer_if_overdue(heap);
     return 0;
   }
+}
+
+int purgeable_heap_allocate_in(purgeable_heap_t *heap, purgeable_stream_t stream, size_t length_bytes, uint64_t tag,
+                               purgeable_reference_t *reference, void **bytes) {
+  size_t byte_limit = heap == NULL ? 0 : (size_t)load_relaxed(&heap->byte_limit);
+  return purgeable_heap_allocate_within(heap, stream, length_bytes, tag, byte_limit, reference, bytes);
 }
 
 int purgeable_heap_allocate(purgeable_heap_t *heap, size_t length_bytes, purgeable_reference_t *reference, void **bytes) {

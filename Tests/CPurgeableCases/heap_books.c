@@ -200,6 +200,18 @@ void heap_limits(case_report_t *report) {
     EXPECT(memcmp(&before, &after, sizeof after) == 0);
   }
   for (size_t i = 0; i < count; i++) EXPECT(is_intact(heap, &elements[i]));
+  // A limit of the call's own, in place of the heap's: smaller, larger, none.
+  size_t held = purgeable_heap_charged_bytes(heap);
+  EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
+  EXPECT_EQUAL(purgeable_heap_allocate_within(heap, 0, 8, 0, held, &reference, &bytes), ENOMEM);
+  EXPECT_EQUAL(purgeable_heap_charged_bytes(heap), held);
+  EXPECT_EQUAL(purgeable_heap_allocate_within(heap, 0, 8, 0, held + slab, &reference, &bytes), 0);
+  EXPECT_EQUAL(purgeable_heap_free(heap, reference), 0);
+  EXPECT_EQUAL(purgeable_heap_allocate_within(heap, 0, 100 * limit, 0, 0, &reference, &bytes), 0);
+  EXPECT_EQUAL(purgeable_heap_free(heap, reference), 0);
+  EXPECT_EQUAL(purgeable_heap_allocate(heap, 100 * limit, &reference, &bytes), ENOMEM);
+  EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
+  EXPECT_EQUAL(purgeable_heap_charged_bytes(heap), held);
   // The limit is raised, lowered below what is held, and lifted.
   EXPECT_EQUAL(purgeable_heap_set_byte_limit(heap, limit + slab), 0);
   EXPECT_EQUAL(make(heap, PER_PAGE(3000), count, &elements[count]), 0);

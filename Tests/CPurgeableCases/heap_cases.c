@@ -78,6 +78,7 @@ static void null_everywhere(case_report_t *report) {
     EXPECT_EQUAL(purgeable_heap_allocate(one, 8, with ? NULL : &reference, &bytes), EINVAL);
     EXPECT_EQUAL(purgeable_heap_allocate(one, 8, &reference, with ? NULL : &bytes), EINVAL);
     EXPECT_EQUAL(purgeable_heap_allocate_in(one, with ? 99 : 0, 8, 0, &reference, &bytes), EINVAL);
+    EXPECT_EQUAL(purgeable_heap_allocate_within(one, with ? 99 : 0, 8, 0, 0, &reference, &bytes), EINVAL);
     EXPECT_EQUAL(purgeable_heap_allocate(one, with ? 0 : 8, &reference, &bytes), EINVAL);
     EXPECT_EQUAL(purgeable_heap_read(one, element.reference, with ? NULL : &byte, 1, &length), purgeable_outcome_error);
     EXPECT_EQUAL(errno, EINVAL);

@@ -215,13 +215,13 @@ typealias SlabInformation = purgeable_slab_information_t
 
   func unlock(_ reference: purgeable_reference_t) { _ = unsafe purgeable_heap_unlock(raw, reference) }
 
-  /// Memory for a payload, or an error number.
+  /// Memory for a payload, or an error number. `limit`: of the charged bytes, 0 for none.
   @inline(__always) func allocate(
-    _ byteCount: Int, in stream: purgeable_stream_t
+    _ byteCount: Int, in stream: purgeable_stream_t, limit: Int
   ) -> (errorNumber: Int32, reference: purgeable_reference_t, bytes: UnsafeMutableRawBufferPointer) {
     var reference = purgeable_reference_t(place: 0, generation: 0)
     var bytes: UnsafeMutableRawPointer?
-    let error = unsafe purgeable_heap_allocate_in(raw, stream, byteCount, 0, &reference, &bytes)
+    let error = unsafe purgeable_heap_allocate_within(raw, stream, byteCount, 0, limit, &reference, &bytes)
     return unsafe (error, reference, UnsafeMutableRawBufferPointer(start: bytes, count: error == 0 ? byteCount : 0))
   }
 
@@ -258,7 +258,7 @@ typealias SlabInformation = purgeable_slab_information_t
   /// Whether some slab was kept off offer for long. Says so once.
   func takeBusy() -> Bool { unsafe purgeable_heap_take_busy(raw) }
 
-  /// 0 for no limit.
+  /// 0 for no limit. What the heap keeps for the next slab stays below it; allocations have a limit of their own.
   func setLimit(_ byteCount: Int) { _ = unsafe purgeable_heap_set_byte_limit(raw, byteCount) }
   func setLockedLimit(_ byteCount: Int) { _ = unsafe purgeable_heap_set_locked_byte_limit(raw, byteCount) }
 

@@ -113,7 +113,9 @@ struct CacheLimits: ~Copyable, Sendable {
     // Under the mutex to the end, so that the last change of the budget is also applied last.
     budget.withLock { budget in
       let (limit, memory) = Self.byteLimit(of: budget)
-      bytes.store(atLeast(limit), ordering: .relaxed)
+      let inForce = atLeast(limit)
+      bytes.store(inForce, ordering: .relaxed)
+      heap.setLimit(inForce == .max ? 0 : max(1, inForce))
       let locked = budget.lockedByteLimit ?? Int(clamping: (memory ?? Self.memoryAtStart) / 2)
       // Under pressure less may be locked: half at the warning level, a quarter at the critical one.
       let level = pressure.load(ordering: .relaxed)

@@ -128,11 +128,12 @@ extension HeldShard {
     case refused(errorNumber: Int32)
   }
 
-  /// Allocates within the heap's limit, without evicting. `queue`: nil for the stream of elements that are written under no
-  /// mutex. `age`: of an element that is a copy of one in another shard.
+  /// Allocates without evicting. `queue`: nil for the stream of elements that are written under no mutex. `limit`: of the heap's
+  /// charged bytes, 0 for none. `age`: of an element that is a copy of one in another shard.
   @inline(__always)
-  private mutating func take(_ byteCount: Int, _ queue: EvictionQueue?, age: UInt64?) -> Taking {
-    let (error, reference, bytes) = unsafe heap.allocate(byteCount, in: queue.map { stream($0) } ?? heap.writingStream)
+  private mutating func take(_ byteCount: Int, _ queue: EvictionQueue?, limit: Int, age: UInt64?) -> Taking {
+    let (error, reference, bytes) = unsafe heap.allocate(
+      byteCount, in: queue.map { stream($0) } ?? heap.writingStream, limit: limit)
     guard error == 0 else { return .refused(errorNumber: error) }
     guard reference.place < Slot.placeLimit, base.pageSums.prepare(place: reference.place) else {
       heap.free(reference)
@@ -157,8 +158,7 @@ extension HeldShard {
       // The reason for an eviction: the byte limit, slow growth, or the machine's refusal.
       var reason = soft < strict ? DepartureReason.growth : strict == .max ? .pressure : .bytes
       let slabLimit = limit == .max ? 0 : max(1, limit - min(limit - 1, base.ordinaryBytes))
-      heap.setLimit(slabLimit)
-      switch take(byteCount, queue, age: nil) {
+      switch take(byteCount, queue, limit: slabLimit, age: nil) {
       case .taken(let element):
         missedRoom = false
         return element
@@ -213,8 +213,7 @@ extension HeldShard {
     let slabLimit =
       limit == .max
       ? 0 : min(max(limit - min(limit - 1, base.ordinaryBytes), heap.chargedBytes), .max - heap.slabBytes) + heap.slabBytes
-    heap.setLimit(slabLimit)
-    guard case .taken(let element) = take(byteCount, queue, age: age) else { return nil }
+    guard case .taken(let element) = take(byteCount, queue, limit: slabLimit, age: age) else { return nil }
     return element
   }
 
