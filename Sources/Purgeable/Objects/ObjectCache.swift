@@ -34,8 +34,7 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
   ///   - name: for people.
   ///   - countLimit: the most entries.
   ///   - costLimit: the most that the entries' costs may add up to. An entry's cost is 0 unless another is given, or
-  ///     `costOfValue` finds one; a negative cost
-  ///     counts as 0. Entries of no cost stay when the cost limit is exceeded.
+  ///     `costOfValue` finds one; a negative cost counts as 0. Entries of no cost stay when the cost limit is exceeded.
   ///   - memoryShare: a cost limit as a share of the memory that limits this process, above 0 and up to 1 (`memoryShare`).
   ///   - onDeparture: told of each entry that leaves (`setDepartureHandler`).
   /// - Throws: `PurgeableError` of kind `outOfMemory`, or `invalidArgument` for a negative limit, and for a share that is not
