@@ -57,12 +57,8 @@ final class LoadedKey<Key: Hashable & Sendable, Value: Sendable>: @unchecked Sen
   /// The next older key with the same hash.
   var next: LoadedKey?
   var isListed = false
-  /// Flights that have not ended, those below included.
-  var flightCount = 0
-  /// What synchronous askers wait for.
-  var threadFlight: Flight<Key, Value>?
-  /// What async askers wait for.
-  var taskFlight: Flight<Key, Value>?
+  /// The flights that have not ended, the youngest last.
+  var flights: [Flight<Key, Value>] = []
 
   init(_ key: Key, hash: Int) {
     self.key = key
@@ -74,14 +70,17 @@ final class LoadedKey<Key: Hashable & Sendable, Value: Sendable>: @unchecked Sen
 final class Flight<Key: Hashable & Sendable, Value: Sendable>: @unchecked Sendable {
   let loaded: LoadedKey<Key, Value>
   let call: LoadCall
+  /// Of a load within a load of the same key: nobody joins it.
+  let isInner: Bool
   let permit: LoadPermit
   var waiters: [LoadWaiter] = []
   /// nil until the load has ended; the same from then on. Read by who waited, after the wait.
   var outcome: Result<Value?, any Error>?
 
-  init(_ loaded: LoadedKey<Key, Value>, _ call: LoadCall) {
+  init(_ loaded: LoadedKey<Key, Value>, _ call: LoadCall, isInner: Bool) {
     self.loaded = loaded
     self.call = call
+    self.isInner = isInner
     permit = LoadPermit(loaded.overtakings)
   }
 

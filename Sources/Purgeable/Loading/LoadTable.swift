@@ -87,10 +87,8 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
   /// Under the mutex. The flight keeps the key alive.
   private func end(_ flight: Flight<Key, Value>, in books: inout Books) {
     let loaded = flight.loaded
-    if loaded.threadFlight === flight { loaded.threadFlight = nil }
-    if loaded.taskFlight === flight { loaded.taskFlight = nil }
-    loaded.flightCount -= 1
-    guard loaded.flightCount == 0, loaded.isListed else { return }
+    loaded.flights.removeAll { $0 === flight }
+    guard loaded.flights.isEmpty, loaded.isListed else { return }
     loaded.isListed = false
     keyCount.subtract(1, ordering: .relaxed)
     if let first = books.youngest[loaded.hash], first !== loaded {
@@ -112,27 +110,21 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
     let hash = key.hashValue
     let waiter = LoadWaiter(blocks: call.thread != nil)
     let seat = withKey(key, hash: hash, fresh: Loaded(key, hash: hash)) { loaded -> LoadSeat<Key, Value> in
-      var open = loaded.threadFlight
-      var isWithin = open != nil && open?.call.thread == call.thread
-      if call.thread == nil, let flight = loaded.taskFlight, !flight.call.isCancelled {
-        open = flight
-        isWithin = outer?.contains(flight.call) ?? false
-      }
+      let isTask = call.thread == nil
+      let isWithin = loaded.flights.contains { isTask ? outer?.contains($0.call) ?? false : $0.call.thread == call.thread }
       // Who comes after a store or a removal does not get what was loaded before it.
-      if let open, !isWithin, open.permit.isCurrent {
+      func open(ofTasks: Bool) -> Flight<Key, Value>? {
+        loaded.flights.last {
+          ($0.call.thread == nil) == ofTasks && !$0.isInner && !$0.call.isCancelled && $0.permit.isCurrent
+        }
+      }
+      if !isWithin, let open = (isTask ? open(ofTasks: true) : nil) ?? open(ofTasks: false) {
         open.add(waiter)
         return LoadSeat(index: index, flight: open, waiter: waiter, isOwn: false)
       }
-      // Nobody joins a load within a load.
-      let flight = Flight(loaded, call)
-      loaded.flightCount += 1
-      if call.thread == nil {
-        flight.add(waiter)
-        if !isWithin { loaded.taskFlight = flight }
-      } else {
-        waiter.isOver = true
-        if !isWithin { loaded.threadFlight = flight }
-      }
+      let flight = Flight(loaded, call, isInner: isWithin)
+      loaded.flights.append(flight)
+      if isTask { flight.add(waiter) } else { waiter.isOver = true }
       return LoadSeat(index: index, flight: flight, waiter: waiter, isOwn: true)
     }
     guard let seat else { preconditionFailure("LoadTable: a key that was put there is not there") }
@@ -141,6 +133,11 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
 
   /// Notes the task that loads, which is cancelled when nobody waits any more. Called by an asker that waits.
   func note(_ task: Task<Void, Never>, of call: LoadCall) { locked { _ in call.task = task } }
+
+  /// Blocks the thread until the load has ended. In a forked child, nobody may be left to wake it from one that had ended.
+  func block(_ seat: LoadSeat<Key, Value>) {
+    if !locked({ _ in seat.waiter.isOver }) { seat.waiter.block() }
+  }
 
   /// Waits, without blocking a thread, until the load has ended or the asker has left.
   nonisolated(nonsending) func wait(_ seat: LoadSeat<Key, Value>) async {
@@ -187,7 +184,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
   /// For tests: how many askers wait for the key.
   func waiterCount(of key: Key) -> Int {
     withKey(key, hash: key.hashValue, fresh: nil) { loaded in
-      (loaded.threadFlight?.waiters.count ?? 0) + (loaded.taskFlight?.waiters.count ?? 0)
+      loaded.flights.reduce(0) { $0 + $1.waiters.count }
     } ?? 0
   }
 
@@ -257,9 +254,9 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
       var waiters: [LoadWaiter] = []
       Self.forEach(books) { loaded in
         loaded.isListed = false
-        for flight in [loaded.threadFlight, loaded.taskFlight] {
-          waiters += flight?.waiters ?? []
-          flight?.waiters = []
+        for flight in loaded.flights {
+          waiters += flight.waiters
+          flight.waiters = []
         }
       }
       for waiter in waiters { waiter.isOver = true }

@@ -51,7 +51,7 @@ extension Loading {
       left = []
       for seat in seats where seat.isOwn { try take(seat, takesNil, E.self, to: &values, &left) }
       for seat in seats where !seat.isOwn {
-        seat.waiter.block()
+        loads.block(seat)
         try take(seat, takesNil, E.self, to: &values, &left)
       }
     }

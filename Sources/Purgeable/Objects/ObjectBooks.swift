@@ -17,6 +17,21 @@ struct ObjectBudget: Sendable {
   }
 }
 
+/// A sum of costs in two parts: that of their lower 40 bits, which does not overflow with fewer than 16 million entries, and that
+/// of the others.
+struct CostSum {
+  static let lowBits: UInt64 = 40
+  var low: UInt64 = 0
+  var high: UInt64 = 0
+
+  init(_ cost: Int = 0) { add(cost) }
+
+  mutating func add(_ cost: Int) {
+    low &+= UInt64(cost) & (1 << Self.lowBits - 1)
+    high &+= UInt64(cost) >> Self.lowBits
+  }
+}
+
 /// Limits and sums are sequentially consistent: of a store that books its entry and then looks at the limits, and of a thread
 /// that lowers a limit and then looks at the sums, one sees the other. All else is relaxed.
 ///
@@ -30,7 +45,7 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
   private final let limitsBytes: Atomic<Bool>
   final let budget: Guarded<ObjectBudget>
   private final let entries = Atomic<Int>(0)
-  /// The sum of the costs in two parts, neither of which can overflow: that of their lower 32 bits, and that of the others.
+  /// A `CostSum`. The parts are not read at one moment: where single costs are 2^40 and more, a sum may be read that never was.
   private final let lowCosts = Atomic<UInt64>(0)
   private final let highCosts = Atomic<UInt64>(0)
   final let growth = SlowGrowth(floor: 16)
@@ -64,7 +79,8 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
   final var count: Int { entries.load(ordering: .sequentiallyConsistent) }
 
   final var totalCost: UInt128 {
-    UInt128(highCosts.load(ordering: .sequentiallyConsistent)) << 32 + UInt128(lowCosts.load(ordering: .sequentiallyConsistent))
+    let high = UInt128(highCosts.load(ordering: .sequentiallyConsistent))
+    return high << CostSum.lowBits + UInt128(lowCosts.load(ordering: .sequentiallyConsistent))
   }
 
   /// Books entries that came, less those that left.
@@ -72,9 +88,12 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
   final func book(entries change: Int, cost added: Int, less removed: Int) {
     if change != 0 { entries.wrappingAdd(change, ordering: .sequentiallyConsistent) }
     guard added != removed else { return }
-    let (added, removed) = (UInt64(added), UInt64(removed))
-    lowCosts.wrappingAdd((added & 0xFFFF_FFFF) &- (removed & 0xFFFF_FFFF), ordering: .sequentiallyConsistent)
-    if added >> 32 != removed >> 32 { highCosts.wrappingAdd((added >> 32) &- (removed >> 32), ordering: .sequentiallyConsistent) }
+    book(CostSum(added), less: CostSum(removed))
+  }
+
+  final func book(_ added: CostSum, less removed: CostSum) {
+    lowCosts.wrappingAdd(added.low &- removed.low, ordering: .sequentiallyConsistent)
+    if added.high != removed.high { highCosts.wrappingAdd(added.high &- removed.high, ordering: .sequentiallyConsistent) }
   }
 
   /// There is something to give back: the library's thread watches for pressure. Under no mutex.

@@ -10,20 +10,20 @@ extension ObjectCache {
   @inlinable
   public func value(forKey key: Key) -> Value? {
     guard let found = use(key) else { return nil }
-    return found.isDiscardable && dropIfDiscarded(found.value, forKey: key) ? nil : found.value
+    return found.isDiscardable && dropIfDiscarded(found.value, found.birth, forKey: key) ? nil : found.value
   }
 
   /// Uses a key's entry, whose content may be discarded.
   @inlinable
-  func use(_ key: Key) -> (value: Value, isDiscardable: Bool)? {
-    store.hold(key) { shard, position, _ -> (value: Value, isDiscardable: Bool)? in
+  func use(_ key: Key) -> (value: Value, isDiscardable: Bool, birth: UInt64)? {
+    store.hold(key) { shard, position, _ -> (value: Value, isDiscardable: Bool, birth: UInt64)? in
       guard position != noPosition else {
         shard.counters.misses += 1
         return nil
       }
       shard.counters.hits += 1
       shard.table.use(position, at: MonotonicTime.now)
-      return (shard.table[position].value!, shard.table[position].queue.isDiscardable)
+      return (shard.table[position].value!, shard.table[position].queue.isDiscardable, shard.table[position].birth)
     }
   }
 
@@ -31,7 +31,8 @@ extension ObjectCache {
   /// `unknown`. Nothing is remembered of keys that left.
   public func lookUpValue(forKey key: Key) -> Lookup<Value> {
     guard let found = use(key) else { return .miss(.unknown) }
-    return found.isDiscardable && dropIfDiscarded(found.value, forKey: key) ? .miss(.discarded) : .hit(found.value)
+    return found.isDiscardable && dropIfDiscarded(found.value, found.birth, forKey: key)
+      ? .miss(.discarded) : .hit(found.value)
   }
 
   /// The values of keys, in the order of the keys; nil where there is none. As `value(forKey:)` for each key.
@@ -110,10 +111,12 @@ extension ObjectCache {
 
   /// Removes a key's entry, and returns whether there was one. Any thread.
   @discardableResult
+  @inlinable
   public func remove(forKey key: Key) -> Bool { removeValue(forKey: key) != nil }
 
   /// Removes a key's entry and returns its value; of several threads that remove one entry, only one gets the value.
   @discardableResult
+  @inlinable
   public func removeValue(forKey key: Key) -> Value? {
     let departed = take(key, .removed)
     if let departed { store.finish(departed) }
@@ -126,7 +129,9 @@ extension ObjectCache {
     for at in 0..<ObjectGate.count {
       // What handlers and others store meanwhile comes into the new table.
       var old = store.takeTable(ofShard: at)
-      while let position = old.anyPosition { store.finish(old.remove(position, .removed)) }
+      if old.hasDiscardable || store.tells {
+        while let position = old.anyPosition { store.finish(old.remove(position, .removed)) }
+      }
       old.destroy()
     }
   }
@@ -136,7 +141,7 @@ extension ObjectCache {
   @discardableResult
   public func removeAll<E: Error>(where isRemovable: (CacheEntry<Key, Value>) throws(E) -> Bool) throws(E) -> Int {
     var removed = 0
-    for noted in store.noted() where try isRemovable(noted.entry) {
+    for noted in store.all({ NotedObject($0, $1, shard: $2) }) where try isRemovable(noted.entry) {
       loads.overtake(noted.entry.key)
       if store.remove(noted, .removed, evenIfUsed: true) { removed += 1 }
     }
@@ -147,32 +152,38 @@ extension ObjectCache {
 
   /// All entries at about this moment, the least recently used first, for loops that may change the cache. Does not count as a
   /// use. Each entry that stays meanwhile is there once. Takes the memory of the list; holds one shard's mutex at a time.
+  @inlinable
   public var entries: [CacheEntry<Key, Value>] {
-    store.noted().filter { !$0.isDiscardable || !isLeaving($0.entry.value) }.map(\.entry)
+    let all = store.all { table, position, _ in (CacheEntry(table[position]), table[position].queue.isDiscardable) }
+    return all.compactMap { entry, isDiscardable in isDiscardable && isLeaving(entry.value) ? nil : entry }
   }
 
   /// The keys of `entries`.
-  public var keys: [Key] { entries.map(\.key) }
+  @inlinable
+  public var keys: [Key] { entries.map { $0.key } }
 
   /// The values of `entries`.
-  public var values: [Value] { entries.map(\.value) }
+  @inlinable
+  public var values: [Value] { entries.map { $0.value } }
 
   // MARK: Inside
 
   /// Whether the entry of an object that may discard its content goes because it has.
-  private func isLeaving(_ value: Value) -> Bool {
+  @usableFromInline
+  func isLeaving(_ value: Value) -> Bool {
     guard evictsEntriesWithDiscardedContent, let content = value as? any DiscardableContent else { return false }
     return content.isContentDiscarded
   }
 
+  /// `birth`: of the value, which may have been stored again since, with new content.
   @usableFromInline
-  func dropIfDiscarded(_ value: Value, forKey key: Key) -> Bool {
+  func dropIfDiscarded(_ value: Value, _ birth: UInt64, forKey key: Key) -> Bool {
     guard isLeaving(value) else { return false }
     let departed = store.hold(key) { shard, position, _ -> DepartedObject<Key, Value>? in
       shard.counters.hits -= 1
       shard.counters.misses += 1
       shard.counters.discardedMisses += 1
-      guard position != noPosition, isSame(shard.table[position].value, value) else { return nil }
+      guard position != noPosition, shard.table[position].birth == birth else { return nil }
       return store.remove(position, .discarded, from: &shard)
     }
     if let departed { store.finish(departed) }
@@ -186,8 +197,9 @@ extension ObjectCache {
   }
 
   /// Takes a key's entry out. The caller finishes it.
-  private func take(_ key: Key, _ reason: DepartureReason) -> DepartedObject<Key, Value>? {
-    loads.overtake(key)
+  @inlinable
+  func take(_ key: Key, _ reason: DepartureReason) -> DepartedObject<Key, Value>? {
+    store.overtakeLoad(of: key)
     return store.hold(key) { shard, position, _ in
       position == noPosition ? nil : store.remove(position, reason, from: &shard)
     }
@@ -236,7 +248,8 @@ public struct CacheEntry<Key: Hashable & Sendable, Value: Sendable>: Sendable {
 }
 
 extension CacheEntry {
+  @inlinable
   init(_ node: ObjectNode<Key, Value>) {
-    self.init(key: node.key!, value: node.value!, cost: node.cost)
+    (key, value, cost) = (node.key!, node.value!, node.cost)
   }
 }

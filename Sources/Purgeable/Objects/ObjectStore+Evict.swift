@@ -40,18 +40,23 @@ extension ObjectStore {
     return asks?(noted.entry.key, noted.entry.value, reason) ?? true
   }
 
-  /// Each entry is asked about once, in the order of eviction.
+  /// Each entry is asked about once, in the order of eviction; once more where a limit of entries comes to be exceeded beside one
+  /// of costs.
   @usableFromInline
   func enforceLimitsAsking(sparing stamp: UInt64) {
     guard let first = exceededLimit(growing: growthLimit) else { return }
-    var reason = first
-    var walk = ObjectWalk(self, before: MonotonicTime.now) { $0.hasCost || !reason.isOfCosts }
+    let end = MonotonicTime.now
+    var isOfCosts = first.isOfCosts
+    var walk = ObjectWalk(self, before: end) { $0.hasCost || !isOfCosts }
     while let noted = walk.next(in: self) {
-      guard let exceeded = exceededLimit(growing: growthLimit) else { return }
-      // Entries without cost were left out of a walk for a limit of costs, and are in for the others.
-      if exceeded.isOfCosts != reason.isOfCosts { return enforceLimitsAsking(sparing: stamp) }
-      reason = exceeded
-      if noted.stamp != stamp, mayGo(noted, reason) { _ = remove(noted, reason) }
+      guard let reason = exceededLimit(growing: growthLimit) else { return }
+      if isOfCosts, !reason.isOfCosts {
+        isOfCosts = false
+        walk = ObjectWalk(self, before: end) { _ in true }
+        continue
+      }
+      if noted.stamp == stamp || reason.isOfCosts && noted.entry.cost == 0 { continue }
+      if mayGo(noted, reason) { _ = remove(noted, reason) }
     }
   }
 
@@ -87,9 +92,8 @@ extension ObjectStore {
 
   /// Of the entries' content or, where none is left to discard, of the entries.
   func evictSixteenth() -> Bool {
-    let lost = sweep() > 0
     let wanted = max(1, count / PressureReaction.sliceShare)
-    return discardContents(wanted, asks: true) > 0 || evictSlice(wanted) || lost
+    return discardContents(wanted, asks: true) > 0 || evictSlice(wanted)
   }
 
   /// Returns of how many entries the content is discarded. `asks`: whether they may go.

@@ -167,33 +167,49 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
     let (gate, shard) = unsafe (gates + number, shards + number)
     unsafe gate.pointee.mutex.lock()
     defer { unsafe gate.pointee.mutex.unlock() }
-    search: while true {
-      let entered = unsafe shard.pointee.table.entered
-      var position = unsafe shard.pointee.table.first(withHash: hash)
-      while position != noPosition {
-        if unsafe isSurelyEqual(key, shard.pointee.table[position].key!) { break }
-        let birth = unsafe shard.pointee.table[position].birth
-        let isSame = unsafe isEqual(key, shard.pointee.table[position].key, whileUnlocked: gate)
-        let isThere = unsafe position < shard.pointee.table.capacity && shard.pointee.table[position].birth == birth
-        if !isThere { continue search }
-        if isSame { break }
-        unsafe position = shard.pointee.table.next(after: position)
+    defer { unsafe publish(&shard.pointee.table, gate) }
+    // The values that came up to here have been compared.
+    var compared = unsafe shard.pointee.table.entered
+    var position = unsafe shard.pointee.table.first(withHash: hash)
+    while position != noPosition {
+      let birth = unsafe shard.pointee.table[position].birth
+      if unsafe isSurelyEqual(key, shard.pointee.table[position].key!)
+        || isEqual(key, at: position, birth, shard, gate)
+      {
+        return unsafe body(&shard.pointee, position, hash)
       }
-      // None of those that were there is the key's; one that came meanwhile may be.
-      if position == noPosition, unsafe shard.pointee.table.entered != entered { continue }
-      defer { unsafe publish(&shard.pointee.table, gate) }
-      return unsafe body(&shard.pointee, position, hash)
+      guard unsafe shard.pointee.table.has(position, birth: birth) else {
+        // The chain may be another one.
+        compared = 0
+        break
+      }
+      unsafe position = shard.pointee.table.next(after: position)
     }
+    // What came meanwhile may be the key's. The oldest first, so that there is an end while others store.
+    while unsafe compared != shard.pointee.table.entered {
+      unsafe position = shard.pointee.table.oldest(withHash: hash, after: compared)
+      guard position != noPosition else { break }
+      unsafe compared = shard.pointee.table[position].birth
+      if unsafe isEqual(key, at: position, compared, shard, gate) {
+        return unsafe body(&shard.pointee, position, hash)
+      }
+    }
+    return unsafe body(&shard.pointee, noPosition, hash)
   }
 
+  /// Whether the key is that of a value, which is still there after the comparison.
   @inlinable @inline(never)
-  func isEqual(_ key: Key, _ other: consuming Key?, whileUnlocked gate: UnsafeMutablePointer<ObjectGate>) -> Bool {
+  func isEqual(
+    _ key: Key, at position: UInt32, _ birth: UInt64, _ shard: UnsafeMutablePointer<Shard>,
+    _ gate: UnsafeMutablePointer<ObjectGate>
+  ) -> Bool {
+    var other = unsafe shard.pointee.table[position].key
     unsafe gate.pointee.mutex.unlock()
     let isSame = key == other
     // The entry may have left meanwhile, and this be its key's end.
     other = nil
     unsafe gate.pointee.mutex.lock()
-    return isSame
+    return unsafe isSame && shard.pointee.table.has(position, birth: birth)
   }
 
   /// Runs `body` under the mutex of one shard.
@@ -236,7 +252,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
     hold(shard: number) { shard in
       shard.counters.count(.removed, shard.table.count)
       book(entries: -shard.table.count, cost: 0, less: 0)
-      shard.table.visitAll { book(entries: 0, cost: 0, less: $0.cost) }
+      book(CostSum(), less: shard.table.costs)
       return shard.table.replaceByEmpty()
     }
   }
@@ -266,6 +282,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
 
   override var holdsAnything: Bool { count > 0 }
   override var size: Int { count }
+  override func beginRelief() -> Bool { sweep() > 0 }
   override func giveSlice() -> Bool { evictSixteenth() }
 
   override func upkeepRound() -> UInt64 {

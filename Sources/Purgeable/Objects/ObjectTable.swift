@@ -117,7 +117,7 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   /// Ends the entries and gives their memory back; the owner's last call. No `deinit`: the optimizer of Swift 6.3.1 stops in one
   /// that it may compile into callers.
   mutating func destroy() {
-    for position in 0..<capacity { unsafe (nodes! + position).deinitialize(count: 1) }
+    unsafe nodes?.deinitialize(count: capacity)
     unsafe TableMemory.giveBack(nodes)
     unsafe TableMemory.giveBack(buckets)
     unsafe (nodes, buckets, capacity, count) = (nil, nil, 0, 0)
@@ -157,21 +157,35 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
     return position
   }
 
+  /// The entry with a hash whose value came first after so many others.
+  @usableFromInline
+  func oldest(withHash hash: UInt32, after number: UInt64) -> UInt32 {
+    var oldest = noPosition
+    var position = first(withHash: hash)
+    while position != noPosition {
+      let birth = self[position].birth
+      if birth > number, oldest == noPosition || birth < self[oldest].birth { oldest = position }
+      position = next(after: position)
+    }
+    return oldest
+  }
+
   /// An entry, for whoever wants them all; nil where there is none.
   var anyPosition: UInt32? {
     for queue in 0..<ObjectQueue.count where oldest[queue] != noPosition { return oldest[queue] }
     return nil
   }
 
-  /// All entries, each queue's oldest first.
-  func visitAll(_ body: (Node) -> Void) {
-    for queue in 0..<ObjectQueue.count {
-      var position = oldest[queue]
-      while position != noPosition {
-        body(self[position])
-        position = self[position].newer
-      }
-    }
+  /// The sum of all costs. Reads every node.
+  var costs: CostSum {
+    var sum = CostSum()
+    for position in 0..<UInt32(capacity) where self[position].cost != 0 { sum.add(self[position].cost) }
+    return sum
+  }
+
+  /// Whether an entry's content may be discarded.
+  var hasDiscardable: Bool {
+    (0..<ObjectQueue.count).contains { ObjectQueue($0).isDiscardable && oldest[$0] != noPosition }
   }
 
   /// Leaves an empty table, which goes on with the numbers of this one.
@@ -182,6 +196,7 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   }
 
   /// Whether the position still has the value that had this number.
+  @inlinable
   func has(_ position: UInt32, birth: UInt64) -> Bool { position < capacity && birth != 0 && self[position].birth == birth }
 
   /// Whether the position still has the entry that had this stamp, unused since.

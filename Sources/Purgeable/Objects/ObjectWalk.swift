@@ -79,22 +79,39 @@ struct NotedObject<Key: Hashable & Sendable, Value: Sendable> {
   }
 }
 
+/// Where the entry with a stamp stands in a list.
+@usableFromInline
+struct PlaceInOrder {
+  let stamp: UInt64
+  @usableFromInline let place: Int
+
+  @usableFromInline
+  init(_ stamp: UInt64, _ place: Int) { (self.stamp, self.place) = (stamp, place) }
+
+  @usableFromInline
+  static func sort(_ places: inout [PlaceInOrder]) { places.sort { $0.stamp < $1.stamp } }
+}
+
 extension ObjectStore {
-  /// All entries, the least recently used first.
-  func noted() -> [NotedObject<Key, Value>] {
-    var all: [NotedObject<Key, Value>] = []
+  /// What `make` makes of each entry, the least recently used first. Under a shard's mutex: none of the program's code.
+  @inlinable
+  func all<T>(_ make: (borrowing ObjectTable<Key, Value>, _ position: UInt32, _ shard: Int) -> T) -> [T] {
+    var made: [T] = []
+    var order: [PlaceInOrder] = []
     for at in 0..<ObjectGate.count {
       hold(shard: at) { shard in
         for queue in 0..<ObjectQueue.count {
           var position = shard.table.oldest[queue]
           while position != noPosition {
-            all.append(NotedObject(shard.table, position, shard: at))
+            order.append(PlaceInOrder(shard.table[position].stamp, made.count))
+            made.append(make(shard.table, position, at))
             position = shard.table[position].newer
           }
         }
       }
     }
-    return all.sorted { $0.stamp < $1.stamp }
+    PlaceInOrder.sort(&order)
+    return order.map { made[$0.place] }
   }
 
   /// Takes an entry out, unless it was replaced since or, without `evenIfUsed`, used. Returns whether it went.

@@ -23,6 +23,8 @@ class ProgramClient: Teller, PressureClient, @unchecked Sendable {
   // MARK: For subclasses. On the client's thread, under no mutex.
 
   var holdsAnything: Bool { false }
+  /// Before the first slice: gives what is lost. False when nothing went.
+  func beginRelief() -> Bool { false }
   /// A sixteenth of what there is. False when nothing went.
   func giveSlice() -> Bool { false }
   /// After the last slice of a reaction that gave something; `before` is what `size` was before the first.
@@ -63,10 +65,11 @@ class ProgramClient: Teller, PressureClient, @unchecked Sendable {
     }) {
       let begin = MonotonicTime.now
       let before = size
-      var hasGiven = false
-      while giveSlice() {
+      var hasGiven = beginRelief()
+      var goesOn = !hasGiven || isShort
+      while goesOn, giveSlice() {
         hasGiven = true
-        guard MonotonicTime.now - begin < PressureReaction.timeLimit, isShort else { break }
+        goesOn = MonotonicTime.now - begin < PressureReaction.timeLimit && isShort
       }
       if hasGiven { endRelief(before: before) }
       purgeable__return_free_memory()

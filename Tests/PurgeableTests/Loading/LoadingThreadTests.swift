@@ -256,6 +256,25 @@ struct LoadingThreadTests {
     }
   }
 
+  @Test("a load asks for its own key without waiting also where another thread loads the key since a removal")
+  func ownKeyOvertaken() async {
+    await #expect(processExitsWith: .success) {
+      alarm(600)
+      for kind in CacheKind.allCases {
+        let cache = try kind.make()
+        var later: HeldLoad?
+        let value = cache.value(forKey: 1) {
+          cache.remove(forKey: 1)
+          later = HeldLoad(cache, 1, [2])
+          require(later?.began.blocks() == true, "the other thread loads")
+          return cache.value(forKey: 1) { [3] }
+        }
+        later?.goesOn()
+        require(value == [3] && later?.join() == [2], "each its own")
+      }
+    }
+  }
+
   @Test("who asks between the moment when a load is kept and its end waits for it; after a removal nobody does")
   func keptMeanwhile() async throws {
     let loads = LoadTable<Int, Int>()
@@ -412,13 +431,20 @@ struct LoadingThreadTests {
 
   // MARK: Forks
 
-  /// The child comes out of a load of two keys, one of which another thread of the parent is loading.
-  private static func forkInGroup(_ cache: any LoadingCache<Int>) {
+  /// The child comes out of a load of two keys, one of which another thread of the parent is loading. `isOvertaken`: and a third
+  /// thread after a removal.
+  private static func forkInGroup(_ cache: any LoadingCache<Int>, isOvertaken: Bool) {
     let held = HeldLoad(cache, 21, [21])
     require(held.began.blocks(), "the other thread loads")
+    var later: HeldLoad?
     var child: pid_t = -1
     let values = cache.values(forKeys: [20, 21]) { missing in
       if child < 0 {
+        if isOvertaken {
+          cache.remove(forKey: 21)
+          later = HeldLoad(cache, 21, [22])
+          require(later?.began.blocks() == true, "the third thread loads")
+        }
         child = fork()
         // The parent waits for the other thread, whose load may end now.
         if child > 0 { held.goesOn() } else { alarm(60) }
@@ -429,6 +455,9 @@ struct LoadingThreadTests {
     require(ChildEnd.of(child) == .exited(0), "the child loads what nobody loads there")
     require(values == [[20], [21]], "the parent waits")
     require(held.join() == [21], "the other thread's")
+    later?.goesOn()
+    require(later == nil || later?.join() == [22], "the third thread's")
+    cache.removeAll()
   }
 
   @Test("a forked child knows nothing of its parent's loads, and goes on with the one that forked, which is not kept", .forks)
@@ -472,7 +501,7 @@ struct LoadingThreadTests {
         if child.load(ordering: .relaxed) == 0 { _exit(result == [7] && cache.peekValue(forKey: 7) == [70] ? 0 : 1) }
         require(ChildEnd.of(child.load(ordering: .relaxed)) == .exited(0), "what the child stores stands")
         require(cache.peekValue(forKey: 7) == [7], "what the parent loaded is kept")
-        Self.forkInGroup(cache)
+        for isOvertaken in [false, true] { Self.forkInGroup(cache, isOvertaken: isOvertaken) }
       }
     }
   }

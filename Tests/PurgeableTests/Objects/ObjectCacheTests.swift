@@ -254,7 +254,7 @@ struct ObjectCacheTests {
     onThreads(threads) { thread in
       var random = SplitMix64(seed: UInt64(thread) + 1)
       for number in 0..<10_000 / slowness {
-        cache.setValue(number, forKey: thread << 32 | number % 1000, cost: random.index(below: number % 2000 < 1000 ? 20 : most))
+        cache.setValue(number, forKey: thread << 32 | number % 1000, cost: random.index(below: number % 200 < 100 ? 20 : most))
         highestCount.max(cache.count, ordering: .relaxed)
         highestCost.max(cache.totalCost, ordering: .relaxed)
       }

@@ -15,6 +15,37 @@ private final class Counted: Sendable {
   deinit { onEnd() }
 }
 
+/// Content that is refilled and stored again just after it was asked.
+private final class RefilledContent: DiscardableContent {
+  let isThere = Atomic<Bool>(true)
+  let onAsking = Mutex<(@Sendable () -> Void)?>(nil)
+
+  func beginContentAccess() -> Bool { isThere.load(ordering: .relaxed) }
+  func endContentAccess() {}
+  func discardContentIfPossible() { isThere.store(false, ordering: .relaxed) }
+  var isContentDiscarded: Bool {
+    let answer = !isThere.load(ordering: .relaxed)
+    let acts = onAsking.withLock { acts in
+      defer { acts = nil }
+      return acts
+    }
+    acts?()
+    return answer
+  }
+}
+
+/// A key whose hash is one of 64, and whose `==` does something in addition.
+private struct WideKey: Hashable, Sendable {
+  static let manners = Mutex<(@Sendable () -> Void)?>(nil)
+  let number: Int
+
+  static func == (left: Self, right: Self) -> Bool {
+    manners.withLock { $0 }?()
+    return left.number == right.number
+  }
+  func hash(into hasher: inout Hasher) { hasher.combine(number % 64) }
+}
+
 @Suite("ObjectCache, while the program's code uses it")
 struct ObjectHandlerTests {
   @Test("removeAll ends although each entry is stored again, and leaves those")
@@ -69,6 +100,66 @@ struct ObjectHandlerTests {
     cache.setValue(2, forKey: "other", cost: 5)
     cache.setValue(3, forKey: "one", cost: 9)
     #expect(cache.totalCost == 9 && cache.keys == ["one"] && asked.withLock { $0 } == ["other"])
+  }
+
+  @Test("an object that was refilled and stored again stays, whoever found it without content before")
+  func refilledMeanwhile() throws {
+    let told = Departures<Int, RefilledContent>()
+    let cache = try ObjectCache<Int, RefilledContent> { told.note($0) }
+    let content = RefilledContent()
+    cache[1] = content
+    content.discardContentIfPossible()
+    content.onAsking.withLock {
+      $0 = {
+        content.isThere.store(true, ordering: .relaxed)
+        cache.setValue(content, forKey: 1, cost: 5)
+      }
+    }
+    #expect(cache[1] == nil, "it was found without")
+    #expect(cache[1] === content && content.isThere.load(ordering: .relaxed) && cache.totalCost == 5)
+    #expect(told.all.map(\.reason) == [.replaced])
+  }
+
+  @Test("a veto that changes limits is asked about each entry twice at most")
+  func flippingVeto() throws {
+    let cache = try ObjectCache<Int, Int>()
+    for key in 0..<100 { cache.setValue(key, forKey: key, cost: 1) }
+    let asked = Atomic<Int>(0)
+    let isInside = Atomic<Bool>(true)
+    cache.shouldEvict = { _, _ in
+      if isInside.exchange(true, ordering: .relaxed) { return false }
+      let number = asked.add(1, ordering: .relaxed).newValue
+      try? cache.setCountLimit(number % 2 == 0 ? 10 : nil)
+      isInside.store(false, ordering: .relaxed)
+      return number > 1000
+    }
+    try cache.setCostLimit(10)
+    isInside.store(false, ordering: .relaxed)
+    try cache.setCountLimit(10)
+    #expect((100...200).contains(asked.load(ordering: .relaxed)) && cache.count == 100)
+  }
+
+  @Test("a look-up ends, though others store while its key is compared")
+  func storedWhileCompared() async {
+    await #expect(processExitsWith: .success) {
+      alarm(600)
+      let cache = try ObjectCache<WideKey, Int>()
+      for number in [0, 64, 128] { cache[WideKey(number: number)] = number }
+      let comparisons = Atomic<Int>(0)
+      let isInside = Atomic<Bool>(false)
+      WideKey.manners.withLock {
+        $0 = {
+          if isInside.exchange(true, ordering: .relaxed) { return }
+          comparisons.add(1, ordering: .relaxed)
+          // In every shard.
+          for number in 1..<64 { cache[WideKey(number: number)] = number }
+          isInside.store(false, ordering: .relaxed)
+        }
+      }
+      require(cache[WideKey(number: 192)] == nil, "not there")
+      require(comparisons.load(ordering: .relaxed) == 3, "compared with what is like it, each once")
+      require(cache[WideKey(number: 128)] == 128, "there")
+    }
   }
 
   @Test("removeAll(where:) removes what was read meanwhile, and keeps what was stored meanwhile")

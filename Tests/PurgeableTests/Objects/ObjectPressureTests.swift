@@ -37,6 +37,16 @@ struct ObjectPressureTests {
     #expect(asked.withLock { $0 }.suffix(2) == [0, 1] && cache.containsValue(forKey: 0), "a veto holds")
   }
 
+  @Test("entries whose content is gone leave before the first slice")
+  func lostEntries() throws {
+    let told = Departures<Int, TestContent>()
+    let cache = try ObjectCache<Int, TestContent> { told.note($0) }
+    for number in 0..<4 { cache[number] = TestContent(number) }
+    for number in 1...2 { cache[number]?.discardContentIfPossible() }
+    #expect(cache.store.beginRelief() && cache.keys == [0, 3] && !cache.store.beginRelief())
+    #expect(told.all.map(\.inShort) == ["1: discarded, 0", "2: discarded, 0"])
+  }
+
   @Test("where the cache is told to keep its entries, their content goes all the same, and nobody is asked")
   func keptEntries() throws {
     let cache = try ObjectCache<Int, TestContent>()

@@ -10,6 +10,11 @@ extension Departure {
   var inShort: String { "\(key): \(reason), \(cost)" }
 }
 
+extension ObjectStore {
+  /// All entries, the least recently used first.
+  func noted() -> [NotedObject<Key, Value>] { all { NotedObject($0, $1, shard: $2) } }
+}
+
 /// A key whose hash is bad and whose `==` calls something.
 struct OddKey: Hashable, Sendable {
   let number: Int
