@@ -25,7 +25,7 @@ final class NSCacheCore {
     keyCheck = ClassCheck(keys)
     objectCheck = ClassCheck(objects)
     do {
-      self.objects = try ObjectCache(name: "") { $0.object === $1.object }
+      self.objects = try ObjectCache(name: "", isSurelyEqual: ObjectKey.areSurelyEqual)
     } catch {
       fatalError("PurgeableNSCache.init: \(error)")
     }

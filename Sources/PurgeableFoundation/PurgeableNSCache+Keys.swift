@@ -28,6 +28,13 @@ import Synchronization
   func hash(into hasher: inout Hasher) {
     unsafe rules._withUnsafeGuaranteedRef { $0.hash(object, into: &hasher) }
   }
+
+  /// Whether both are equal, where no code of the program is needed to find out; else false.
+  static func areSurelyEqual(_ left: ObjectKey, _ right: ObjectKey) -> Bool {
+    if left.object === right.object { return true }
+    guard unsafe left.rules.toOpaque() == right.rules.toOpaque() else { return false }
+    return unsafe left.rules._withUnsafeGuaranteedRef { $0.areSurelyEqual(left.object, right.object) }
+  }
 }
 
 /// How the keys of one class are hashed and compared. These: by identity.
@@ -44,6 +51,9 @@ class KeyRules: @unchecked Sendable {
 
   /// Whether two different objects, the first of which is of this class, are equal; nil where these rules do not say.
   func isEqual(_ key: AnyObject, to other: AnyObject) -> Bool? { nil }
+
+  /// Whether two objects of this class are equal, where its comparison is known to be none of the program's code.
+  func areSurelyEqual(_ left: AnyObject, _ right: AnyObject) -> Bool { false }
 
   /// The rules at an address, which is that of some or 0.
   static func at(_ word: UInt) -> Unmanaged<KeyRules>? {
@@ -64,6 +74,19 @@ class KeyRules: @unchecked Sendable {
 
 /// By `hash` and `isEqual(_:)`.
 private final class FoundationKeyRules: KeyRules, @unchecked Sendable {
+  /// Whether the class is Foundation's own, and no subclass of the program's.
+  private let isPlain: Bool
+
+  override init(_ keyClass: AnyClass) {
+    isPlain = [NSString.self, NSNumber.self, NSURL.self, NSUUID.self, NSDate.self].contains { $0 == keyClass }
+    super.init(keyClass)
+  }
+
+  override func areSurelyEqual(_ left: AnyObject, _ right: AnyObject) -> Bool {
+    guard isPlain else { return false }
+    return unsafe unsafeDowncast(left, to: NSObject.self).isEqual(unsafeDowncast(right, to: NSObject.self))
+  }
+
   // Safe, here and below: the key is of the class.
   override func hash(_ key: AnyObject, into hasher: inout Hasher) {
     hasher.combine(unsafe unsafeDowncast(key, to: NSObject.self).hash)
