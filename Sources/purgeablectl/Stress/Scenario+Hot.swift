@@ -43,7 +43,8 @@ private struct HotTrial {
   var ideal: UInt64
   var wrongBytes: UInt64
 
-  var share: Double { Double(answered) / Double(max(1, ideal)) }
+  /// 0 where nothing was left to compare with.
+  var share: Double { ideal == 0 ? 0 : Double(answered) / Double(ideal) }
   var who: String { isAlone ? "kernel alone" : "with reaction" }
 
   var cells: [String] {
