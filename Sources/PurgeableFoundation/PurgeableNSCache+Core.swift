@@ -54,7 +54,7 @@ final class NSCacheCore {
 
   var name: String {
     get { objects.name }
-    set { objects.setName(newValue) }
+    set { objects.name = newValue }
   }
 
   private var listener: NSCacheListener? { objects.listener as? NSCacheListener }

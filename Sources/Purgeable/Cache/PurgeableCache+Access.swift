@@ -142,9 +142,9 @@ extension PurgeableCache {
   /// Stores a value under a key, in place of an old one. `cost`: nil stands for the value's bytes; less than 0 counts as 0.
   ///
   /// The limits hold when it returns; while N threads store, they are exceeded by N entries at most, and in bytes by N slabs. A
-  /// value that is too large for a whole limit is refused: every other entry stays, and the
-  /// key's old value is gone. Without memory the value is refused, and the old value stays as a rule
-  /// (`StoreOutcome.outOfMemory`). A value that cannot be encoded is refused, and the old value stays.
+  /// value that is too large for a whole limit is refused: every other entry stays, and the key's old value is gone. Without
+  /// memory the value is refused, and the old value stays as a rule (`StoreOutcome.outOfMemory`). A value that cannot be encoded
+  /// is refused, and the old value stays.
   @discardableResult
   @inlinable
   public func setValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> StoreOutcome {

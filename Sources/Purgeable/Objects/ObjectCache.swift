@@ -23,10 +23,10 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
   @usableFromInline let store: ObjectStore<Key, Value>
 
   /// The cache's name, for its description, statistics and messages.
-  public var name: String { store.name.withLock { $0 } }
-
-  /// Any thread.
-  package func setName(_ name: String) { store.name.withLock { $0 = name } }
+  public package(set) var name: String {
+    get { store.name.withLock { $0 } }
+    set { store.name.withLock { $0 = newValue } }
+  }
 
   /// Makes an empty cache. A limit of `nil` is no limit; a limit of 0 admits no entry that counts against it.
   ///

@@ -7,7 +7,7 @@
 //
 // Rules for threads and mutexes:
 //   - A shard's mutex guards its table. Nobody holds two, and no code of the program runs under one: not the `==` of keys, except
-//     for Swift's own types, not handlers, and no end of a key or value.
+//     for Swift's own types and what `isSurelyEqual` asks, not handlers, and no end of a key or value.
 //   - The stamps of oldest entries are published for those who look for the next to go, who check them under the mutex.
 
 import Glibc

@@ -164,7 +164,7 @@ struct ObjectPressureTests {
       let cache = try ObjectCache<Int, Int>()
       func sets() -> Bool {
         let listener = TestContent(1)
-        cache.setName("images")
+        cache.name = "images"
         cache.setListener(listener, tells: { _ in }, asks: { _, _, _ in true })
         cache.askNoMore(listener)
         return cache.name == "images" && cache.listener != nil
