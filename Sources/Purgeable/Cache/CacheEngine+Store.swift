@@ -5,36 +5,6 @@ import CPurgeable
 import Glibc
 import Synchronization
 
-/// The result of a store.
-public enum StoreOutcome: Sendable, Hashable {
-  /// Stored under a key that had no value.
-  case stored
-  /// Stored in place of another value.
-  case replaced
-  /// Larger than a whole limit: not stored, and the key's old value is gone.
-  case tooLarge
-  /// No memory for the value: not stored. The key's old value stays, unless it was the next to go and was evicted to make room.
-  /// Also where the byte limit leaves no room beside large values that other threads are storing: a value of 128 KiB and more
-  /// waits for them, a second at most.
-  case outOfMemory
-  /// The value cannot be written as bytes (`PurgeableValue`): not stored, and the key's old value stays. `onDeparture` is not
-  /// called.
-  case notEncodable
-}
-
-extension StoreOutcome: CustomStringConvertible {
-  /// In a word or two.
-  public var description: String {
-    switch self {
-    case .stored: "stored"
-    case .replaced: "replaced"
-    case .tooLarge: "too large"
-    case .outOfMemory: "out of memory"
-    case .notEncodable: "not encodable"
-    }
-  }
-}
-
 /// A store's search for room that another thread keeps for a moment.
 struct RoomSearch {
   var isBegun = false

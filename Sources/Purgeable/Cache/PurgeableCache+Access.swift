@@ -3,14 +3,6 @@
 
 import CPurgeable
 
-/// The result of a look-up.
-public enum Lookup<Value: Sendable>: Sendable {
-  /// The value, copied out of purgeable memory and checked.
-  case hit(Value)
-  /// There is no value, for this reason.
-  case miss(MissReason)
-}
-
 /// The result of reading into a buffer.
 public enum BufferRead: Sendable, Hashable {
   /// The value's bytes are at the beginning of the buffer: `byteCount` bytes.

@@ -3,26 +3,6 @@
 
 import Synchronization
 
-/// Checks limits, at creation and when they are set later.
-enum LimitCheck {
-  static func limit(_ limit: Int?, _ label: String, in operation: @autoclosure () -> String) throws(PurgeableError) {
-    guard let limit, limit < 0 else { return }
-    throw PurgeableError(
-      .invalidArgument(label), in: operation(), explanation: "a limit is nil or at least 0, not \(limit)")
-  }
-
-  static func share(_ share: Double?, _ label: String, in operation: @autoclosure () -> String) throws(PurgeableError) {
-    guard let share, !(share > 0 && share <= 1) else { return }
-    throw PurgeableError(
-      .invalidArgument(label), in: operation(), explanation: "a share is above 0 and at most 1, not \(share)")
-  }
-
-  static func time(_ time: Duration?, _ label: String, in operation: @autoclosure () -> String) throws(PurgeableError) {
-    guard let time, time <= .zero else { return }
-    throw PurgeableError(.invalidArgument(label), in: operation(), explanation: "a time is above 0, not \(time)")
-  }
-}
-
 extension PurgeableCache {
   // MARK: Entries, costs, bytes
 

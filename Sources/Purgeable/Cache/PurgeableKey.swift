@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: MIT
 // Keys: those that lie in elements as bytes, and those that are kept in a table.
 
-/// A key with a byte encoding of its own, so that it can lie in purgeable memory beside its value.
+/// A key that lies in purgeable memory beside its value: the bytes that it has as a `PurgeableValue` are equal for equal keys and
+/// different for different ones.
 ///
-/// Integers, `String` and `[UInt8]` have an encoding already and need no conformance; the module PurgeableFoundation has
-/// conformances of `UUID`, `Data` and `URL`. Any other Hashable key works without this protocol: it is kept in ordinary memory,
-/// where every entry costs as much as in a dictionary.
-public protocol PurgeableKey: Hashable, Sendable {
-  /// Lends bytes that are equal for equal keys and different for different ones. Any thread, under no mutex of this library.
-  func withKeyBytes<R>(_ body: (RawSpan) -> R) -> R
-}
+///     struct TileID: PurgeableKey, BitwiseCopyable { var level: Int32, column: Int32, row: Int32 }
+///
+/// No requirement of its own: the bytes also lead back to the key. Integers and `[UInt8]` need no conformance, nor does `String`
+/// (strings that are equal may have different bytes, and the cache knows which); the module PurgeableFoundation has conformances of
+/// `UUID`, `Data` and `URL`. Any other Hashable key works without this protocol: it is kept in ordinary memory, where every entry
+/// costs as much as in a dictionary. So is a key whose memory may have padding, as that of `(Int8, Int32)` has, and one of a
+/// floating-point number, which has two zeros: equal ones could have different bytes. Types that write equal values in different
+/// ways, as JSON may, must not conform.
+public protocol PurgeableKey: Hashable, PurgeableValue {}
 
 /// How a cache's keys become bytes; decided once, when the cache is made.
 enum KeyForm<Key: Hashable & Sendable>: Sendable {
@@ -30,7 +33,7 @@ enum KeyForm<Key: Hashable & Sendable>: Sendable {
       self = .string
     } else if Key.self == [UInt8].self {
       self = .bytes
-    } else if let type = Key.self as? any PurgeableKey.Type {
+    } else if let type = Key.self as? any PurgeableKey.Type, !KeyPadding.isPossible(in: Key.self) {
       self = Self.form(of: type)
     } else {
       self = .tracked
@@ -40,19 +43,20 @@ enum KeyForm<Key: Hashable & Sendable>: Sendable {
   /// Whether hash, equality and deinit of the keys are the standard library's, not user's code.
   static var isOfStandardLibrary: Bool { isInteger || Key.self == String.self || Key.self == [UInt8].self }
 
-  /// Whether the keys are integers of the standard library, all of whose bytes count. Other types might have padding.
-  private static var isInteger: Bool {
-    let integers: [Any.Type] = [
+  /// The integers of the standard library: all of their bytes count.
+  static var integers: [Any.Type] {
+    [
       Int.self, Int8.self, Int16.self, Int32.self, Int64.self, Int128.self,
       UInt.self, UInt8.self, UInt16.self, UInt32.self, UInt64.self, UInt128.self,
     ]
-    return integers.contains { $0 == Key.self }
   }
+
+  private static var isInteger: Bool { integers.contains { $0 == Key.self } }
 
   private static func form<K: PurgeableKey>(of type: K.Type) -> Self {
     .custom { key, body in
       // Safe: K is Key, as the caller found out.
-      unsafe unsafeBitCast(key, to: K.self).withKeyBytes(body)
+      unsafe unsafeBitCast(key, to: K.self).withPurgeableBytes(body)
     }
   }
 

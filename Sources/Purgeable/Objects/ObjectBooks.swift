@@ -11,7 +11,7 @@ struct ObjectBudget: Sendable {
 
   /// What the costs may add up to, and the reason why entries leave that exceed it; `.max` stands for no limit.
   var limit: (cost: UInt64, reason: DepartureReason) {
-    let byteLimit = CacheLimits.byteLimit(of: bytes).limit
+    let byteLimit = bytes.byteLimitInForce.limit
     let ofCosts = costLimit.map { UInt64($0) } ?? .max
     return byteLimit != .max && UInt64(byteLimit) < ofCosts ? (UInt64(byteLimit), .bytes) : (ofCosts, .cost)
   }
@@ -126,7 +126,7 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
 
   final var byteLimitInForce: (byteCount: Int, reason: CacheLimitReason)? {
     budget.withLock { budget in
-      let (limit, _) = CacheLimits.byteLimit(of: budget.bytes)
+      let (limit, _) = budget.bytes.byteLimitInForce
       return limit == .max ? nil : (limit, limit == budget.bytes.byteLimit ? .byteLimit : .memoryShare)
     }
   }

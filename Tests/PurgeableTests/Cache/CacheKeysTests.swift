@@ -126,6 +126,19 @@ struct CacheKeysTests {
     #expect(cache.count == 1)
   }
 
+  @Test("a trivially copyable key lies in purgeable memory, unless its memory may say more than the key")
+  func trivial() throws {
+    let keys = (0..<300).map { TileKey(level: Int8($0 % 100), kind: .land, column: Int16($0), place: (UInt8($0 % 7), false)) }
+    try check(keys)
+    try #expect(PurgeableCache<TileKey, Int>().table == nil)
+    try #expect(PurgeableCache<TileKey.Kind, Int>().table == nil)
+    try #expect(PurgeableCache<FloatKey, Int>().table != nil)
+    let cache = try PurgeableCache<PaddedKey, Int>()
+    #expect(cache.table != nil)
+    cache[PaddedKey(5, padding: 0)] = 1
+    #expect(cache[PaddedKey(5, padding: 0xFF)] == 1)
+  }
+
   @Test("a tracked key's number can be told from its slot, for all numbers that there are")
   func numbers() {
     var numbers: [UInt32] = [0, 1, 2, 255, 65_535, 65_536, EngineKey.trackedNumberLimit - 1]

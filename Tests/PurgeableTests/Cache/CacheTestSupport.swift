@@ -100,8 +100,41 @@ struct EncodedKey: PurgeableKey {
 
   static func == (left: Self, right: Self) -> Bool { left.number == right.number }
   func hash(into hasher: inout Hasher) { hasher.combine(number) }
-  func withKeyBytes<R>(_ body: (RawSpan) -> R) -> R {
-    unsafe withUnsafeBytes(of: number) { unsafe body($0.bytes) }
+  init(number: Int32, note: String) { (self.number, self.note) = (number, note) }
+  init?(purgeableBytes: RawSpan) {
+    guard let number = Int32(purgeableBytes: purgeableBytes) else { return nil }
+    self.init(number: number, note: "from bytes")
+  }
+  func withPurgeableBytes<R, E: Error>(_ body: (RawSpan) throws(E) -> R) throws(E) -> R { try number.withPurgeableBytes(body) }
+}
+
+/// Members without a byte between them, or behind them.
+struct TileKey: PurgeableKey, BitwiseCopyable {
+  enum Kind: PurgeableKey, BitwiseCopyable { case land, water }
+
+  var level: Int8
+  var kind: Kind
+  var column: Int16
+  var place: (UInt8, Bool)
+
+  static func == (left: Self, right: Self) -> Bool {
+    left.level == right.level && left.kind == right.kind && left.column == right.column && left.place == right.place
+  }
+  func hash(into hasher: inout Hasher) { hasher.combine(column) }
+}
+
+struct FloatKey: PurgeableKey, BitwiseCopyable { var x: Float }
+
+/// Three bytes between its members have no meaning.
+struct PaddedKey: PurgeableKey, BitwiseCopyable {
+  var level: Int8
+  var column: Int32
+
+  init(_ number: Int8, padding: UInt8) {
+    (level, column) = (number, Int32(number))
+    unsafe withUnsafeMutableBytes(of: &self) { bytes in
+      for i in 1..<4 { unsafe bytes[i] = padding }
+    }
   }
 }
 

@@ -172,7 +172,7 @@ struct BusyLoadKey: Hashable, Sendable {
 
 /// A key with bytes of its own, of which tests say what its hash does in addition. In a cache of bytes whose keys are not
 /// tracked, only the table of loads asks for it; other caches ask at each look-up.
-struct BusyHashKey: PurgeableKey {
+struct BusyHashKey: PurgeableKey, BitwiseCopyable {
   static let manners = Mutex<(skipped: Int, acts: (@Sendable () -> Void)?)>((0, nil))
   var number: Int
 
@@ -189,5 +189,4 @@ struct BusyHashKey: PurgeableKey {
     acts?()
     hasher.combine(number)
   }
-  func withKeyBytes<R>(_ body: (RawSpan) -> R) -> R { unsafe withUnsafeBytes(of: number) { unsafe body($0.bytes) } }
 }

@@ -251,12 +251,15 @@ struct ObjectCacheTests {
     let cache = try ObjectCache<Int, Int>(countLimit: countLimit, costLimit: costLimit)
     let highestCount = Atomic<Int>(0)
     let highestCost = Atomic<Int>(0)
-    onThreads(threads) { thread in
-      var random = SplitMix64(seed: UInt64(thread) + 1)
-      for number in 0..<10_000 / slowness {
-        cache.setValue(number, forKey: thread << 32 | number % 1000, cost: random.index(below: number % 200 < 100 ? 20 : most))
-        highestCount.max(cache.count, ordering: .relaxed)
-        highestCost.max(cache.totalCost, ordering: .relaxed)
+    // First all threads store what reaches the count limit, then what reaches the cost limit.
+    for costs in [20, most] {
+      onThreads(threads) { thread in
+        var random = SplitMix64(seed: UInt64(thread) + 1)
+        for number in 0..<5_000 / slowness {
+          cache.setValue(number, forKey: thread << 32 | number % 1000, cost: random.index(below: costs))
+          highestCount.max(cache.count, ordering: .relaxed)
+          highestCost.max(cache.totalCost, ordering: .relaxed)
+        }
       }
     }
     let (count, cost) = (highestCount.load(ordering: .relaxed), highestCost.load(ordering: .relaxed))

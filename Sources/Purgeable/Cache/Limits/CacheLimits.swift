@@ -9,23 +9,6 @@
 import CPurgeable
 import Synchronization
 
-/// The settings from which a cache's byte limit, locked limit and idle time follow.
-struct CacheBudget: Sendable {
-  /// A share of the group's limit or of the machine's memory, whichever is smaller; nil for no share.
-  var memoryShare: Double?
-  /// The program's byte limit, nil for none.
-  var byteLimit: Int?
-  /// Whether `byteLimit` is the one that a cache sets itself where the kernel discards nothing.
-  var isDefault = false
-  /// The most bytes that may be locked at a time; nil for half the memory.
-  var lockedByteLimit: Int?
-  /// How long an entry may go unused before it is given back; nil for ever.
-  var idleNanoseconds: UInt64?
-
-  /// An idle time in nanoseconds: a millisecond at least.
-  static func nanoseconds(_ time: Duration) -> UInt64 { max(1_000_000, time.wholeNanoseconds) }
-}
-
 /// The limits of a cache. `bytes` is computed from the budget; the other strict limits are as the program set them.
 struct CacheLimits: ~Copyable, Sendable {
   /// `Int.max` and `UInt64.max` stand for no limit.
@@ -55,7 +38,7 @@ struct CacheLimits: ~Copyable, Sendable {
       lockedByteLimit: options.lockedByteLimit, idleNanoseconds: options.idleTime.map(CacheBudget.nanoseconds))
     count = Atomic(options.countLimit ?? .max)
     cost = Atomic(options.costLimit.map { UInt64($0) } ?? .max)
-    bytes = Atomic(Self.byteLimit(of: budget).limit)
+    bytes = Atomic(budget.byteLimitInForce.limit)
     self.budget = Guarded(budget)
     self.clock = clock
   }
@@ -99,20 +82,11 @@ struct CacheLimits: ~Copyable, Sendable {
     knownMemory.store(0, ordering: .relaxed)
   }
 
-  /// The smaller of a budget's limit and its share, and the memory of which it is a share.
-  static func byteLimit(of budget: CacheBudget) -> (limit: Int, memory: UInt64?) {
-    let limit = budget.byteLimit ?? .max
-    guard let share = budget.memoryShare else { return (limit, nil) }
-    let memory = ProcessMemory.limit()
-    // A share above 0 is a limit, however small: only 0 admits nothing.
-    return (min(limit, max(share > 0 ? 1 : 0, Int(Double(memory) * share))), memory)
-  }
-
   /// Computes the limits from the budget: the byte limit from number and share, the locked limit by the level of pressure.
   func apply(to heap: SlabHeap) {
     // Under the mutex to the end, so that the last change of the budget is also applied last.
     budget.withLock { budget in
-      let (limit, memory) = Self.byteLimit(of: budget)
+      let (limit, memory) = budget.byteLimitInForce
       let inForce = atLeast(limit)
       bytes.store(inForce, ordering: .relaxed)
       heap.setLimit(inForce == .max ? 0 : max(1, inForce))

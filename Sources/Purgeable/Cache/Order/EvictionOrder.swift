@@ -46,6 +46,17 @@ enum EvictionCause {
   case idle
 }
 
+extension DepartureReason {
+  /// The cause that the order of eviction goes by.
+  var cause: EvictionCause {
+    switch self {
+    case .pressure, .trimmed: .relief
+    case .idle: .idle
+    default: .limit
+    }
+  }
+}
+
 struct EvictionOrder: Sendable {
   static let s3FIFO = EvictionOrder()
 

@@ -25,15 +25,6 @@ public enum DepartureReason: Int, Sendable, Hashable, CaseIterable {
   case trimmed
   /// The entry made room for a newer one while the cache grows slowly, in the minute after it gave memory back under pressure.
   case growth
-
-  /// The cause that the order of eviction goes by.
-  var cause: EvictionCause {
-    switch self {
-    case .pressure, .trimmed: .relief
-    case .idle: .idle
-    default: .limit
-    }
-  }
 }
 
 extension DepartureReason: CustomStringConvertible {

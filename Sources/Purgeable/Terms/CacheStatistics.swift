@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A cache in numbers.
 
-import CPurgeable
-import Synchronization
-
 /// A cache in numbers: its memory by state, what is in it, and counters since it was made.
 public struct CacheStatistics: Sendable, Hashable {
   /// The cache's name.
@@ -129,46 +126,5 @@ extension LoadTable {
     statistics.loadFailureCount = failureCount.load(ordering: .relaxed)
     statistics.loadTime = .nanoseconds(Int64(clamping: nanoseconds.load(ordering: .relaxed)))
     statistics.sharedLoadCount = sharedCount.load(ordering: .relaxed)
-  }
-}
-
-extension CacheEngine {
-  func statistics(name: String) -> CacheStatistics {
-    var heapNumbers = purgeable_heap_statistics_t()
-    _ = unsafe purgeable_heap_statistics(heap.raw, &heapNumbers)
-    var memory = MemoryUse(heapNumbers.memory, residentBytes: Int(heapNumbers.memory.resident_bytes))
-    memory.ordinaryBytes = base.ordinaryBytes
-    var result = CacheStatistics(
-      name: name, memory: memory, count: max(0, base.count),
-      totalCost: Int(clamping: base.totalCost), waitingDepartureCount: base.observer?.waitingCount ?? 0,
-      notKeptValueCount: Int(base.observer?.notKeptCount ?? 0), givenBackSlabCount: Int(heapNumbers.given_back_slab_count),
-      refusedOfferCount: Int(heapNumbers.refused_offer_count),
-      pressure: PressureLevel(rawValue: base.limits.pressure.load(ordering: .relaxed)) ?? .normal)
-    if let limit = base.limits.limitInForce() { (result.limitInForce, result.limitReason) = (limit.byteCount, limit.reason) }
-    // Swift's runtime ends the program when it gets no memory for a dictionary.
-    let hasRoom = MemoryReserve.isThere(MemoryReserve.ofNews)
-    for shard in shards.all {
-      let counters = shards.hold(shard) { $0.counters }
-      result.hitCount += Int(shard.index.hitCount)
-      result.missCount += Int(shard.index.missCount)
-      result.insertionCount += Int(counters.insertions)
-      result.replacementCount += Int(counters.replacements)
-      result.copyCount += Int(counters.copies)
-      result.refusalCount += Int(counters.refusals)
-      guard hasRoom else { continue }
-      result.missesByReason[.unknown, default: 0] += Int(shard.index.unknownMissCount)
-      for reason in MissReason.allCases {
-        result.missesByReason[reason, default: 0] += Int(counters.misses[reason.rawValue])
-      }
-      for reason in DepartureReason.allCases {
-        result.departures[reason, default: 0] += Int(counters.departures[reason.rawValue])
-      }
-    }
-    // The indexes count them as hits. The counters are not read at one moment, hence the minimum.
-    let undecodable = min(result.hitCount, Int(undecodableCount.load(ordering: .relaxed)))
-    result.hitCount -= undecodable
-    result.missCount += undecodable
-    if hasRoom { result.missesByReason[.undecodable, default: 0] += undecodable }
-    return result
   }
 }
