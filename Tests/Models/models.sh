@@ -83,15 +83,18 @@ found index "the old table emptied without release" "-DGROWS -DREPLACES_AFTER -D
 
 # MARK: Opening shards (shards_model.c)
 
-clean shards "opener, reader" ""
-clean shards "opener, reader, writer" "-DWRITES"
-found shards "the mask published before the slots are inserted" "-DWRITES -DRULE_mask_last=0"
-found shards "readers that miss do not look at the mask again" "-DWRITES -DRULE_reader_again=0"
-found shards "writers do not look at the mask again" "-DWRITES -DRULE_writer_again=0"
-found shards "opening without the mutexes" "-DWRITES -DRULE_mutexes=0"
-found shards "the mask published without release" "-DWRITES -DMASK_STORE=memory_order_relaxed"
-found shards "the mask loaded without acquire" "-DWRITES -DMASK_LOAD=memory_order_relaxed"
-found shards "old slots emptied without release" "-DWRITES -DEMPTY_STORE=memory_order_relaxed"
+clean shards "opener, writer, reader" "-DREADS"
+clean shards "opener, writer that stores and removes" "-DREMOVES"
+found shards "readers that miss do not look at the mask again" "-DREADS -DRULE_look_again=0"
+found shards "readers do not look in the founder" "-DREADS -DRULE_founder=0"
+found shards "readers do not look at home once more" "-DREADS -DRULE_third_look=0"
+found shards "writers leave the old value in the founder" "-DREMOVES -DRULE_bring_home=0"
+found shards "the founder's slot emptied before the one at home is inserted" "-DREADS -DRULE_new_first=0"
+found shards "writers do not look at the mask again" "-DREADS -DRULE_writer_again=0"
+found shards "the mask published under no mutex" "-DREADS -DRULE_under_mutex=0"
+found shards "the mask published without release" "-DREADS -DMASK_STORE=memory_order_relaxed"
+found shards "the mask loaded without acquire" "-DREADS -DMASK_LOAD=memory_order_relaxed"
+found shards "the founder's slot emptied without release" "-DREADS -DEMPTY_STORE=memory_order_relaxed"
 
 # MARK: Control pages (pages_model.c)
 

@@ -15,7 +15,7 @@ final class CacheBase: Sendable {
   let pageSums: PageSums
   let limits: CacheLimits
   let totals = CacheTotals()
-  /// The key table of a cache that has one. It does not refer to the engine.
+  /// What tells of tracked keys. It does not refer to the engine.
   let observer: (any EngineObserver)?
   let clock: CacheClock
   let sweepPace = SweepPace()
@@ -51,21 +51,21 @@ final class CacheBase: Sendable {
   /// The bytes that the byte limit counts, except slabs.
   var ordinaryBytes: Int {
     heap.ordinaryBytes + totals.indexBytes.load(ordering: .relaxed) + totals.ghostBytes.load(ordering: .relaxed)
-      + (observer?.byteCount ?? 0)
+      + (observer?.nodes.byteCount.load(ordering: .relaxed) ?? 0)
   }
 
   /// The bytes that the byte limit counts: bookkeeping, and slabs without the pages that are known to be lost.
   var chargedBytes: Int { heap.chargedBytes + ordinaryBytes }
 
   /// Bookkeeping that stays however much is evicted.
-  var lastingBytes: Int { heap.ordinaryBytes + indexes.count * SlotIndex.homeBytes }
+  var lastingBytes: Int { heap.ordinaryBytes + (1 + indexes.otherCount) * SlotIndex.homeBytes }
 
   /// The least byte limit: what an empty cache holds, a slab of small entries, and their bookkeeping.
   var neededBytes: Int { ordinaryBytes + heap.slabBytes + Self.firstEntryBytes + (observer == nil ? 0 : Self.firstKeyBytes) }
 
   /// The bookkeeping of a chunk and a slab, a small ghost, and an index of as many entries as fit a slab.
   private static let firstEntryBytes = 16 << 10
-  /// In a key table: the numbers of the first entries of each stripe and their bookkeeping, without the entries.
+  /// Of tracked keys: the numbers and heads of the first ones, without their nodes.
   private static let firstKeyBytes = 4 << 10
 
   // MARK: Limits against it

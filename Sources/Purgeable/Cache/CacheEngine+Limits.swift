@@ -13,12 +13,9 @@ extension CacheEngine {
 
   /// Called after a limit was lowered.
   func enforceLimits() {
-    // A limit that needs one order of eviction closes the other shards first, or after the evictions if the cache is too large
-    // before.
-    shards.reviewShards()
+    shards.reviewOpening()
     // Who lowers a limit wants the memory: no slab is kept for the next store.
     heap.givingBackTogether { evictAboveLimits() }
-    shards.reviewShards()
   }
 
   /// Brings the cache below its limits by evicting from the shard that is next by age, again and again. After a store whose own
@@ -49,8 +46,6 @@ extension CacheEngine {
     fitBookkeeping()
     enforceLimits()
     fitBookkeeping()
-    // When the other shards were closed, the founder's index may have become larger than their indexes were together.
-    if base.isOverLimits { enforceLimits() }
     let limit = base.limits.bytes.load(ordering: .relaxed)
     let needed = base.neededBytes
     guard limit > 0, base.count <= 0, needed > limit else { return }

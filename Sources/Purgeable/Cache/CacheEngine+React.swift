@@ -5,7 +5,7 @@ import CPurgeable
 import Synchronization
 
 extension CacheEngine: PressureClient {
-  /// The key table and the loads.
+  /// What tells of departures, and the loads.
   func forEachCompanion(_ body: (any ForkProtected) -> Void) {
     if let table = base.observer { body(table) }
     if let loads { body(loads) }

@@ -5,7 +5,8 @@
 //   compare key, copy, checks            in the core (heap_read.c): witnesses, header, generation
 //   slot again                           the entry was still this one when its bytes were proven
 //
-// If the slot has changed, the reader looks again. If the table has changed, it does the same after "not found".
+// If the slot has changed, the reader looks again. If the table has changed, or the mask, it does the same after "not found". In
+// which shards it looks, and why no entry is missed: Shard/CacheShards+Opening.swift.
 
 import CPurgeable
 import Glibc
@@ -32,46 +33,50 @@ extension CacheEngine {
     again: while true {
       tries += 1
       if tries > 64 { return unsafe readUnderMutex(key, unsafe prefix, into: unsafe buffer, countsAsUse) }
-      // Acquire: pairs with the release in `transfer`; a reader that sees the mask sees the indexes it leads to.
+      // Acquire: pairs with the release in `openShards`; a reader that sees the mask sees the indexes it leads to.
       let mask = shards.mask.load(ordering: .acquiring)
-      let index = base.indexes[key.shardHash & mask]
-      #if DEBUG
-        if shards.sizes.pausesReaders.load(ordering: .relaxed) { pauseForStep(mask) }
-      #endif
-      let table = index.current()
-      guard let slots = table.slots else { return .miss(.unknown) }
-      let (first, second) = table.buckets(of: key.identity)
-      // Both are prefetched, since the slot may be in either.
-      slots[first].prefetch()
-      slots[second].prefetch()
-      var start = first
-      for round in 0..<2 {
-        for i in start..<start &+ SlotIndex.slotsPerBucket {
-          // Acquire: pairs with the release that stored the slot.
-          let slot = Slot(bits: slots[i].acquired)
-          if slot.bits & Slot.identityMask != key.identity || slot.isEmpty { continue }
-          switch unsafe read(slot, at: slots[i], prefix, into: buffer) {
-          case .otherKey: continue
-          case .changed: continue again
-          case .lost:
-            // The lost entry had the key's tag, so it was most likely the key's; the bytes of its key are lost. Another slot may
-            // hold the key all the same.
-            dropDiscarded(key, slot)
-            foundLost = true
-            continue again
-          case .found(let byteCount, let now):
-            if byteCount > buffer.count { return .tooSmall(byteCount: byteCount) }
-            if countsAsUse {
-              index.countHit()
-              slots[i].countUse(of: now)
+      var looks = ShardLooks(key, mask)
+      repeat {
+        #if DEBUG
+          looks.callHook(shards.sizes)
+        #endif
+        let index = base.indexes[looks.position]
+        let table = index.current()
+        guard let slots = table.slots else { return .miss(.unknown) }
+        let (first, second) = table.buckets(of: key.identity)
+        // Both are prefetched, since the slot may be in either.
+        slots[first].prefetch()
+        slots[second].prefetch()
+        var start = first
+        for round in 0..<2 {
+          for i in start..<start &+ SlotIndex.slotsPerBucket {
+            // Acquire: pairs with the release that stored the slot.
+            let slot = Slot(bits: slots[i].acquired)
+            if slot.bits & Slot.identityMask != key.identity || slot.isEmpty { continue }
+            switch unsafe read(slot, at: slots[i], prefix, into: buffer) {
+            case .otherKey: continue
+            case .changed: continue again
+            case .lost:
+              // The lost entry had the key's tag, so it was most likely the key's; the bytes of its key are lost. Another slot
+              // may hold the key all the same.
+              dropDiscarded(slot, at: looks.position)
+              foundLost = true
+              continue again
+            case .found(let byteCount, let now):
+              if byteCount > buffer.count { return .tooSmall(byteCount: byteCount) }
+              if countsAsUse {
+                index.countHit()
+                slots[i].countUse(of: now)
+              }
+              return .hit(byteCount: byteCount)
             }
-            return .hit(byteCount: byteCount)
           }
+          if round == 0, first == second { break }
+          start = second
         }
-        if round == 0, first == second { break }
-        start = second
-      }
-      if index.isCurrent(table), isCurrent(mask) { break }
+        guard index.isCurrent(table) else { continue again }
+      } while looks.next()
+      if isCurrent(mask) { break }
     }
     return countsAsUse ? miss(key, foundLost ? .discarded : nil) : .miss(foundLost ? .discarded : .unknown)
   }
@@ -104,30 +109,15 @@ extension CacheEngine {
     return outcome == .discarded ? .lost : .found(byteCount: byteCount, now: now)
   }
 
-  /// Whether a mask is still the present one, after the fence in `SlotIndex.isCurrent`: only then is "not found" an answer
-  /// (Shard/CacheShards+Step.swift).
+  /// Whether a mask is still the present one, after the fence in `SlotIndex.isCurrent`: only then is "not found" an answer.
   @inline(__always)
-  func isCurrent(_ mask: UInt64) -> Bool {
-    #if DEBUG
-      if shards.sizes.ignoresSteps.load(ordering: .relaxed) { return true }
-    #endif
-    return shards.mask.load(ordering: .relaxed) == mask
-  }
-
-  #if DEBUG
-    /// Waits between two loads of a reader, for a step to come between them.
-    @inline(never)
-    private func pauseForStep(_ mask: UInt64) {
-      for _ in 0..<5 where shards.mask.load(ordering: .relaxed) == mask { usleep(100) }
-      usleep(100)
-    }
-  #endif
+  private func isCurrent(_ mask: UInt64) -> Bool { shards.mask.load(ordering: .relaxed) == mask }
 
   /// Reads under the shard's mutex, when the slot keeps changing.
   func readUnderMutex(
     _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, _ countsAsUse: Bool
   ) -> EngineRead {
-    shards.hold(of: key.shardHash) { held in unsafe held.read(key, prefix, into: buffer, countsAsUse: countsAsUse) }
+    unsafe shards.hold(of: key, prefix) { held in unsafe held.read(key, prefix, into: buffer, countsAsUse: countsAsUse) }
   }
 
   /// Counts a miss, with its reason from the ghost. Does not wait for the mutex: a reason is not worth that, and in a forked
@@ -137,18 +127,27 @@ extension CacheEngine {
     // By the index alone, since a reference to the shard would be counted, on a cache line that all threads share.
     let index = base.indexes[key.shardHash & shards.mask.load(ordering: .acquiring)]
     index.countMiss()
-    if known == nil, !index.remembersKeys {
+    if known == nil, !index.remembersKeys, !base.indexes[0].remembersKeys {
       index.countUnknownMiss()
       return .miss(.unknown)
     }
-    let reason = shards.shard(of: key.shardHash).held.withLockIfAvailable { held in held.missReason(key, known) }
+    let reason = shards.shard(of: key).held.withLockIfAvailable { held in
+      held.missReason(key, known ?? (held.number == 0 ? nil : founderReason(key, ifUnknownTo: held)))
+    }
     return .miss(reason ?? known ?? .unknown)
   }
 
-  /// Drops an entry whose content a read found lost.
+  /// Why the founder's entry of a key has left, which only the founder's ghost remembers. nil also where its mutex is taken: it
+  /// is only tried, out of order.
+  private func founderReason(_ key: EngineKey, ifUnknownTo held: borrowing HeldShard) -> MissReason? {
+    guard base.indexes[0].remembersKeys, held.ghost.reason(of: key.ghostIdentity) == nil else { return nil }
+    return shards.founder.held.withLockIfAvailable { $0.ghost.reason(of: key.ghostIdentity).map { MissReason($0) } } ?? nil
+  }
+
+  /// Drops an entry whose content a read found lost, by the slot that was found in the index at a position.
   @inline(never)
-  func dropDiscarded(_ key: EngineKey, _ slot: Slot) {
-    shards.hold(of: key.shardHash) { held in held.dropLost(slot) }
+  func dropDiscarded(_ slot: Slot, at position: UInt64) {
+    shards.hold(shards.positions[position]) { held in held.dropLost(slot) }
   }
 
   // MARK: Access without copying
@@ -158,27 +157,33 @@ extension CacheEngine {
     var foundLost = false
     for _ in 0..<1000 {
       let mask = shards.mask.load(ordering: .acquiring)
-      let index = base.indexes[key.shardHash & mask]
-      let table = index.current()
-      if table.slots == nil { break }
+      var looks = ShardLooks(key, mask)
       var changed = false
-      for found in table.candidates(of: key.identity) {
-        switch unsafe lock(prefix, found) {
-        case .locked(let reference, let bytes):
-          index.countHit()
-          found.pointer.countUse(of: found.slot)
-          return unsafe .locked(reference, bytes)
-        case .refused:
-          _ = miss(key, .lockLimit)
-          return .refused
-        case .otherKey: continue
-        case .changed: changed = true
-        case .lost:
-          dropDiscarded(key, found.slot)
-          (foundLost, changed) = (true, true)
+      repeat {
+        #if DEBUG
+          looks.callHook(shards.sizes)
+        #endif
+        let index = base.indexes[looks.position]
+        let table = index.current()
+        for found in table.candidates(of: key.identity) {
+          switch unsafe lock(prefix, found) {
+          case .locked(let reference, let bytes):
+            index.countHit()
+            found.pointer.countUse(of: found.slot)
+            return unsafe .locked(reference, bytes)
+          case .refused:
+            _ = miss(key, .lockLimit)
+            return .refused
+          case .otherKey: continue
+          case .changed: changed = true
+          case .lost:
+            dropDiscarded(found.slot, at: looks.position)
+            (foundLost, changed) = (true, true)
+          }
         }
-      }
-      if !changed, index.isCurrent(table), isCurrent(mask) { break }
+        if !index.isCurrent(table) { changed = true }
+      } while !changed && looks.next()
+      if !changed, isCurrent(mask) { break }
     }
     _ = miss(key, foundLost ? .discarded : nil)
     return .absent
@@ -221,37 +226,43 @@ extension CacheEngine {
 
   func contains(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> Bool {
     for _ in 0..<64 {
-      guard let slot = unsafe findForAccess(key, unsafe prefix) else { return false }
-      let index = shards.shard(of: key.shardHash).index
+      guard let (slot, position) = unsafe findForAccess(key, unsafe prefix) else { return false }
       let outcome = base.elements.check(heap.reference(slot.place))
-      if outcome == .discarded { dropDiscarded(key, slot) }
-      guard outcome == .intact, let now = index.find(identity: key.identity, place: slot.place), now.slot.isSameEntry(as: slot)
+      if outcome == .discarded { dropDiscarded(slot, at: position) }
+      guard outcome == .intact, let now = base.indexes[position].find(identity: key.identity, place: slot.place),
+        now.slot.isSameEntry(as: slot)
       else { continue }
       return true
     }
-    return shards.hold(of: key.shardHash) { held in unsafe held.contains(key, prefix) }
+    return unsafe shards.hold(of: key, prefix) { held in unsafe held.contains(key, prefix) }
   }
 
-  /// Finds a key's slot by comparing keys. Copies no value and counts no use.
-  private func findForAccess(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> Slot? {
+  /// Finds a key's slot by comparing keys, and the position of the shard that has it. Copies no value and counts no use.
+  private func findForAccess(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> (slot: Slot, position: UInt64)? {
     for _ in 0..<64 {
       let mask = shards.mask.load(ordering: .acquiring)
-      let index = base.indexes[key.shardHash & mask]
-      let table = index.current()
-      if table.slots == nil { return nil }
+      var looks = ShardLooks(key, mask)
       var changed = false
-      for found in table.candidates(of: key.identity) {
-        let reference = heap.reference(found.slot.place)
-        guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else {
-          changed = true
-          continue
+      repeat {
+        #if DEBUG
+          looks.callHook(shards.sizes)
+        #endif
+        let index = base.indexes[looks.position]
+        let table = index.current()
+        for found in table.candidates(of: key.identity) {
+          let reference = heap.reference(found.slot.place)
+          guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else {
+            changed = true
+            continue
+          }
+          let (outcome, matches) = unsafe base.elements.compare(reference, with: prefix)
+          // A lost element counts as found: the caller's lock or check makes it certain.
+          if outcome == .discarded || (outcome == .intact && matches) { return (found.slot, looks.position) }
+          if outcome == .busy { changed = true }
         }
-        let (outcome, matches) = unsafe base.elements.compare(reference, with: prefix)
-        // A lost element counts as found: the caller's lock or check makes it certain.
-        if outcome == .discarded || (outcome == .intact && matches) { return found.slot }
-        if outcome == .busy { changed = true }
-      }
-      if !changed, index.isCurrent(table), isCurrent(mask) { return nil }
+        if !index.isCurrent(table) { changed = true }
+      } while !changed && looks.next()
+      if !changed, isCurrent(mask) { return nil }
     }
     return nil
   }

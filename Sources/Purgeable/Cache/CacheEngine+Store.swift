@@ -25,7 +25,7 @@ extension CacheEngine {
     }
     var search = RoomSearch(permit)
     while true {
-      let (outcome, due) = shards.hold(of: key.shardHash) { held -> (StoreOutcome, DueAfterStore) in
+      let (outcome, due) = shards.hold(toStore: key) { held -> (StoreOutcome, DueAfterStore) in
         if let permit, !permit.take() { return (.replaced, DueAfterStore()) }
         return (unsafe held.store(key, prefix, value, cost, among: shards), held.takeDue(prefix.count + value.count))
       }
@@ -44,7 +44,7 @@ extension CacheEngine {
     search.tries -= 1
     var hasRoom = false
     shards.evictByAge(
-      sparing: shards.shard(of: key.shardHash).number, age: { $0.oldestSlabAge() }, until: { hasRoom },
+      sparing: shards.shard(of: key).number, age: { $0.oldestSlabAge() }, until: { hasRoom },
       evict: { held in
         hasRoom = held.evictSlab(base.refusalReason)
         return hasRoom
@@ -56,16 +56,17 @@ extension CacheEngine {
   /// Called after a store, with no mutex held.
   @inline(__always)
   func finishStore(_ key: EngineKey, _ outcome: StoreOutcome, _ due: DueAfterStore) {
-    if outcome == .outOfMemory { shards.hold(of: key.shardHash) { $0.counters.refusals += 1 } }
+    if outcome == .outOfMemory { shards.hold(shards.shard(of: key)) { $0.counters.refusals += 1 } }
     // Compaction comes after the store: it may find the new value lost, and a store tells of one departure of its key only, the
     // old value's.
-    if due.isCompaction { shards.hold(of: key.shardHash) { $0.compactIfDue() } }
+    if due.isCompaction { shards.hold(shards.shard(of: key)) { $0.compactIfDue() } }
     if due.storedByteCount > 0 { offerIfMuchIsIdle(due.storedByteCount) }
     // Of two stores in two shards that exceed a limit together, one sees what the other has published.
     if base.limits.areStrict { atomicMemoryFence(ordering: .sequentiallyConsistent) }
-    // The store's own shard had nothing left to evict; others may have.
-    if base.isOverLimits { evictAboveLimits(sparing: shards.shard(of: key.shardHash).number) }
+    // Before the limits are looked at: other shards take bookkeeping.
     shards.openIfLarge()
+    // The store's own shard had nothing left to evict; others may have.
+    if base.isOverLimits { evictAboveLimits(sparing: shards.shard(of: key).number) }
   }
 
   /// A program may fill memory faster than the library's thread offers it, and memory that is not on offer cannot be discarded: a
@@ -91,20 +92,16 @@ extension CacheEngine {
     if base.observer != nil { return removeAllTracked(reason) }
     heap.givingBackTogether {
       base.removalCount.add(1, ordering: .relaxed)
-      shards.repeatingWhileMoved {
-        for shard in shards.all { shards.hold(shard) { held in held.detachAll(reason) } }
-      }
+      shards.visit { shard in shards.hold(shard) { held in held.detachAll(reason) } }
       base.giveBackRemoved()
       base.removalCount.subtract(1, ordering: .relaxed)
     }
   }
 
   private func removeAllTracked(_ reason: DepartureReason) {
-    shards.repeatingWhileMoved {
-      for shard in shards.all {
-        var removal = TrackedRemoval()
-        while !shards.hold(shard, { held in removal.removeSlice(reason, from: &held) }) {}
-      }
+    shards.visit { shard in
+      var removal = TrackedRemoval()
+      while !shards.hold(shard, { held in removal.removeSlice(reason, from: &held) }) {}
     }
   }
 }

@@ -3,7 +3,7 @@
 // caches over it only encode, decode and call back.
 //
 //     key --> hash --> shard --> index: slot --> place in the heap --> [header| key | cost? | value]
-//                        |       (one while the cache is small, then sixteen: Shard/CacheShards+Step.swift)
+//                        |       (one while the cache is small, then sixteen more: Shard/CacheShards+Opening.swift)
 //                        +-- probation stream, main stream: slabs in order of birth, which is S3-FIFO's order of eviction
 //
 // Its parts, each with its own state:
@@ -15,9 +15,9 @@
 // Rules for threads and mutexes:
 //   - Reads take no mutex. They load a slot, the slab's generation, the slot again, copy, and check (CacheEngine+Read.swift).
 //   - Everything that changes a shard's slots happens under the shard's mutex. Readers change only a slot's counter, by exchange.
-//   - Order of mutexes: a shard's (several at once only in the order of their numbers), then a key table's,
-//     then those inside the heap. No foreign code runs under any of them: code of keys and values, and handlers, is called before
-//     the first is taken and after the last was released (KeyTable.swift).
+//   - Order of mutexes: a shard's (several at once only in the order of their numbers), then those inside the heap. No foreign
+//     code runs under any of them: code of keys and values, and handlers, is called before the first is taken and after the last
+//     was released (Keys/KeySearch.swift, Keys/KeyTeller.swift).
 
 import CPurgeable
 import Synchronization
@@ -69,6 +69,12 @@ final class CacheEngine: ForkProtected {
 
   /// Whether entries that the present call takes out are told with their values.
   var tellsValues: Bool { (base.observer?.wantsValues ?? false) && !ThreadRole.isLibrary }
+
+  /// Ends all tracked keys, untold: called when the cache has ended, under no mutex. Entries that are left have none from here
+  /// on.
+  func endKeys() {
+    for shard in shards.all { shards.hold(shard) { held in held.departures.append(held.keys.takeAll()) } }
+  }
 
   // MARK: Forks (ForkGuard.swift)
 

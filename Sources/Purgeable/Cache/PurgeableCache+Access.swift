@@ -57,19 +57,14 @@ extension PurgeableCache {
   /// or swept. So it may be called under a mutex that the handler takes too. Until then `count` and `totalCost` may still include
   /// the entry, if the page of its key is intact and another one is lost.
   public func containsValue(forKey key: Key) -> Bool {
-    var isThere = false
     unsafe encode(key) { engineKey, prefix in
-      isThere = unsafe engine.contains(engineKey, prefix)
+      unsafe engine.contains(engineKey, prefix)
     } tracked: { hash in
       // As within a handler: helps with no departures that wait, since the handler may take a mutex that the caller holds.
       ThreadRole.whileTelling {
-        isThere =
-          unsafe withTracked(key, hash: hash) { engineKey, _, held in
-            held.containsTracked(engineKey)
-          } ?? false
+        unsafe withTracked(key, hash: hash) { engineKey, _, held in held.containsTracked(engineKey) } ?? false
       }
     }
-    return isThere
   }
 
   /// Copies the value's bytes into `buffer`, without any allocation. Counts as a use; a buffer that is too small counts as
@@ -106,17 +101,16 @@ extension PurgeableCache {
   /// Locks a key's value, and counts a miss where there is none.
   @usableFromInline
   func lock(_ key: Key) -> LockedValue? {
-    var lock = EngineLock.absent
-    unsafe encode(key) { engineKey, prefix in
-      lock = unsafe engine.lock(engineKey, prefix: prefix)
+    let lock = unsafe encode(key) { engineKey, prefix in
+      unsafe engine.lock(engineKey, prefix: prefix)
     } tracked: { hash in
-      let found = unsafe withTracked(key, hash: hash) { engineKey, prefix, held in unsafe held.lock(engineKey, prefix) }
-      lock = found ?? .absent
+      let lock = unsafe withTracked(key, hash: hash) { engineKey, prefix, held in unsafe held.lock(engineKey, prefix) } ?? .absent
       switch lock {
       case .locked: break
       case .refused: _ = engine.miss(EngineKey(hash: hash), .lockLimit)
       case .absent: _ = engine.miss(EngineKey(hash: hash), nil)
       }
+      return lock
     }
     // No mutex is held; the element stays locked.
     guard case .locked(let reference, let bytes) = lock else { return nil }
@@ -169,7 +163,7 @@ extension PurgeableCache {
 
   @usableFromInline
   func tellRefusal(of value: Value, forKey key: Key, cost: UInt64) {
-    table?.refuse(Departure(key: key, value: value, cost: Int(clamping: cost), reason: .tooLarge, absence: nil))
+    teller?.tellRefusal(Departure(key: key, value: value, cost: Int(clamping: cost), reason: .tooLarge, absence: nil))
   }
 
   /// The value of a key; setting stores it, setting nil removes it.
@@ -296,11 +290,10 @@ extension PurgeableCache {
 
   /// `permit`: of a value that was loaded. Without the permit it is not stored, and counts as replaced by what overtook it.
   func store(_ bytes: UnsafeRawBufferPointer, forKey key: Key, cost: UInt64?, _ permit: LoadPermit?) -> StoreOutcome {
-    var outcome = StoreOutcome.outOfMemory
-    unsafe encode(key) { engineKey, prefix in
-      outcome = unsafe engine.store(engineKey, prefix: prefix, value: bytes, cost: cost, permit)
+    let outcome = unsafe encode(key) { engineKey, prefix in
+      unsafe engine.store(engineKey, prefix: prefix, value: bytes, cost: cost, permit)
     } tracked: { hash in
-      outcome = unsafe storeTracked(key, hash: hash, bytes, cost, permit)
+      unsafe storeTracked(key, hash: hash, bytes, cost, permit)
     }
     WorkBell.ring()
     return outcome
@@ -308,16 +301,14 @@ extension PurgeableCache {
 
   @usableFromInline
   func read(_ key: Key, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool) -> EngineRead {
-    var result: EngineRead = .miss(.unknown)
     unsafe encode(key) { engineKey, prefix in
-      result = unsafe engine.read(engineKey, prefix: prefix, into: buffer, countsAsUse: countsAsUse)
+      unsafe engine.read(engineKey, prefix: prefix, into: buffer, countsAsUse: countsAsUse)
     } tracked: { hash in
       let found = unsafe withTracked(key, hash: hash) { engineKey, prefix, held in
         unsafe held.read(engineKey, prefix, into: buffer, countsAsUse: countsAsUse)
       }
       // A key without a number has no entry; the ghost may know why.
-      result = found ?? (countsAsUse ? engine.miss(EngineKey(hash: hash), nil) : .miss(.unknown))
+      return found ?? (countsAsUse ? engine.miss(EngineKey(hash: hash), nil) : .miss(.unknown))
     }
-    return result
   }
 }

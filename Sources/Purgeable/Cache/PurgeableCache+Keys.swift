@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Encoding keys for the engine: as bytes on the stack, or as a number from the key table.
+// Encoding keys for the engine: as bytes on the stack, or as a number of their shard.
 
 import CPurgeable
 import Synchronization
@@ -7,36 +7,46 @@ import Synchronization
 extension PurgeableCache {
   /// Calls one of the two: `bytes` with the key's prefix, or `tracked` with the key's hash.
   @inline(__always)
-  func encode(
-    _ key: Key, bytes: (EngineKey, UnsafeRawBufferPointer) -> Void, tracked: (UInt64) -> Void
-  ) {
+  func encode<R>(_ key: Key, bytes: (EngineKey, UnsafeRawBufferPointer) -> R, tracked: (UInt64) -> R) -> R {
     switch form {
     case .integer:
-      unsafe withUnsafeBytes(of: key) { prefix in unsafe bytes(engine.base.elements.keys.key(prefix: prefix), prefix) }
+      return unsafe withUnsafeBytes(of: key) { prefix in unsafe bytes(engine.base.elements.keys.key(prefix: prefix), prefix) }
     case .string:
       // Safe: Key is String, as was found out at creation.
       guard var text = unsafe unsafeBitCast(key, to: String.self).asciiForm() else { return tracked(hash(of: key)) }
-      text.withUTF8 { utf8 in unsafe withHead(UnsafeRawBufferPointer(utf8), bytes) }
+      return text.withUTF8 { utf8 in unsafe withHead(UnsafeRawBufferPointer(utf8), bytes) }
     case .bytes:
       // Safe: Key is [UInt8], as was found out at creation.
-      unsafe unsafeBitCast(key, to: [UInt8].self).withUnsafeBytes { unsafe withHead($0, bytes) }
+      return unsafe unsafeBitCast(key, to: [UInt8].self).withUnsafeBytes { unsafe withHead($0, bytes) }
     case .custom(let lend):
-      lend(key) { span in unsafe span.withUnsafeBytes { unsafe withHead($0, bytes) } }
+      var result: R?
+      lend(key) { span in result = unsafe span.withUnsafeBytes { unsafe withHead($0, bytes) } }
+      guard let result else { preconditionFailure("PurgeableCache: \(Key.self).withPurgeableBytes did not lend the key's bytes") }
+      return result
     case .tracked:
-      tracked(hash(of: key))
+      return tracked(hash(of: key))
+    }
+  }
+
+  /// Runs `body` for a key's entry under its shard's mutex. nil for a tracked key without a number, which has no entry.
+  func withEntry<R>(_ key: Key, _ body: (EngineKey, UnsafeRawBufferPointer, inout HeldShard) -> R) -> R? {
+    unsafe encode(key) { engineKey, prefix in
+      unsafe engine.shards.hold(of: engineKey, prefix) { held in unsafe body(engineKey, prefix, &held) }
+    } tracked: { hash in
+      unsafe withTracked(key, hash: hash, body)
     }
   }
 
   /// A key's bytes behind their length, on the stack.
   @inline(__always)
-  private func withHead(_ key: UnsafeRawBufferPointer, _ body: (EngineKey, UnsafeRawBufferPointer) -> Void) {
+  private func withHead<R>(_ key: UnsafeRawBufferPointer, _ body: (EngineKey, UnsafeRawBufferPointer) -> R) -> R {
     precondition(key.count <= EntryPrefix.keyByteLimit, "PurgeableCache: a key of \(key.count) bytes is too long")
     let headByteCount = EntryPrefix.headByteCount(forKeyOf: key.count)
-    unsafe withUnsafeTemporaryAllocation(byteCount: headByteCount + key.count, alignment: 8) { prefix in
+    return unsafe withUnsafeTemporaryAllocation(byteCount: headByteCount + key.count, alignment: 8) { prefix in
       _ = unsafe EntryPrefix.writeHead(key.count, to: prefix)
       if key.count > 0 { unsafe UnsafeMutableRawBufferPointer(rebasing: prefix[headByteCount...]).copyMemory(from: key) }
       let prefix = UnsafeRawBufferPointer(prefix)
-      unsafe body(engine.base.elements.keys.key(prefix: prefix), prefix)
+      return unsafe body(engine.base.elements.keys.key(prefix: prefix), prefix)
     }
   }
 
@@ -47,65 +57,69 @@ extension PurgeableCache {
     return UInt64(bitPattern: Int64(hasher.finalize()))
   }
 
-  /// Runs `body` for the entry of a tracked key, under its shard's mutex: only for that long does a number mean the key. nil when
-  /// the key has no number.
+  /// Runs `body` for the entry of a tracked key, under its shard's mutex: only for that long does a number mean the key. `makes`:
+  /// the key gets a number where it has none. nil when it has none then.
   func withTracked<R>(
-    _ key: Key, hash: UInt64, _ body: (EngineKey, UnsafeRawBufferPointer, inout HeldShard) -> R
+    _ key: Key, hash: UInt64, makes: Bool = false, _ body: (EngineKey, UnsafeRawBufferPointer, inout HeldShard) -> R
   ) -> R? {
-    guard let table else { return nil }
-    // The number may have departed between the look-up and the mutex: the key may have another one by now.
-    while let found = table.find(key, hash: hash) {
-      let engineKey = EngineKey(trackedNumber: found.number, hash: hash)
-      let result = engine.shards.hold(of: engineKey.shardHash) { held -> R? in
-        guard table.isStill(found) else { return nil }
-        return unsafe Self.withPrefix(of: found.number) { prefix in unsafe body(engineKey, prefix, &held) }
+    guard let teller else { return nil }
+    var search = KeySearch(key, hash: hash, makes: makes, comparesPlainly: teller.isOfStandardLibrary)
+    var result: R?
+    while true {
+      let isCandidate = engine.shards.hold(ofTracked: hash) { held -> Bool in
+        switch search.step(in: &held.keys) {
+        case .found(let number):
+          let engineKey = EngineKey(trackedNumber: number, hash: hash)
+          unsafe Self.withPrefix(of: number) { prefix in result = unsafe body(engineKey, prefix, &held) }
+          return false
+        case .candidate: return true
+        case .absent: return false
+        }
       }
-      if let result { return result }
+      guard isCandidate else { return result }
+      search.compare()
     }
-    table.helpTelling()
-    return nil
   }
 
   /// Stores under a tracked key, and tells of its old value's departure.
   func storeTracked(
     _ key: Key, hash: UInt64, _ value: UnsafeRawBufferPointer, _ cost: UInt64?, _ permit: LoadPermit?
   ) -> StoreOutcome {
-    guard let table else { return .outOfMemory }
+    guard let teller else { return .outOfMemory }
     if value.count >= LargeStore.leastByteCount(in: engine.heap) { LargeStore.awaitRoom(value.count, in: engine) }
     var search = RoomSearch(permit)
-    while let found = table.findOrMake(key, hash: hash) {
-      let engineKey = EngineKey(trackedNumber: found.number, hash: hash)
-      let epoch = table.epoch.load(ordering: .relaxed)
-      let (outcome, old, due) = engine.shards.hold(of: engineKey.shardHash) {
-        held -> (StoreOutcome?, EngineDeparture?, DueAfterStore) in
-        guard table.isStill(found) else { return (nil, nil, DueAfterStore()) }
-        held.departures.beginStore(found.number)
-        let outcome = unsafe Self.withPrefix(of: found.number) { prefix -> StoreOutcome in
-          let isOvertaken = !(permit?.take() ?? true)
-          let outcome =
-            isOvertaken ? .outOfMemory : unsafe held.store(engineKey, prefix, value, cost, among: engine.shards)
-          switch outcome {
-          case .stored, .replaced: table.setCost(cost ?? UInt64(value.count), of: found)
-          default:
-            // A number that has no entry, because the store was refused, is given back.
-            if unsafe held.find(engineKey, prefix) == nil { held.departures.release(found, of: table) }
-          }
-          return isOvertaken ? .replaced : outcome
+    while true {
+      let epoch = teller.epoch.load(ordering: .relaxed)
+      var stored: Key?
+      let result = unsafe withTracked(key, hash: hash, makes: true) {
+        engineKey, prefix, held -> (StoreOutcome, EngineDeparture?, DueAfterStore) in
+        let number = engineKey.trackedNumber
+        held.departures.beginStore(number)
+        let isOvertaken = !(permit?.take() ?? true)
+        let outcome = isOvertaken ? .outOfMemory : unsafe held.store(engineKey, prefix, value, cost, among: engine.shards)
+        var isThere = true
+        switch outcome {
+        case .stored, .replaced: unsafe held.keys[number]?.pointee.cost = cost ?? UInt64(value.count)
+        default: isThere = unsafe held.find(engineKey, prefix) != nil
         }
-        return (outcome, held.departures.endStore(), held.takeDue(value.count))
+        let old = held.departures.endStore()
+        // The key as it was first stored.
+        if old != nil { stored = unsafe held.keys[number]?.key(as: Key.self).pointee }
+        // A number that has no entry, because the store was refused, is given back.
+        if !isThere { held.departures.release(number, of: &held.keys) }
+        return (isOvertaken ? .replaced : outcome, old, held.takeDue(value.count))
       }
+      guard let (outcome, old, due) = result else { return .outOfMemory }
       if let old {
         // In a child that a handler forked, the departure is the parent's to tell.
-        let isOurs = table.epoch.load(ordering: .relaxed) == epoch
-        if isOurs, let stored = found.key { table.tell(old, key: stored) } else { table.endCopy(old.copy, isCounted: isOurs) }
+        let isOurs = teller.epoch.load(ordering: .relaxed) == epoch
+        if isOurs, let stored { teller.tell(old, key: stored) } else { teller.endCopy(old.copy, isCounted: isOurs) }
       }
-      if let outcome {
-        if engine.makesRoom(engineKey, outcome, due, &search) { continue }
-        engine.finishStore(engineKey, outcome, due)
-        return outcome
-      }
+      let engineKey = EngineKey(trackedNumber: 0, hash: hash)
+      if engine.makesRoom(engineKey, outcome, due, &search) { continue }
+      engine.finishStore(engineKey, outcome, due)
+      return outcome
     }
-    return .outOfMemory
   }
 
   /// Calls `body` with the prefix of a tracked key's elements.

@@ -100,21 +100,16 @@ extension PurgeableCache {
 
 extension CacheEngine {
   fileprivate func prefetchSlots(of key: EngineKey) {
-    base.indexes[key.shardHash & shards.mask.load(ordering: .acquiring)].prefetch(identity: key.identity)
+    var looks = ShardLooks(key, shards.mask.load(ordering: .acquiring))
+    repeat { base.indexes[looks.position].prefetch(identity: key.identity) } while looks.next()
   }
 
   /// Prefetches the beginning of the element that a slot with the key's identity leads to; there is hardly ever another one. A
   /// hint: nothing is checked.
   fileprivate func prefetchElement(of key: EngineKey) {
-    let table = base.indexes[key.shardHash & shards.mask.load(ordering: .acquiring)].current()
-    guard let slots = table.slots else { return }
-    let (first, second) = table.buckets(of: key.identity)
-    for round in 0..<2 {
-      let start = round == 0 ? first : second
-      for i in start..<start &+ SlotIndex.slotsPerBucket {
-        let slot = Slot(bits: slots[i].relaxed)
-        if slot.bits & Slot.identityMask == key.identity, !slot.isEmpty { return heap.prefetch(slot.place) }
-      }
-    }
+    var looks = ShardLooks(key, shards.mask.load(ordering: .acquiring))
+    repeat {
+      for found in base.indexes[looks.position].current().candidates(of: key.identity) { return heap.prefetch(found.slot.place) }
+    } while looks.next()
   }
 }

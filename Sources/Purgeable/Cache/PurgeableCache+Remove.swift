@@ -7,16 +7,7 @@ extension PurgeableCache {
   @discardableResult
   public func remove(forKey key: Key) -> Bool {
     loads.overtake(key)
-    var removed = false
-    unsafe encode(key) { engineKey, prefix in
-      removed = engine.shards.hold(of: engineKey.shardHash) { held in unsafe held.remove(engineKey, prefix) }
-    } tracked: { hash in
-      removed =
-        unsafe withTracked(key, hash: hash) { engineKey, prefix, held in
-          unsafe held.remove(engineKey, prefix)
-        } ?? false
-    }
-    return removed
+    return unsafe withEntry(key) { engineKey, prefix, held in unsafe held.remove(engineKey, prefix) } ?? false
   }
 
   /// Removes a key's entry and returns its value; of several threads that remove one entry, only one gets the value. nil when
@@ -52,17 +43,8 @@ extension PurgeableCache {
 
   /// Copies a value and removes its entry, unless the buffer is too small.
   private func remove(forKey key: Key, copyingTo buffer: UnsafeMutableRawBufferPointer) -> EngineRead {
-    var result = EngineRead.miss(.unknown)
-    unsafe encode(key) { engineKey, prefix in
-      result = engine.shards.hold(of: engineKey.shardHash) { held in
-        unsafe held.read(engineKey, prefix, into: buffer, countsAsUse: false, removes: true)
-      }
-    } tracked: { hash in
-      result =
-        unsafe withTracked(key, hash: hash) { engineKey, prefix, held in
-          unsafe held.read(engineKey, prefix, into: buffer, countsAsUse: false, removes: true)
-        } ?? .miss(.unknown)
-    }
-    return result
+    unsafe withEntry(key) { engineKey, prefix, held in
+      unsafe held.read(engineKey, prefix, into: buffer, countsAsUse: false, removes: true)
+    } ?? .miss(.unknown)
   }
 }

@@ -25,7 +25,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   let engine: CacheEngine
   let form: KeyForm<Key>
   /// Exists in caches that may have tracked keys: with `String` keys, those outside of ASCII.
-  let table: KeyTable<Key, Value>?
+  let teller: KeyTeller<Key, Value>?
   /// The keys that are being loaded.
   @usableFromInline let loads = LoadTable<Key, Value>()
 
@@ -158,14 +158,15 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
         explanation: "a cache of bytes drops what was discarded; false is for caches of objects")
     }
     let form = KeyForm<Key>(tracking: options.tracksKeys || onDeparture != nil)
-    let table: KeyTable<Key, Value>? =
+    let teller: KeyTeller<Key, Value>? =
       switch form {
-      case .tracked, .string: KeyTable(tell: onDeparture)
+      case .tracked, .string:
+        KeyTeller(onDeparture.map { .init(tell: $0, decode: { Value(purgeableBytes: $0) }) })
       case .integer, .bytes, .custom: nil
       }
     let engine = try CacheEngine(
-      options, keyLayout: form.layout, clock: clock ?? options.cacheClock, hashSeed: hashSeed, observer: table, loads: loads)
-    // Needed by this cache when it is empty, key table included.
+      options, keyLayout: form.layout, clock: clock ?? options.cacheClock, hashSeed: hashSeed, observer: teller, loads: loads)
+    // Needed by this cache when it is empty, tracked keys included.
     let (limit, needed) = (engine.base.limits.bytes.load(ordering: .relaxed), engine.base.neededBytes)
     engine.base.limits.leastBytes.store(needed, ordering: .relaxed)
     if limit > 0, limit < needed {
@@ -176,15 +177,16 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
     }
     self.engine = engine
     self.form = form
-    self.table = table
+    self.teller = teller
     name = options.name
     ClientRoster.shared.add(engine)
   }
 
   deinit {
-    // Departures that still wait are not told after the cache's end. The entries end with their memory.
+    // Departures that still wait are not told after the cache's end.
     ClientRoster.shared.remove(engine)
-    table?.end()
+    teller?.end()
+    if teller != nil { engine.endKeys() }
   }
 
   // MARK: Totals

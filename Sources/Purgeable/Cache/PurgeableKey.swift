@@ -7,11 +7,11 @@
 ///     struct TileID: PurgeableKey, BitwiseCopyable { var level: Int32, column: Int32, row: Int32 }
 ///
 /// No requirement of its own: the bytes also lead back to the key. Integers and `[UInt8]` need no conformance, nor does `String`
-/// (strings that are equal may have different bytes, and the cache knows which); the module PurgeableFoundation has conformances of
-/// `UUID`, `Data` and `URL`. Any other Hashable key works without this protocol: it is kept in ordinary memory, where every entry
-/// costs as much as in a dictionary. So is a key whose memory may have padding, as that of `(Int8, Int32)` has, and one of a
-/// floating-point number, which has two zeros: equal ones could have different bytes. Types that write equal values in different
-/// ways, as JSON may, must not conform.
+/// (strings that are equal may have different bytes, and the cache knows which); the module PurgeableFoundation has conformances
+/// of `UUID`, `Data` and `URL`. Any other Hashable key works without this protocol: it is kept in ordinary memory, where every
+/// entry costs as much as in a dictionary. So is a key whose memory may have padding, as that of `(Int8, Int32)` has, and one of
+/// a floating-point number, which has two zeros: equal ones could have different bytes. Types that write equal values in
+/// different ways, as JSON may, must not conform.
 public protocol PurgeableKey: Hashable, PurgeableValue {}
 
 /// How a cache's keys become bytes; decided once, when the cache is made.

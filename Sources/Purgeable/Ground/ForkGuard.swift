@@ -44,7 +44,7 @@ private final class Rehearsal: ForkProtected {
 /// The order of mutexes: the holder of one may take those further down, never those further up. A fork takes all of them in
 /// this order.
 enum MutexOrder: Int {
-  /// Caches in the order of their making, then the key table and the loads of each.
+  /// Caches in the order of their making, then the teller and the loads of each.
   case clients
   /// The turn of those who give back many slabs together.
   case turn

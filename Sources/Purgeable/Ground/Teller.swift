@@ -121,18 +121,18 @@ enum ThreadRole {
   static var isTelling: Bool { word & ~libraryFlag != 0 }
 
   /// Runs `body`, which calls a handler.
-  static func whileTelling(_ body: () -> Void) { unsafe whileTelling(of: nil, nil, body) }
+  static func whileTelling<R>(_ body: () -> R) -> R { unsafe whileTelling(of: nil, nil, body) }
 
   /// Runs `body`, which calls a handler of `owner`. Inside of it, on its thread, `notes(of:)` returns `notes`.
-  static func whileTelling(of owner: ObjectIdentifier?, _ notes: UnsafeMutableRawPointer?, _ body: () -> Void) {
+  static func whileTelling<R>(of owner: ObjectIdentifier?, _ notes: UnsafeMutableRawPointer?, _ body: () -> R) -> R {
     let outer = word
     var telling = unsafe Telling(owner: owner, notes: notes, outer: outer)
     // Safe: the address is used until `body` has returned.
-    unsafe withUnsafePointer(to: &telling) { telling in
+    return unsafe withUnsafePointer(to: &telling) { telling in
       set(Int(bitPattern: telling) | outer & libraryFlag)
-      body()
+      defer { set(outer) }
+      return body()
     }
-    set(outer)
   }
 
   /// The notes of the innermost call for `owner` that is under way on this thread.

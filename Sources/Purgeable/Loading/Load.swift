@@ -39,8 +39,7 @@ struct LoadPermit: Sendable {
 
   /// Whether the loaded value may be stored now. Called once, under the mutex under which it is stored then.
   ///
-  /// Acquire and release pair with `Overtakings.add`: who removes a key without that mutex, because the key has no number in
-  /// the key table, and comes after this, sees the number that was made before this.
+  /// Acquire and release pair with `Overtakings.add`.
   @usableFromInline
   func take() -> Bool {
     overtakings.count.compareExchange(expected: count, desired: count + 1, ordering: .acquiringAndReleasing).exchanged

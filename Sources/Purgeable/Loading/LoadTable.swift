@@ -11,8 +11,8 @@
 //   end      the value is stored if the permit holds --> the flight leaves the table, its outcome is noted --> waiters wake
 //
 // One mutex for the table, held for a few steps. The program's code runs under no mutex: keys are hashed before, and compared one
-// by one between two looks at the table, as in KeyTable; loads, stores and resumed askers come when the mutex has been released.
-// Objects that might end a key or a value are kept alive by who releases the mutex.
+// by one between two looks at the table, as in Cache/Keys/KeySearch.swift; loads, stores and resumed askers come when the mutex
+// has been released. Objects that might end a key or a value are kept alive by who releases the mutex.
 
 import Synchronization
 

@@ -12,7 +12,7 @@ private let byteCount = 300_000
 
 /// What happens between the allocation of a large value's memory and its entry into the index.
 private enum Between: CaseIterable {
-  case nothing, smallStore, largeStore, removal, removeAll, shardsOpen, shardsClose, trim, lowerLimit, losses
+  case nothing, smallStore, largeStore, removal, removeAll, shardsOpen, trim, lowerLimit, losses
 
   func happen(in cache: PurgeableCache<Int, [UInt8]>) throws {
     switch self {
@@ -25,9 +25,6 @@ private enum Between: CaseIterable {
       cache.openEarly()
       for key in 1000..<1300 { cache[key] = pattern(10) }
       #expect(cache.isOpen)
-    case .shardsClose:
-      try cache.setCostLimit(1 << 30)
-      #expect(!cache.isOpen)
     case .trim: cache.trimUntimed(level: .critical)
     case .lowerLimit: try cache.setByteLimit(600_000)
     case .losses:
@@ -45,7 +42,7 @@ extension PurgeableCache where Value == [UInt8] {
   ) throws {
     var result: Result<Void, any Error> = .success(())
     unsafe value.withUnsafeBytes { bytes in
-      unsafe encode(key) { engineKey, prefix in
+      unsafe encode(key) { engineKey, prefix -> Void in
         let store = unsafe LargeStore(engineKey, prefix, bytes, nil)
         var (failure, due) = (StoreOutcome.outOfMemory, DueAfterStore())
         let element = store.begin(in: engine, &failure, &due)
@@ -71,9 +68,7 @@ struct CacheLargeStoreTests {
   fileprivate func between(_ between: Between) throws {
     for hadOld in [false, true] {
       let cache = try PurgeableCache<Int, [UInt8]>()
-      if between == .shardsClose { cache.openEarly() }
-      for key in 1..<(between == .shardsClose ? 400 : 100) { cache[key] = pattern(200) }
-      #expect(cache.isOpen == (between == .shardsClose))
+      for key in 1..<100 { cache[key] = pattern(200) }
       if hadOld { cache[0] = pattern(500) }
       let value = pattern(byteCount, seed: 9)
       unsafe value.withUnsafeBytes { bytes in
@@ -158,7 +153,7 @@ struct CacheLargeStoreTests {
     let value = pattern(5 << 20)
     try cache.writing(value, forKey: -1) { end in
       // As after the check of `begin`, which came before the other's allocation.
-      let element = cache.engine.shards.hold(of: 0) { held in
+      let element = cache.engine.shards.hold(cache.engine.shards.founder) { held in
         held.allocate(value.count + 16, nil, among: cache.engine.shards)
       }
       #expect(element == nil && cache.count == 1000)
@@ -183,7 +178,7 @@ struct CacheLargeStoreTests {
       while cache.byteCount < 4 << 20 - 200_000 {
         number += 1
         unsafe cache.encode("\(number)") { engineKey, _ in
-          if engine.shards.shard(of: engineKey.shardHash).number == owner.number { cache["\(number)"] = pattern(2000) }
+          if engine.shards.shard(of: engineKey).number == owner.number { cache["\(number)"] = pattern(2000) }
         } tracked: { _ in
         }
       }

@@ -50,7 +50,7 @@ struct CacheOptionsTests {
     (options.lockedByteLimit, options.idleTime, options.tracksKeys) = (8, .seconds(9), true)
     let cache = try PurgeableCache<Int, [UInt8]>(options)
     #expect(cache.name == "pages" && cache.countLimit == 5 && cache.costLimit == 600 && cache.byteLimit == 7 << 20)
-    #expect(cache.memoryShare == 0.5 && cache.lockedByteLimit == 8 && cache.idleTime == .seconds(9) && cache.table != nil)
+    #expect(cache.memoryShare == 0.5 && cache.lockedByteLimit == 8 && cache.idleTime == .seconds(9) && cache.teller != nil)
     for key in 0..<10 { cache[key] = [1] }
     #expect(cache.count == 5)
   }

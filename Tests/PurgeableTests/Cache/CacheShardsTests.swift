@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// From one shard to several and back: no entry is lost, no total changes, and the order of age stays.
+// From one shard to several: nothing is copied, no entry is lost, no total changes, and the founder's entries leave as others do.
 
 import CPurgeable
 import CPurgeable.Testing
 import Glibc
+import PurgeableTestSupport
 import Synchronization
 import Testing
 import ToolSupport
@@ -11,30 +12,59 @@ import ToolSupport
 @testable import Purgeable
 
 extension PurgeableCache {
-  /// Lowers the sizes at which shards open, so that a test with some hundreds of entries opens and closes them.
+  /// Lowers the sizes at which shards open, so that a test with some hundreds of entries opens them.
   func openEarly(count: Int = 200, bytes: Int = 1 << 30) {
     engine.shards.sizes.count.store(count, ordering: .relaxed)
     engine.shards.sizes.byteCount.store(bytes, ordering: .relaxed)
     engine.shards.sizes.entriesPerShard.store(100, ordering: .relaxed)
-    engine.shards.reviewShards()
+    engine.shards.sizes.slabsPerShard.store(1, ordering: .relaxed)
+    engine.shards.reviewOpening()
+  }
+
+  /// Opens the shards now.
+  func open() {
+    openEarly(count: .max)
+    engine.shards.openShards()
+    #expect(isOpen)
   }
 
   var isOpen: Bool { engine.shards.openCount > 1 }
+
+  /// Whether the founder may have entries beside those of the other shards.
+  var isDraining: Bool { engine.shards.mask.load(ordering: .acquiring) & CacheShards.draining != 0 }
+
+  /// How many entries the founder has.
+  var founderCount: Int { engine.shards.hold(engine.shards.founder) { $0.slots.count } }
+
+  /// How many entries have each counter of use.
+  func useCounters() -> [Int] {
+    var counters = [0, 0, 0, 0]
+    for shard in engine.shards.all {
+      let table = shard.index.current()
+      for i in 0..<table.slotCount {
+        let slot = Slot(bits: table.slots![i].relaxed)
+        if !slot.isEmpty { counters[Int(slot.counter)] += 1 }
+      }
+    }
+    return counters
+  }
 }
 
 @Suite("Cache: shards")
 struct CacheShardsTests {
-  @Test("a cache has one shard until it holds 16,384 entries or 8 MiB, and sixteen from then on")
+  // MARK: When
+
+  @Test("a cache has one shard until it holds 16,384 entries or 8 MiB, and sixteen more from then on")
   func growth() throws {
     let cache = try PurgeableCache<Int, Int>()
     for i in 0..<16_383 { cache[i] = i }
     #expect(cache.engine.shards.all.count == 1 && !cache.isOpen)
     cache[16_383] = 16_383
     #expect(cache.engine.shards.openCount == 16)
-    #expect(cache.count == 16_384)
+    #expect(cache.count == 16_384 && cache.isDraining)
     #expect((0..<16_384).allSatisfy { cache[$0] == $0 })
     for i in 0..<16_384 { #expect(cache.remove(forKey: i)) }
-    #expect(cache.isEmpty && cache.totalCost == 0)
+    #expect(cache.isEmpty && cache.totalCost == 0 && !cache.isDraining)
     cache.checkBooksSwept()
 
     let wide = try PurgeableCache<Int, [UInt8]>()
@@ -51,6 +81,7 @@ struct CacheShardsTests {
   func limits() throws {
     func count(_ cache: PurgeableCache<Int, Int>) -> Int {
       for i in 0..<17_000 { cache[i] = i }
+      #expect(cache.engine.shards.all.count == (cache.isOpen ? cache.engine.shards.openCount + 1 : 1))
       return cache.engine.shards.openCount
     }
     #expect(count(try PurgeableCache(countLimit: 100_000)) == 1)
@@ -60,9 +91,51 @@ struct CacheShardsTests {
     #expect(count(try PurgeableCache(byteLimit: 64 << 20)) == 16)
     #expect(count(try PurgeableCache(byteLimit: 20 << 20)) == 4)
     #expect(count(try PurgeableCache(byteLimit: 6 << 20)) == 1)
+    // A limit that goes lets others open; one that comes closes none.
+    let cache = try PurgeableCache<Int, Int>(costLimit: 1 << 40)
+    #expect(count(cache) == 1)
+    try cache.setCostLimit(nil)
+    cache[0] = 1
+    #expect(cache.engine.shards.openCount == 16)
+    try cache.setCostLimit(1 << 40)
+    #expect(cache.engine.shards.openCount == 16 && cache.count == 17_000)
   }
 
-  @Test("opening and closing keeps every value, large ones too, costs, counters of use, and totals", arguments: [false, true])
+  @Test("where memory for other shards is refused the cache goes on with one, and opens them after the next review")
+  func refusals() async {
+    await #expect(processExitsWith: .success) {
+      keepLibraryThreadAway()
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      for i in 0..<300 { cache[i] = described(UInt32(i), version: 3, count: i % 50 == 0 ? 150_000 : 900) }
+      cache.openEarly(count: 100)
+      var refused = 0
+      while !cache.isOpen {
+        let before = cache.byteCount
+        let mask = purgeable_testing_call_mmap.rawValue | purgeable_testing_call_allocate.rawValue
+        purgeable_testing_fail(mask, UInt64(refused + 1), ENOMEM, false)
+        cache.engine.shards.openShards()
+        purgeable_testing_fail(0, 0, 0, false)
+        if cache.isOpen { break }
+        refused += 1
+        require(cache.count == 300 && cache.byteCount == before, "\(cache.count) entries, \(cache.byteCount) bytes")
+        // Stores do not try again.
+        cache[0] = described(0, version: 3, count: 150_000)
+        require(!cache.isOpen, "opened too soon")
+        cache.engine.shards.reviewOpening()
+        cache.checkBooksSwept()
+      }
+      require(refused == 16, "\(refused)")
+      for i in 0..<300 { require(versionDescribed(in: cache.peekValue(forKey: i) ?? [], key: UInt32(i)) == 3, "\(i)") }
+      for i in 0..<300 { require(cache.remove(forKey: i), "\(i)") }
+      require(cache.isEmpty && cache.totalCost == 0, "not empty")
+    }
+  }
+
+  // MARK: What stays
+
+  @Test(
+    "opening keeps every value, large ones too, costs, counters and totals, and copies nothing but entries of tracked keys",
+    arguments: [false, true])
   func everything(tracksKeys: Bool) throws {
     let cache = try PurgeableCache<Int, [UInt8]>(tracksKeys: tracksKeys)
     var random = SplitMix64(seed: chosenSeed)
@@ -78,138 +151,400 @@ struct CacheShardsTests {
     let (count, cost, held) = (cache.count, cache.totalCost, cache.engine.base.heldBytes)
     #expect(cost == costs.values.reduce(0, +))
     let uses = cache.useCounters()
-    for round in 0..<6 {
-      if round % 2 == 0 { cache.openEarly() }
-      if round % 2 == 0 {
-        cache.engine.shards.openShards()
-      } else {
-        let isDone = cache.engine.shards.closeShards()
-        #expect(isDone)
+    cache.open()
+    #expect(cache.founderCount == (tracksKeys ? 0 : count) && (tracksKeys || cache.engine.base.heldBytes <= held))
+    #expect(cache.count == count && cache.totalCost == cost && cache.useCounters() == uses)
+    // Brought home: by the move alone, nothing is stored.
+    for i in stride(from: 0, to: 600, by: 2) {
+      unsafe cache.encode(i) { key, _ in
+        cache.engine.shards.hold(toStore: key) { _ in }
+      } tracked: { _ in
       }
-      #expect(cache.isOpen == (round % 2 == 0))
-      #expect(cache.count == count && cache.totalCost == cost)
-      #expect(cache.useCounters() == uses)
-      cache.checkBooksSwept()
-      for i in 0..<600 {
-        #expect(versionDescribed(in: cache.peekValue(forKey: i) ?? [], key: UInt32(i)) == 7, "\(i), round \(round)")
-      }
-      // The originals of the copies were freed.
-      #expect(cache.engine.base.heldBytes < held + 40 * cache.engine.heap.slabBytes)
+      if i % 60 == 0 { cache.recountBooks() }
+    }
+    #expect(cache.founderCount == (tracksKeys ? 0 : 300))
+    #expect(cache.count == count && cache.totalCost == cost && cache.useCounters() == uses)
+    cache.checkBooksSwept()
+    for i in 0..<600 {
+      #expect(versionDescribed(in: cache.peekValue(forKey: i) ?? [], key: UInt32(i)) == 7, "\(i)")
+      #expect(cache.containsValue(forKey: i))
     }
     for i in 0..<600 { #expect(cache.remove(forKey: i)) }
-    #expect(cache.isEmpty && cache.totalCost == 0)
+    #expect(cache.isEmpty && cache.totalCost == 0 && !cache.isDraining)
+    cache.checkBooksSwept()
+    cache.trim(toBytes: 0)
+    #expect(cache.statistics.memory.heldBytes == 0)
+  }
+
+  @Test("totals are exact at every moment of an opening")
+  func totals() throws {
+    for _ in 0..<(isOptimized ? 60 : 20) {
+      let cache = try PurgeableCache<Int, Int>()
+      for i in 0..<1000 { cache[i] = i }
+      let isRunning = Atomic<Bool>(false)
+      let isOver = Atomic<Bool>(false)
+      let wrong = Atomic<Int>(0)
+      onThreads(2) { thread in
+        if thread == 0 {
+          while !isOver.load(ordering: .acquiring) {
+            if cache.count != 1000 || cache.totalCost != 8000 || cache.isEmpty { wrong.add(1, ordering: .relaxed) }
+            isRunning.store(true, ordering: .releasing)
+          }
+        } else {
+          while !isRunning.load(ordering: .acquiring) { sched_yield() }
+          cache.open()
+          isOver.store(true, ordering: .releasing)
+        }
+      }
+      #expect(wrong.load(ordering: .relaxed) == 0)
+    }
+  }
+
+  @Test("what the kernel takes of the founder's entries is found lost, and nothing else", arguments: [false, true])
+  func losses(tracksKeys: Bool) throws {
+    try needRealDiscards()
+    let cache = try PurgeableCache<Int, [UInt8]>(tracksKeys: tracksKeys)
+    for i in 0..<2000 { cache[i] = described(UInt32(i), version: 1, count: 500) }
+    cache.open()
+    for i in 0..<500 { cache[i] = described(UInt32(i), version: 2, count: 500) }
+    cache.discardEveryThirdPage()
+    var left = 0
+    for i in 0..<2000 {
+      let isThere = cache.containsValue(forKey: i)
+      let value = cache.peekValue(forKey: i)
+      #expect((value != nil) == isThere, "\(i)")
+      if let value { #expect(versionDescribed(in: value, key: UInt32(i)) == (i < 500 ? 2 : 1)) }
+      if isThere { left += 1 }
+    }
+    #expect(left > 100 && left < 1900)
+    cache.sweep()
+    #expect(cache.count == left)
+    // Stores bring home what is left, and drop what is lost.
+    for i in 0..<2000 { #expect(cache.setValue(described(UInt32(i), version: 3, count: 400), forKey: i) != .outOfMemory) }
+    #expect(cache.count == 2000 && !cache.isDraining)
     cache.checkBooksSwept()
   }
 
-  @Test("what the kernel took before a step is found lost by it, and nothing else")
-  func losses() throws {
+  @Test("the reason for a miss is known also where the founder remembers it")
+  func reasons() throws {
     let cache = try PurgeableCache<Int, [UInt8]>()
-    for i in 0..<2000 { cache[i] = described(UInt32(i), version: 1, count: 500) }
-    for round in 0..<4 {
-      cache.discardEveryThirdPage()
-      let there = Set((0..<2000).filter { cache.engine.isThere($0) })
-      if round % 2 == 0 { cache.openEarly() }
-      if round % 2 == 0 { cache.engine.shards.openShards() } else { cache.engine.shards.closeShards() }
-      for i in 0..<2000 {
-        let value = cache.peekValue(forKey: i)
-        #expect((value != nil) == there.contains(i), "\(i), round \(round)")
-        if let value { #expect(versionDescribed(in: value, key: UInt32(i)) == 1) }
+    for i in 0..<1000 { cache[i] = pattern(100) }
+    cache.open()
+    cache.trim(toCount: 900)
+    let gone = (0..<1000).filter { !cache.containsValue(forKey: $0) }
+    let known = gone.count { MissReason.of(cache.lookUpValue(forKey: $0)) == .evicted }
+    #expect(gone.count == 100 && known > 20, "\(known) of \(gone.count)")
+    // What is stored again and removed at home is known from there.
+    let key = try #require(gone.first { MissReason.of(cache.lookUpValue(forKey: $0)) == .evicted })
+    cache[key] = pattern(100)
+    cache.remove(forKey: key)
+    #expect(MissReason.of(cache.lookUpValue(forKey: key)) == .removed)
+  }
+}
+
+// MARK: One rule at a time
+
+/// The readers that take no mutex.
+private enum Reader: CaseIterable {
+  case value, lock, contains
+
+  /// The version of a key's value; -1 where there is one whose bytes are not looked at, nil where there is none.
+  func version(of key: UInt32, in cache: PurgeableCache<UInt32, [UInt8]>) -> Int? {
+    switch self {
+    case .value: cache[key].map { versionDescribed(in: $0, key: key).map(Int.init) ?? -2 }
+    case .lock:
+      cache.withBytes(forKey: key) { versionDescribed(in: [UInt8](copying: $0), key: key).map(Int.init) ?? -2 }
+    case .contains: cache.containsValue(forKey: key) ? -1 : nil
+    }
+  }
+}
+
+@Suite("Cache: shards, rules")
+struct CacheShardsRulesTests {
+  private func filled(tracksKeys: Bool = false, count: UInt32 = 300) throws -> PurgeableCache<UInt32, [UInt8]> {
+    let cache = try PurgeableCache<UInt32, [UInt8]>(tracksKeys: tracksKeys)
+    for key in 0..<count { cache[key] = described(key, version: 1, count: 200) }
+    return cache
+  }
+
+  #if DEBUG
+    /// Does something once, before a reader's look of this number.
+    private func before(
+      look number: Int, of cache: PurgeableCache<UInt32, [UInt8]>, _ body: @escaping @Sendable () -> Void
+    ) {
+      let hook = OnceHook(number, body)
+      _ = cache.engine.shards.sizes.lookHook.storeIfNil(LookHook { hook.call($0) })
+    }
+
+    @Test(
+      "a reader that loaded the mask before the shards opened misses no value brought home meanwhile",
+      arguments: Reader.allCases)
+    fileprivate func oldMask(reader: Reader) throws {
+      let cache = try filled()
+      before(look: 0, of: cache) {
+        cache.open()
+        cache[5] = described(5, version: 2, count: 300)
       }
-      #expect(cache.count == there.count)
+      #expect(reader.version(of: 5, in: cache) == (reader == .contains ? -1 : 2))
+    }
+
+    @Test(
+      "a reader that looked at home too early and in the founder too late finds the value all the same",
+      arguments: Reader.allCases)
+    fileprivate func movedBetween(reader: Reader) throws {
+      let cache = try filled()
+      cache.open()
+      before(look: 1, of: cache) { cache[5] = described(5, version: 2, count: 300) }
+      #expect(reader.version(of: 5, in: cache) == (reader == .contains ? -1 : 2))
+      // A key that is nowhere is not found by three looks either.
+      #expect(reader.version(of: 1_000_000, in: cache) == nil)
+    }
+
+    @Test(
+      "a removal between two looks is no miss of another entry, and one of the key itself is a miss",
+      arguments: Reader.allCases)
+    fileprivate func removedBetween(reader: Reader) throws {
+      let cache = try filled()
+      cache.open()
+      before(look: 1, of: cache) {
+        cache.remove(forKey: 5)
+        cache.remove(forKey: 6)
+      }
+      #expect(reader.version(of: 5, in: cache) == nil)
+      #expect(reader.version(of: 6, in: cache) == nil)
+      #expect(reader.version(of: 7, in: cache) == (reader == .contains ? -1 : 1))
+    }
+  #endif
+
+  @Test("a store brings the founder's entry home first: the old value is nowhere any more", arguments: [false, true])
+  func replaced(tracksKeys: Bool) throws {
+    let cache = try filled(tracksKeys: tracksKeys)
+    cache.open()
+    for key in 0..<UInt32(300) {
+      let count = key % 10 == 0 ? 150_000 : 200
+      #expect(cache.setValue(described(key, version: 2, count: count), forKey: key) == .replaced)
+      #expect(versionDescribed(in: cache[key] ?? [], key: key) == 2)
+      #expect(cache.founderCount == (tracksKeys ? 0 : 299 - Int(key)) && cache.count == 300)
+      // Gone for good, also where the new value leaves.
+      if key % 3 == 0 {
+        #expect(cache.remove(forKey: key) && cache.peekValue(forKey: key) == nil)
+        #expect(cache.setValue(described(key, version: 3, count: 100), forKey: key) == .stored)
+      }
+    }
+    #expect(!cache.isDraining)
+    cache.checkBooksSwept()
+  }
+
+  @Test("a removal takes the entry where it is, with its value or without, once", arguments: [false, true])
+  func removed(tracksKeys: Bool) throws {
+    let cache = try filled(tracksKeys: tracksKeys)
+    cache.open()
+    for key in 0..<UInt32(300) {
+      if key % 2 == 0 {
+        #expect(cache.remove(forKey: key))
+      } else {
+        #expect(versionDescribed(in: cache.removeValue(forKey: key) ?? [], key: key) == 1)
+      }
+      #expect(!cache.remove(forKey: key) && cache.removeValue(forKey: key) == nil && cache.peekValue(forKey: key) == nil)
+      #expect(cache.founderCount == (tracksKeys ? 0 : 299 - Int(key)))
+    }
+    #expect(cache.isEmpty && !cache.isDraining && cache.statistics.departures[.removed] == 300)
+    cache.checkBooksSwept()
+    cache[1] = [1]
+    cache.open()
+    cache.removeAll()
+    #expect(cache.isEmpty)
+  }
+
+  @Test("removing everything misses nothing, in the founder or at home", arguments: [false, true])
+  func removedAll(tracksKeys: Bool) throws {
+    let cache = try filled(tracksKeys: tracksKeys)
+    cache.open()
+    for key in 0..<UInt32(100) { cache[key] = described(key, version: 2, count: 200) }
+    cache.removeAll()
+    #expect(cache.isEmpty && cache.totalCost == 0 && !cache.isDraining)
+    for key in 0..<UInt32(300) { #expect(cache.peekValue(forKey: key) == nil) }
+    cache.checkBooksSwept()
+  }
+
+  @Test("each departure of a founder's entry is told once, with its value and its reason")
+  func told() throws {
+    let told = Mutex<[UInt32: [DepartureReason]]>([:])
+    let cache = try PurgeableCache<UInt32, [UInt8]>(onDeparture: { departure in
+      #expect(departure.value.flatMap { versionDescribed(in: $0, key: departure.key) } == 1)
+      told.withLock { $0[departure.key, default: []].append(departure.reason) }
+    })
+    for key in 0..<UInt32(300) { cache[key] = described(key, version: 1, count: 200) }
+    cache.open()
+    for key in 0..<UInt32(100) { cache[key] = described(key, version: 1, count: 300) }
+    for key in 100..<UInt32(200) { cache.remove(forKey: key) }
+    cache.trim(toCount: 150)
+    #expect(cache.count == 150)
+    let reasons = told.withLock { $0 }
+    #expect((0..<UInt32(100)).allSatisfy { reasons[$0]?.first == .replaced })
+    #expect((100..<UInt32(200)).allSatisfy { reasons[$0] == [.removed] })
+    #expect(reasons.values.reduce(0) { $0 + $1.count { $0 == .trimmed } } == 50)
+    cache.checkBooksSwept()
+  }
+
+  @Test("whether a tracked key has a value tells of no departure, and moves nothing")
+  func containsTracked() throws {
+    try needRealDiscards()
+    let told = Atomic<Int>(0)
+    let cache = try PurgeableCache<UInt32, [UInt8]>(onDeparture: { _ in told.add(1, ordering: .relaxed) })
+    for key in 0..<UInt32(1000) { cache[key] = described(key, version: 1, count: 500) }
+    cache.open()
+    cache.discardEveryThirdPage()
+    let left = (0..<UInt32(1000)).count { cache.containsValue(forKey: $0) }
+    #expect(left < 1000 && told.load(ordering: .relaxed) == 0)
+    cache.sweep()
+    #expect(cache.count == left && told.load(ordering: .relaxed) == 1000 - left)
+  }
+
+  // MARK: At limits
+
+  private enum Limit: CaseIterable { case count, cost, bytes }
+
+  @Test("at a limit the founder's older entries go before any of the others', until it is empty", arguments: Limit.allCases)
+  private func drains(limit: Limit) throws {
+    let cache = try PurgeableCache<UInt32, [UInt8]>()
+    for key in 0..<UInt32(4000) { cache[key] = described(key, version: 1, count: 1000) }
+    cache.open()
+    switch limit {
+    case .count: try cache.setCountLimit(4000)
+    case .cost: try cache.setCostLimit(4_000_000)
+    case .bytes: try cache.setByteLimit(cache.byteCount + 32 * cache.engine.heap.slabBytes)
+    }
+    var stored = UInt32(4000)
+    while cache.isDraining, stored < 20_000 {
+      #expect(cache.setValue(described(stored, version: 1, count: 1000), forKey: stored) == .stored)
+      stored += 1
+      if stored % 500 == 0 {
+        #expect((4000..<stored).allSatisfy { cache.containsValue(forKey: $0) }, "\(stored)")
+        cache.recountBooks()
+      }
+    }
+    // A byte limit is kept by whole slabs, of which the others have some that are not full yet.
+    #expect(stored >= 7000 && stored <= 8000 + (limit == .bytes ? 2000 : 0), "\(stored)")
+    #expect(!cache.isDraining)
+    cache.checkBooksSwept()
+  }
+
+  @Test("an entry that has no memory at home has the founder's oldest slab go for it, or goes itself")
+  func withoutMemory() throws {
+    let cache = try PurgeableCache<UInt32, [UInt8]>()
+    for key in 0..<UInt32(1000) { cache[key] = described(key, version: 1, count: 1000) }
+    cache.open()
+    try cache.setByteLimit(cache.byteCount)
+    let limit = cache.byteCount
+    // The youngest: its copy needs a slab, for which the oldest goes.
+    #expect(cache.setValue(described(999, version: 2, count: 1000), forKey: 999) == .replaced)
+    #expect(versionDescribed(in: cache.peekValue(forKey: 999) ?? [], key: 999) == 2 && cache.peekValue(forKey: 0) == nil)
+    #expect(cache.statistics.departures[.replaced] == 1 && cache.statistics.departures[.bytes]! > 0)
+    #expect(cache.byteCount <= limit)
+    cache.checkBooksSwept()
+
+    let small = try PurgeableCache<UInt32, [UInt8]>()
+    for key in 0..<UInt32(20) { small[key] = described(key, version: 1, count: 1000) }
+    small.open()
+    let held = small.withBytes(forKey: 3) { _ -> StoreOutcome in
+      try! small.setByteLimit(small.byteCount + small.engine.heap.slabBytes / 4 * 3)
+      // The only slab is locked. Nothing else can be evicted, so there is no memory for the new value either.
+      return small.setValue(described(4, version: 2, count: 1000), forKey: 4)
+    }
+    #expect(held == .outOfMemory)
+    #expect(small.peekValue(forKey: 4) == nil && small.statistics.departures[.bytes] == 1 && small.count == 19)
+    small.checkBooksSwept()
+  }
+
+  @Test("whichever call is refused memory while tracked keys go home, each entry is whole or has left, and is told of once")
+  func refusedTracked() async {
+    await #expect(processExitsWith: .success) {
+      for failing in 1...UInt64(200) {
+        let told = Mutex<[UInt32: Int]>([:])
+        let cache = try PurgeableCache<UInt32, [UInt8]> { departure in
+          told.withLock { $0[departure.key, default: 0] += 1 }
+        }
+        cache.openEarly(count: .max)
+        for key in 0..<UInt32(300) { cache[key] = described(key, version: 1, count: key % 50 == 0 ? 150_000 : 700) }
+        purgeable_testing_fail(
+          purgeable_testing_call_mmap.rawValue | purgeable_testing_call_allocate.rawValue, failing, ENOMEM, true)
+        cache.engine.shards.openShards()
+        let hasFailed = purgeable_testing_has_failed()
+        purgeable_testing_fail(0, 0, 0, false)
+        for key in 0..<UInt32(300) {
+          let value = cache.peekValue(forKey: key)
+          require(value == nil || versionDescribed(in: value!, key: key) == 1, "another value")
+          require((value == nil) == (told.withLock { $0[key] } == 1), "told \(told.withLock { $0[key] ?? 0 }) times: \(key)")
+        }
+        cache.checkBooksSwept()
+        cache.removeAll()
+        require(cache.keyCounts == (0, 0), "keys are left")
+        if !hasFailed { return }
+      }
+    }
+  }
+
+  @Test(
+    "whichever call is refused memory while an entry is brought home, the store or the eviction is whole",
+    arguments: [200, 150_000])
+  func refused(byteCount: Int) async {
+    await #expect(processExitsWith: .success) { [byteCount] in
+      for failing in 1...UInt64(40) {
+        let cache = try PurgeableCache<UInt32, [UInt8]>()
+        for key in 0..<UInt32(300) { cache[key] = described(key, version: 1, count: byteCount) }
+        cache.open()
+        purgeable_testing_fail(
+          purgeable_testing_call_mmap.rawValue | purgeable_testing_call_allocate.rawValue, failing, ENOMEM, true)
+        let outcome = cache.setValue(described(7, version: 2, count: byteCount), forKey: 7)
+        let hasFailed = purgeable_testing_has_failed()
+        purgeable_testing_fail(0, 0, 0, false)
+        let value = cache.peekValue(forKey: 7)
+        switch outcome {
+        case .stored, .replaced: require(versionDescribed(in: value ?? [], key: 7) == 2, "not stored")
+        default: require(value == nil || versionDescribed(in: value!, key: 7) == 1, "neither value")
+        }
+        cache.checkBooksSwept()
+        if !hasFailed { return }
+      }
+      require(false, "always refused")
+    }
+  }
+
+  @Test("a forked child of a cache whose founder drains begins anew, empty, and both go on", .forks)
+  func forked() async {
+    await #expect(processExitsWith: .success) {
+      let cache = try PurgeableCache<UInt32, [UInt8]>()
+      for key in 0..<UInt32(300) { cache[key] = described(key, version: 1, count: 200) }
+      cache.openEarly(count: .max)
+      cache.engine.shards.openShards()
+      for key in 0..<UInt32(100) { cache[key] = described(key, version: 2, count: 200) }
+      let isWell = childSays {
+        guard cache.isEmpty, (0..<300).allSatisfy({ cache.value(forKey: $0) == nil }) else { return false }
+        for key in 0..<UInt32(300) { cache[key] = described(key, version: 3, count: 100) }
+        return (0..<UInt32(300)).allSatisfy { cache[$0] == described($0, version: 3, count: 100) } && cache.count == 300
+          && cache.totalCost == 30_000 && cache.founderCount == 0 && !cache.isDraining
+      }
+      require(isWell, "the child")
+      for key in 0..<UInt32(300) {
+        require(cache[key] == described(key, version: key < 100 ? 2 : 1, count: 200), "the parent")
+      }
       cache.checkBooksSwept()
     }
   }
-
-  @Test("where memory is refused the cache goes on with the shards it has, whichever call it was")
-  func refusals() async {
-    await #expect(processExitsWith: .success) {
-      let cache = try PurgeableCache<Int, [UInt8]>()
-      for i in 0..<300 { cache[i] = described(UInt32(i), version: 3, count: i % 50 == 0 ? 150_000 : 900) }
-      let (count, cost) = (cache.count, cache.totalCost)
-      cache.engine.shards.sizes.count.store(100, ordering: .relaxed)
-      for opens in [true, false] {
-        var refused = 0
-        for failing in 1...UInt64(200) {
-          purgeable_testing_fail(
-            purgeable_testing_call_mmap.rawValue | purgeable_testing_call_allocate.rawValue, failing, ENOMEM, false)
-          if opens { cache.engine.shards.openShards() } else { cache.engine.shards.closeShards() }
-          let hasFailed = purgeable_testing_has_failed()
-          purgeable_testing_fail(0, 0, 0, false)
-          require(cache.count == count && cache.totalCost == cost, "\(cache.count), \(cache.totalCost)")
-          for i in 0..<300 { require(versionDescribed(in: cache.peekValue(forKey: i) ?? [], key: UInt32(i)) == 3, "\(i)") }
-          cache.checkBooksSwept()
-          if cache.isOpen == opens {
-            if !hasFailed { break }
-            if opens { cache.engine.shards.closeShards() } else { cache.engine.shards.openShards() }
-          } else {
-            refused += 1
-          }
-        }
-        require(refused >= 1 && cache.isOpen == opens, "\(refused)")
-      }
-      for i in 0..<300 { require(cache.remove(forKey: i), "\(i)") }
-      require(cache.isEmpty && cache.totalCost == 0, "not empty")
-    }
-  }
 }
 
-extension PurgeableCache {
-  /// How many entries have each counter of use.
-  func useCounters() -> [Int] {
-    var counters = [0, 0, 0, 0]
-    for shard in engine.shards.all {
-      let table = shard.index.current()
-      for i in 0..<table.slotCount {
-        let slot = Slot(bits: table.slots![i].relaxed)
-        if !slot.isEmpty { counters[Int(slot.counter)] += 1 }
-      }
-    }
-    return counters
-  }
-}
+#if DEBUG
+  /// Calls `body` the first time that it is called with a number.
+  private final class OnceHook: Sendable {
+    private let number: Int
+    private let body: @Sendable () -> Void
+    private let isDone = Atomic<Bool>(false)
 
-extension CacheShardsTests {
-  @Test("idle rounds mark a shard that was left with a locked slab; it opens again all the same")
-  func marksOfALeftShard() throws {
-    let clock = SetClock()
-    let cache = try PurgeableCache<Int, [UInt8]>(idleTime: .seconds(4000), clock: clock.cacheClock)
-    for key in 0..<400 { cache[key] = pattern(3000) }
-    cache.openEarly()
-    cache.engine.shards.openShards()
-    #expect(cache.isOpen)
-    cache.withBytes(forKey: 5) { _ in
-      let isClosed = cache.engine.shards.closeShards()
-      #expect(isClosed)
-      cache.engine.shards.opensAtCount.store(.max, ordering: .relaxed)
-      for round in 0..<3 {
-        clock.advance(seconds: 1001)
-        cache.engine.giveBackIdle()
-        for key in 0..<100 { cache[1000 + round * 100 + key] = pattern(3000) }
-      }
-      cache.engine.shards.openShards()
-      #expect(cache.isOpen)
-    }
-    for _ in 0..<12 {
-      clock.advance(seconds: 1001)
-      cache.engine.giveBackIdle()
-    }
-    #expect(cache.isEmpty)
-    cache.checkBooksSwept()
-  }
-}
+    init(_ number: Int, _ body: @escaping @Sendable () -> Void) { (self.number, self.body) = (number, body) }
 
-extension CacheEngine {
-  /// Whether an entry's value is still there, without counting a use.
-  func isThere(_ number: Int) -> Bool {
-    unsafe withUnsafeBytes(of: number) { prefix in
-      let key = unsafe base.elements.keys.key(prefix: prefix)
-      let shard = shards.shard(of: key.shardHash)
-      for found in shard.index.current().candidates(of: key.identity) {
-        let reference = heap.reference(found.slot.place)
-        let (outcome, matches) = unsafe base.elements.compare(reference, with: prefix)
-        if outcome == .intact, matches { return base.elements.check(reference) == .intact }
-      }
-      return false
+    func call(_ look: Int) {
+      if look == number, !isDone.exchange(true, ordering: .relaxed) { body() }
     }
   }
-}
+#endif

@@ -138,6 +138,21 @@ struct PaddedKey: PurgeableKey, BitwiseCopyable {
   }
 }
 
+extension PurgeableCache {
+  /// How many tracked keys there are, and how many have departed and not ended.
+  var keyCounts: (living: Int, departed: Int) {
+    guard let nodes = teller?.nodes else { return (0, 0) }
+    var (living, tableBytes) = (0, 0)
+    for shard in engine.shards.all {
+      engine.shards.hold(shard) { held in
+        living += held.keys.count
+        tableBytes += held.keys.byteCount
+      }
+    }
+    return (living, (nodes.byteCount.load(ordering: .relaxed) - tableBytes) / nodes.nodeByteCount - living)
+  }
+}
+
 // MARK: Departures
 
 /// The departures that a cache's handler was told.

@@ -112,7 +112,7 @@ struct CacheUserCodeStormTests {
       }
       isOver.store(true, ordering: .relaxed)
       library.join()
-      require(patiently { cache.table!.waiting.withLock { $0.teller == 0 && $0.list.isEmpty } }, "not all was told")
+      require(patiently { cache.teller!.waiting.withLock { $0.teller == 0 && $0.list.isEmpty } }, "not all was told")
       cache.sweep()
       cache.checkBooksSwept()
       let left = cache.count
@@ -124,9 +124,8 @@ struct CacheUserCodeStormTests {
       require(there.count == left, "\(there.count) of \(left) found")
       require(list.withLock { $0 } == there, "the list")
       cache.removeAll()
-      let table = cache.table!
-      require(table.stripes.allSatisfy { $0.stripe.withLock { $0.heldCount == 0 } }, "keys are left")
-      require(table.copiedByteCount.load(ordering: .relaxed) == 0, "copies are left")
+      require(cache.keyCounts == (0, 0), "keys are left")
+      require(cache.teller!.copiedByteCount.load(ordering: .relaxed) == 0, "copies are left")
       StormKey.cache.withLock { $0 = nil }
       require(StormKey.ends.load(ordering: .relaxed) >= StormKey.makes.load(ordering: .relaxed) - 200, "keys leak")
     }

@@ -84,7 +84,7 @@ struct CacheWantOfMemoryTests {
     let cache = try PurgeableCache<Int, [UInt8]>()
     for key in 0..<40_000 { cache[key] = pattern(12) }
     for key in stride(from: 0, to: 40_000, by: 3) { for _ in 0..<2 { #expect(cache.value(forKey: key) != nil) } }
-    // Evicts slab by slab until there is room. The memory saved by closing shards would not be enough.
+    // Evicts slab by slab until there is room.
     try cache.setByteLimit(cache.byteCount / 3)
     #expect(cache.statistics.copyCount > 0)
     #expect(cache.count < 40_000)

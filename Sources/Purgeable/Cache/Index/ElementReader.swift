@@ -8,7 +8,7 @@ struct EntryFacts {
   let identity: UInt64
   let prefixByteCount: Int
   let payloadByteCount: Int
-  /// Decides the entry's shard (`CacheShards`). nil for tracked keys, whose hash is in the key table, and where it was not
+  /// Decides the entry's shard (`CacheShards`). nil for tracked keys, whose hash is in their node, and where it was not
   /// needed.
   var shardHash: UInt64?
 }

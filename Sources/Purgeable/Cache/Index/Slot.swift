@@ -72,7 +72,8 @@ struct EngineKey {
 
   /// The founder's position is 0, where a mask of 0 leads; the positions of the others begin here.
   static let firstOther: UInt64 = 16
-  @inline(__always) static func shardHash(_ hash: UInt64) -> UInt64 { hash | firstOther }
+  /// Has no bits but those of a position, so that a mask may have others.
+  @inline(__always) static func shardHash(_ hash: UInt64) -> UInt64 { hash & (firstOther - 1) | firstOther }
 
   var isTracked: Bool { identity & Slot.trackedFlag != 0 }
   var trackedNumber: UInt32 { Self.trackedNumber(of: Slot(bits: identity)) }

@@ -198,8 +198,7 @@ import Synchronization
   }
   var ownersWord: SlotPointer { words[2] }
 
-  /// How many elements were ever allocated in the shard, except those that opening and closing shards copied. Changed under its
-  /// mutex.
+  /// How many elements were ever allocated in the shard. Changed under its mutex.
   var births: UInt64 { words[Self.birthsAt].relaxed }
   func countBirth() { words[Self.birthsAt].store(relaxed: births &+ 1) }
 
@@ -216,7 +215,8 @@ import Synchronization
 
   /// Shard's mutex held.
   @inline(__always) func publish(count: Int, cost: UInt128) {
-    words[Self.countAt].store(relaxed: UInt64(bitPattern: Int64(count)))
+    // Release: pairs with the acquire in `publishedCount`. Who sees that an entry has left one shard for another sees it there.
+    words[Self.countAt].store(releasing: UInt64(bitPattern: Int64(count)))
     let high = UInt64(truncatingIfNeeded: cost >> 64)
     let highCost = words[Self.highCostAt]
     let isOtherHigh = highCost.relaxed != high
@@ -227,7 +227,7 @@ import Synchronization
   }
 
   /// As it was last published.
-  var publishedCount: Int { Int(Int64(bitPattern: words[Self.countAt].relaxed)) }
+  var publishedCount: Int { Int(Int64(bitPattern: words[Self.countAt].acquired)) }
   var publishedCost: UInt128 {
     while true {
       let high = words[Self.highCostAt].acquired
@@ -235,8 +235,6 @@ import Synchronization
       if high != Self.changing, words[Self.highCostAt].relaxed == high { return UInt128(high) << 64 | UInt128(low) }
     }
   }
-
-  func isSame(as other: SlotIndex) -> Bool { unsafe words.raw == other.words.raw }
 
   // MARK: Sizes
 
@@ -430,21 +428,13 @@ import Synchronization
     for i in 0..<Self.bucketCount(of: sizeClass) * Self.slotsPerBucket { slots[i].store(releasing: 0) }
   }
 
-  /// Makes the index empty and as small as it can be, after all of its entries were moved to other indexes
-  /// (CacheShards+Step.swift).
+  /// Makes the index empty and as small as it can be.
   func empty() {
     let old = current()
     // Release, before any slot is emptied: a reader that finds a slot empty finds that its table is no longer the present one.
     // The table of the smallest size is mapped from the beginning, and was cleared when it was left.
     words[0].store(releasing: ((old.word >> 8) &+ 1) << 8)
     if let slots = old.slots { clear(slots, Int(old.word & 0xFF)) }
-  }
-
-  /// The number of a slot in the present table. Shard's mutex held.
-  func number(of pointer: SlotPointer) -> Int {
-    guard let slots = current().slots else { return 0 }
-    assert(unsafe pointer.raw >= slots.raw, "PurgeableCache: a slot of another table")
-    return unsafe (pointer.raw - slots.raw) / MemoryLayout<UInt64>.stride
   }
 
   /// Makes the index empty: at first, and in a forked child, where the parent's tables read as zeros.

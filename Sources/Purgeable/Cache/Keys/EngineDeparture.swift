@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Departures: what the engine and the key table exchange for the handler (Terms/Departure.swift).
+// Departures: what the engine and the typed cache exchange for the handler (Terms/Departure.swift).
 
 import Glibc
 
@@ -43,17 +43,17 @@ struct EngineDeparture {
   let copy: ValueCopy
 }
 
-/// Departed entries of a key table in order of departure, linked through themselves. `@unchecked Sendable` as `ValueCopy`.
+/// Departed nodes in order of departure, linked through themselves. `@unchecked Sendable` as `ValueCopy`.
 @safe struct DepartureList: @unchecked Sendable {
-  private(set) var first: EntryPointer?
-  private var last: EntryPointer?
+  private(set) var first: NodePointer?
+  private var last: NodePointer?
   private(set) var count = 0
   /// Bytes of values that were copied for them.
   var copiedByteCount = 0
 
   var isEmpty: Bool { unsafe first == nil }
 
-  mutating func append(_ entry: EntryPointer) {
+  mutating func append(_ entry: NodePointer) {
     if let last = unsafe last { unsafe last.pointee.next = entry } else { unsafe first = entry }
     unsafe last = entry
     count += 1
@@ -79,28 +79,25 @@ struct EngineDeparture {
 
 /// A departed entry, which belongs to the holder of this alone. `@unchecked Sendable` as `ValueCopy`.
 @safe struct DepartedEntry: @unchecked Sendable {
-  let pointer: EntryPointer
+  let pointer: NodePointer
 }
 
-/// The key table as the engine knows it: the typed cache's part in departures.
+/// The typed cache's part in departures, as the engine knows it.
 protocol EngineObserver: ForkProtected {
+  /// The memory of the keys' nodes.
+  var nodes: NodeMemory { get }
   /// Whether a handler is told, with values.
   var wantsValues: Bool { get }
-  /// Ordinary memory of the key table, in bytes.
-  var byteCount: Int { get }
   /// Departures that wait for the telling thread.
   var waitingCount: Int { get }
   /// Values that were dropped because too many waited, or for want of memory.
   var notKeptCount: UInt64 { get }
-  /// The hash and the cost of a living number. Under the shard's mutex.
-  func hash(ofNumber number: UInt32) -> UInt64?
-  func cost(ofNumber number: UInt32) -> UInt64?
   /// Memory for a copy of a value; nil when there is none, or too many values wait. `mayExceed`: for the first value that a call
   /// of the program takes out, the limit does not count.
   func makeCopy(byteCount: Int, mayExceed: Bool) -> ValueCopy?
   func endCopy(_ copy: ValueCopy)
-  /// Under the shard's mutex: ends a number, whose entry goes to the list.
-  func depart(_ number: UInt32, _ reason: DepartureReason, _ copy: ValueCopy, to list: inout DepartureList)
+  /// Under the shard's mutex: ends a key that nobody is told of, if none of the program's code runs with that.
+  func endsAtOnce(_ node: NodePointer) -> Bool
   /// Under no mutex: tells of the departures, or has the telling thread tell of those that the library itself caused.
   func deliver(_ list: consuming DepartureList)
   /// Under no mutex, on a thread of the program: tells of some departures when the telling thread is behind.

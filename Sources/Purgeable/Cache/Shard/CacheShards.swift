@@ -7,22 +7,19 @@ import Synchronization
 /// Part of one engine; lives as long as the engine.
 struct CacheShards: ~Copyable, Sendable {
   let base: CacheBase
-  /// The only shard in use while the cache is small, or has to keep one order of eviction.
+  /// The only shard while the cache is small, or has to keep one order of eviction. Later it has the entries that were there
+  /// when the others opened, until they leave.
   let founder: EngineShard
-  /// A key's `shardHash` masked with this is the position of its shard. Changed only while the mutexes of all shards are held
-  /// that the old or the new mask leads to, and after the positions of the new mask have been filled.
+  /// A key's `shardHash` masked with this is the position of its shard. Changed under the founder's mutex, twice at most
+  /// (CacheShards+Opening.swift).
   let mask = Atomic<UInt64>(0)
   let positions: ShardPositions<EngineShard>
-  /// How often the mask was changed.
-  let steps = Atomic<UInt64>(0)
   /// All shards, once the others have been made.
   let others = AtomicLazyReference<OtherShards>()
   private let alone: [EngineShard]
   private let streams: [purgeable_stream_t]
-  /// The number of entries, and of slab bytes, from which on the other shards open; `Int.max` where only the founder may be in
-  /// use.
-  let opensAtCount = Atomic<Int>(.max)
-  let opensAtBytes = Atomic<Int>(.max)
+  /// Whether the limits allow other shards, as far as is known, and memory for them was not refused since the last review.
+  let mayOpen = Atomic<Bool>(false)
   let sizes = ShardSizes()
 
   /// `streams`: probation of all shards, founder first, then main of all shards.
@@ -41,36 +38,35 @@ struct CacheShards: ~Copyable, Sendable {
     positions.destroy()
   }
 
-  /// The other shards, made by the first call and kept from then on; nil when there is no memory. The founder's mutex is held.
-  /// Each shard frees its own index.
-  func makeOthers() -> OtherShards? {
-    if let made = others.load() { return made }
-    var shards: [EngineShard] = []
-    for i in 1...ShardSizes.otherCount {
-      guard let index = SlotIndex() else { return nil }
-      shards.append(
-        EngineShard(
-          Int(EngineKey.firstOther) + i - 1, base, index, probation: streams[i], main: streams[ShardSizes.otherCount + 1 + i]))
+  /// Makes the other shards; nil when there is no memory. The founder's mutex is held, and no mask leads to them yet.
+  func makeOthers(_ count: Int) -> OtherShards? {
+    var indexes: [SlotIndex] = []
+    while indexes.count < count {
+      guard let index = SlotIndex() else {
+        for made in indexes { made.destroy() }
+        return nil
+      }
+      indexes.append(index)
     }
-    for shard in shards {
-      positions.set(shard.number, shard)
-      base.indexes.add(shard.index, shard.number)
+    // Each shard frees its own index.
+    let shards = indexes.enumerated().map { i, index in
+      EngineShard(
+        Int(EngineKey.firstOther) + i, base, index, probation: streams[1 + i], main: streams[ShardSizes.otherCount + 2 + i])
     }
+    for shard in shards { positions.set(shard.number, shard) }
     return others.storeIfNil(OtherShards(founder: founder, others: shards))
   }
 
   // MARK: Which
 
-  /// All shards, whether they are in use or empty.
+  /// All shards, the founder first.
   var all: [EngineShard] { others.load()?.all ?? alone }
 
-  /// The number of shards in use.
-  var openCount: Int { Self.count(behind: mask.load(ordering: .acquiring)) }
+  /// The number of shards that keys belong to.
+  var openCount: Int { base.openCount.load(ordering: .relaxed) }
 
-  static func count(behind mask: UInt64) -> Int { mask == 0 ? 1 : Int(mask & (EngineKey.firstOther - 1)) + 1 }
-
-  /// The shard that a key belongs to now. It stays so only while that shard's mutex is held: `hold(of:)`.
-  func shard(of shardHash: UInt64) -> EngineShard { positions[shardHash & mask.load(ordering: .acquiring)] }
+  /// The shard that a key belongs to now.
+  func shard(of key: EngineKey) -> EngineShard { positions[key.shardHash & mask.load(ordering: .acquiring)] }
 
   // MARK: Holding
 
@@ -87,6 +83,7 @@ struct CacheShards: ~Copyable, Sendable {
       assert(held.number == shard.number, "PurgeableCache: another shard's mutex")
       let result = Carried(body(&held))
       assert(!held.books.isSettling, "PurgeableCache: settling was not ended")
+      if held.number == 0 { endDraining(&held) }
       return (result, held.departures.take())
     }
     base.heap.wipeDeferred()
@@ -95,15 +92,43 @@ struct CacheShards: ~Copyable, Sendable {
     return result.value
   }
 
-  /// As `hold(_:_:)`, for the shard that a key belongs to.
-  func hold<R>(of shardHash: UInt64, _ body: (inout HeldShard) -> R) -> R {
+  /// As `hold(_:_:)`, for the shard that has a key's entry; where none has one, for the shard that the key belongs to. `prefix`:
+  /// the beginning of the key's payload.
+  func hold<R>(of key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ body: (inout HeldShard) -> R) -> R {
     while true {
-      let shard = shard(of: shardHash)
-      let result: R? = hold(shard) { held in
-        // Checked again under the mutex: while it is held, the mask cannot change away from this shard.
-        shardHash & mask.load(ordering: .relaxed) == UInt64(shard.number) ? body(&held) : nil
+      // Acquire: pairs with the release in `openShards`.
+      let mask = mask.load(ordering: .acquiring)
+      if founderMayHave(key, mask) {
+        let result: R? = hold(founder) { held in unsafe held.has(key, prefix) ? body(&held) : nil }
+        if let result { return result }
       }
-      if let result { return result }
+      if let result = hold(homeOf: key, mask, body) { return result }
+    }
+  }
+
+  /// As `hold(_:_:)`, for a store: for the shard that the key belongs to, which has the key's entry by then if there is one.
+  func hold<R>(toStore key: EngineKey, _ body: (inout HeldShard) -> R) -> R {
+    while true {
+      let mask = mask.load(ordering: .acquiring)
+      if founderMayHave(key, mask) { bringHome(key.identity) }
+      if let result = hold(homeOf: key, mask, body) { return result }
+    }
+  }
+
+  /// As `hold(_:_:)`, for the shard that a tracked key with this hash belongs to: the founder has none once others are open.
+  func hold<R>(ofTracked hash: UInt64, _ body: (inout HeldShard) -> R) -> R {
+    let key = EngineKey(hash: hash)
+    while true {
+      if let result = hold(homeOf: key, mask.load(ordering: .acquiring), body) { return result }
+    }
+  }
+
+  /// nil where the key belongs to another shard by now.
+  private func hold<R>(homeOf key: EngineKey, _ mask: UInt64, _ body: (inout HeldShard) -> R) -> R? {
+    let shard = positions[key.shardHash & mask]
+    return hold(shard) { held in
+      // Checked again under the mutex: while it is held, the mask cannot change away from this shard.
+      key.shardHash & self.mask.load(ordering: .relaxed) == UInt64(shard.number) ? body(&held) : nil
     }
   }
 
@@ -146,15 +171,11 @@ struct CacheShards: ~Copyable, Sendable {
     }
   }
 
-  /// Runs a pass over all shards, and repeats it when shards were opened or closed meanwhile: entries may have moved to a shard
-  /// that the pass had already visited.
-  func repeatingWhileMoved(_ pass: () -> Void) {
-    while true {
-      // Acquire: pairs with the step's release, so that a pass that begins after a step finds the entries it moved.
-      let before = steps.load(ordering: .acquiring)
-      pass()
-      if steps.load(ordering: .acquiring) == before { return }
-    }
+  /// Visits all shards, and misses no entry that stays: entries move from the founder only, which is first, and the others are
+  /// looked up after that.
+  func visit(_ body: (EngineShard) -> Void) {
+    body(founder)
+    for shard in all.dropFirst() { body(shard) }
   }
 
   /// Calls `evict` on the shard with the lowest `age`, again and again, until `isDone` or until no shard has anything left. A
@@ -164,19 +185,17 @@ struct CacheShards: ~Copyable, Sendable {
     sparing spared: Int? = nil, age: (borrowing HeldShard) -> UInt64, until isDone: () -> Bool,
     evict: (inout HeldShard) -> Bool
   ) {
-    repeatingWhileMoved {
-      let shards = all
-      // A single shard needs no age.
-      let isAlone = shards.count == 1
-      var ages = InlineArray<17, UInt64>(repeating: 0)
-      for (i, shard) in shards.enumerated() where !isAlone { ages[i] = hold(shard) { age($0) } }
-      while !isDone(), let oldest = oldest(of: ages, shards, sparing: spared) {
-        ages[oldest] = hold(shards[oldest]) { held in
-          // Checked again under the mutex: other threads may have made room meanwhile.
-          if isDone() { return ages[oldest] }
-          guard evict(&held) else { return .max }
-          return isAlone ? 0 : age(held)
-        }
+    let shards = all
+    // A single shard needs no age.
+    let isAlone = shards.count == 1
+    var ages = InlineArray<17, UInt64>(repeating: 0)
+    for (i, shard) in shards.enumerated() where !isAlone { ages[i] = hold(shard) { age($0) } }
+    while !isDone(), let oldest = oldest(of: ages, shards, sparing: spared) {
+      ages[oldest] = hold(shards[oldest]) { held in
+        // Checked again under the mutex: other threads may have made room meanwhile.
+        if isDone() { return ages[oldest] }
+        guard evict(&held) else { return .max }
+        return isAlone ? 0 : age(held)
       }
     }
   }
@@ -193,6 +212,23 @@ struct CacheShards: ~Copyable, Sendable {
       }
     }
     return oldest >= 0 ? oldest : last
+  }
+
+  /// For a store at a limit: evicts from the founder, while its oldest entries are older than those of `own`. False where they
+  /// are not, or the founder's mutex is taken, which is only tried, out of order.
+  func evictFromFounder(_ reason: DepartureReason, before own: inout HeldShard) -> Bool {
+    guard own.number != 0, mask.load(ordering: .relaxed) & Self.draining != 0 else { return false }
+    let ownAge = own.oldestSlabAge()
+    let evicted = founder.held.withLockIfAvailable { held -> (Bool, DepartureList) in
+      defer { endDraining(&held) }
+      guard held.oldestSlabAge() < ownAge else { return (false, DepartureList()) }
+      let byEntry = reason == .count || reason == .cost
+      let isDone = byEntry ? EntryEviction(reason: reason).run(in: &held) : held.evictSlab(reason)
+      return (isDone, held.departures.take())
+    }
+    guard let (isDone, departed) = evicted else { return false }
+    own.departures.append(departed)
+    return isDone
   }
 
   enum Elsewhere { case evicted, nothing, busy }
@@ -226,4 +262,10 @@ struct CacheShards: ~Copyable, Sendable {
       if evicted { return .evicted }
     }
   }
+}
+
+/// `@unchecked Sendable`: carries a result out of a mutex to the thread that was in it.
+struct Carried<Value>: @unchecked Sendable {
+  let value: Value
+  init(_ value: Value) { self.value = value }
 }

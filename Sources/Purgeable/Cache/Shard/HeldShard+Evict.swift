@@ -17,14 +17,14 @@ enum Settled {
 extension HeldShard {
   // MARK: Strict limits
 
-  /// Makes room for a new entry and its cost, by evicting from this shard.
-  mutating func makeRoom(for cost: UInt64, replacing old: FoundSlot?) {
+  /// Makes room for a new entry and its cost, by evicting from this shard, or from the founder what is older there.
+  mutating func makeRoom(for cost: UInt64, replacing old: FoundSlot?, among shards: borrowing CacheShards) {
     let countLimit = base.limits.count.load(ordering: .relaxed)
     if countLimit != .max {
       let coming = old == nil ? 1 : 0
       while base.count + coming > countLimit {
         readyGhost()
-        guard EntryEviction(reason: .count).run(in: &self) else { break }
+        guard shards.evictFromFounder(.count, before: &self) || EntryEviction(reason: .count).run(in: &self) else { break }
       }
     }
     let costLimit = base.limits.cost.load(ordering: .relaxed)
@@ -40,7 +40,7 @@ extension HeldShard {
         let others = total - min(total, UInt128(spared))
         guard others + UInt128(cost) > UInt128(costLimit) else { break }
         readyGhost()
-        guard EntryEviction(reason: .cost).run(in: &self) else { break }
+        guard shards.evictFromFounder(.cost, before: &self) || EntryEviction(reason: .cost).run(in: &self) else { break }
       }
     }
   }

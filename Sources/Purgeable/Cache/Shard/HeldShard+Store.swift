@@ -45,7 +45,7 @@ extension HeldShard {
     let changesBefore = slots.changes
     if isRefused(size, old) { return .tooLarge }
     let (queue, isRemembered) = queue(of: key, replacing: old)
-    if base.limits.areStrict { makeRoom(for: size.cost, replacing: old) }
+    if base.limits.areStrict { makeRoom(for: size.cost, replacing: old, among: shards) }
     guard let element = allocate(size.byteCount, queue, among: shards) else { return .outOfMemory }
     unsafe EntryPrefix.write(prefix, size.isCosted ? size.cost : nil, value, to: element.bytes)
     // Making room may have evicted the old value, or moved it.
@@ -129,9 +129,9 @@ extension HeldShard {
   }
 
   /// Allocates without evicting. `queue`: nil for the stream of elements that are written under no mutex. `limit`: of the heap's
-  /// charged bytes, 0 for none. `age`: of an element that is a copy of one in another shard.
+  /// charged bytes, 0 for none.
   @inline(__always)
-  private mutating func take(_ byteCount: Int, _ queue: EvictionQueue?, limit: Int, age: UInt64?) -> Taking {
+  private mutating func take(_ byteCount: Int, _ queue: EvictionQueue?, limit: Int) -> Taking {
     let (error, reference, bytes) = unsafe heap.allocate(
       byteCount, in: queue.map { stream($0) } ?? heap.writingStream, limit: limit)
     guard error == 0 else { return .refused(errorNumber: error) }
@@ -139,7 +139,7 @@ extension HeldShard {
       heap.free(reference)
       return .noBooks
     }
-    if let queue { noteBirth(reference, queue, age: age) }
+    if let queue { noteBirth(reference, queue) }
     return unsafe .taken(FreshElement(reference: reference, bytes: bytes))
   }
 
@@ -157,8 +157,8 @@ extension HeldShard {
       let limit = min(strict, soft)
       // The reason for an eviction: the byte limit, slow growth, or the machine's refusal.
       var reason = soft < strict ? DepartureReason.growth : strict == .max ? .pressure : .bytes
-      let slabLimit = limit == .max ? 0 : max(1, limit - min(limit - 1, base.ordinaryBytes))
-      switch take(byteCount, queue, limit: slabLimit, age: nil) {
+      let slabLimit = slabLimit(limit)
+      switch take(byteCount, queue, limit: slabLimit) {
       case .taken(let element):
         missedRoom = false
         return element
@@ -183,7 +183,7 @@ extension HeldShard {
         return nil
       }
       readyGhost()
-      if evictSlab(reason) {
+      if shards.evictFromFounder(reason, before: &self) || evictSlab(reason) {
         hasEvicted = true
         continue
       }
@@ -204,32 +204,38 @@ extension HeldShard {
   }
 
   /// Allocates memory for a copy, without evicting. The limit is raised by one slab, because the slab that the copy comes from is
-  /// about to be given back; where a lowered limit is already exceeded, the slab is added to what is held. `isStep`: the limit
-  /// does not apply while shards open or close, because the originals are freed before any other store.
-  mutating func allocateCopy(
-    _ byteCount: Int, _ queue: EvictionQueue, isStep: Bool = false, age: UInt64? = nil
-  ) -> FreshElement? {
-    let limit = isStep ? .max : base.limits.bytes.load(ordering: .relaxed)
+  /// about to be given back; where a lowered limit is already exceeded, the slab is added to what is held.
+  mutating func allocateCopy(_ byteCount: Int, _ queue: EvictionQueue) -> FreshElement? {
+    let limit = base.limits.bytes.load(ordering: .relaxed)
     let slabLimit =
       limit == .max
       ? 0 : min(max(limit - min(limit - 1, base.ordinaryBytes), heap.chargedBytes), .max - heap.slabBytes) + heap.slabBytes
-    guard case .taken(let element) = take(byteCount, queue, limit: slabLimit, age: age) else { return nil }
+    guard case .taken(let element) = take(byteCount, queue, limit: slabLimit) else { return nil }
     return element
   }
 
-  /// Counts an element, unless it is a copy from another shard. Notes the age of its slab when the element is the first in it
-  /// (`SlabHeap.age`).
+  /// Allocates memory for an entry of another shard, without evicting. The byte limit is kept.
+  mutating func allocateWithinLimit(_ byteCount: Int, _ queue: EvictionQueue) -> FreshElement? {
+    let limit = slabLimit(base.limits.bytes.load(ordering: .relaxed))
+    guard case .taken(let element) = take(byteCount, queue, limit: limit) else { return nil }
+    return element
+  }
+
+  /// What a limit of all charged bytes leaves for slabs; 0 for no limit.
+  private func slabLimit(_ limit: Int) -> Int { limit == .max ? 0 : max(1, limit - min(limit - 1, base.ordinaryBytes)) }
+
+  /// Counts an element. Notes the age of its slab when the element is the first in it (`SlabHeap.age`).
   @inline(__always)
-  mutating func noteBirth(_ reference: purgeable_reference_t, _ queue: EvictionQueue, age: UInt64?) {
-    if age == nil { index.countBirth() }
+  mutating func noteBirth(_ reference: purgeable_reference_t, _ queue: EvictionQueue) {
+    index.countBirth()
     let slab = heap.slab(of: reference)
-    if !slab.isSame(as: queues[queue.rawValue].youngest) { noteFirst(of: slab, queue, age: age) }
+    if !slab.isSame(as: queues[queue.rawValue].youngest) { noteFirst(of: slab, queue) }
   }
 
   @inline(never)
-  private mutating func noteFirst(of slab: purgeable_slab_t, _ queue: EvictionQueue, age: UInt64?) {
+  private mutating func noteFirst(of slab: purgeable_slab_t, _ queue: EvictionQueue) {
     guard let information = heap.information(slab) else { return }
-    let now = max(1, age ?? base.indexes.birthCount)
+    let now = max(1, base.indexes.birthCount)
     heap.noteAge(of: slab, first: now, last: information.is_large ? now : 0)
     if information.is_large { return }
     heap.noteAge(of: queues[queue.rawValue].youngest, first: 0, last: now)

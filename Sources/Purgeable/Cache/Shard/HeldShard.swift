@@ -92,6 +92,7 @@ struct HeldShard: ~Copyable {
   var idleMarks = InlineArray<2, IdleMarks>(repeating: IdleMarks())
   var books: ShardBooks
   var ghost: Ghost
+  var keys: ShardKeys
   var departures: ShardDepartures
   var slots = SlotCount()
   var counters = EngineCounters()
@@ -111,6 +112,7 @@ struct HeldShard: ~Copyable {
     queues = [ShardQueue(stream: probation), ShardQueue(stream: main)]
     books = ShardBooks(base.pageSums, base.totals, index)
     ghost = Ghost(countedIn: base.totals)
+    keys = ShardKeys(base.observer?.nodes)
     departures = ShardDepartures(base.observer)
     books.noteIndexBytes(index.byteCount)
   }
@@ -129,6 +131,7 @@ struct HeldShard: ~Copyable {
     _ = heap.oldest(of: stream(.probation))
     books.forgetAll()
     departures = ShardDepartures(base.observer)
+    departures.append(keys.takeAll())
     // The threads that were removing are the parent's.
     base.removalCount.store(0, ordering: .relaxed)
     forgetEntries()
@@ -180,7 +183,7 @@ struct HeldShard: ~Copyable {
   /// Counts a departure, and notes it to be told of.
   mutating func report(_ slot: Slot, _ reason: DepartureReason, _ copy: ValueCopy) {
     counters.departures[reason.rawValue] += 1
-    departures.report(slot, reason, copy)
+    departures.report(slot, reason, copy, &keys)
   }
 
   private mutating func noteInGhost(_ slot: Slot, _ reason: DepartureReason) {
@@ -194,7 +197,7 @@ struct HeldShard: ~Copyable {
     var identity = slot.identity
     if slot.isTracked {
       let number = EngineKey.trackedNumber(of: slot)
-      guard let hash = base.observer?.hash(ofNumber: number) else { return }
+      guard let hash = keys.hash(of: number) else { return }
       identity = EngineKey(hash: hash).ghostIdentity
     }
     remember(identity, why)

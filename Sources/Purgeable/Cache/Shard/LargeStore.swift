@@ -5,7 +5,7 @@
 //   under none                the bytes are copied; only this thread knows of the element, whose lock keeps it off offer
 //   under the shard's mutex   the slab moves to the shard's stream, the element is committed, the index leads to it
 //
-// Between the two, the slab belongs to no shard: evictions, steps and removals do not find it, and no sum counts it. Its memory
+// Between the two, the slab belongs to no shard: evictions and removals do not find it, and no sum counts it. Its memory
 // counts against the byte limit from its allocation on. The key may belong to another shard by the second time; a large element
 // has a slab of its own, which any shard's stream can take in.
 //
@@ -84,7 +84,7 @@ import Glibc
 
   /// Makes room and allocates; nil, with the outcome in `failure`, where that fails.
   func begin(in engine: CacheEngine, _ failure: inout StoreOutcome, _ due: inout DueAfterStore) -> FreshElement? {
-    engine.shards.hold(of: key.shardHash) { held in
+    engine.shards.hold(toStore: key) { held in
       defer { due = held.takeDue(0) }
       return begin(&held, engine.shards, &failure)
     }
@@ -92,8 +92,8 @@ import Glibc
 
   /// Has the index lead to the element, which has been written.
   func end(_ element: FreshElement, in engine: CacheEngine) -> StoreOutcome {
-    let (outcome, due) = engine.shards.hold(of: key.shardHash) { held in
-      (end(element, &held), unsafe held.takeDue(prefix.count + value.count))
+    let (outcome, due) = engine.shards.hold(toStore: key) { held in
+      (end(element, &held, engine.shards), unsafe held.takeDue(prefix.count + value.count))
     }
     engine.finishStore(key, outcome, due)
     return outcome
@@ -112,11 +112,13 @@ import Glibc
       return nil
     }
     if held.base.exceedsWholeLimit(size.cost, size.byteCount, beside: held.heap.writingBytes) { return nil }
-    if held.base.limits.areStrict { held.makeRoom(for: size.cost, replacing: old) }
+    if held.base.limits.areStrict { held.makeRoom(for: size.cost, replacing: old, among: shards) }
     return held.allocate(size.byteCount, nil, among: shards)
   }
 
-  private func end(_ element: FreshElement, _ held: inout HeldShard) -> StoreOutcome {
+  private func end(
+    _ element: FreshElement, _ held: inout HeldShard, _ shards: borrowing CacheShards
+  ) -> StoreOutcome {
     if let permit, !permit.take() {
       held.heap.free(element.reference)
       return .replaced
@@ -125,9 +127,9 @@ import Glibc
     let changesBefore = held.slots.changes
     let (queue, isRemembered) = held.queue(of: key, replacing: old)
     // Others may have used up the room meanwhile.
-    if held.base.limits.areStrict { held.makeRoom(for: size.cost, replacing: old) }
+    if held.base.limits.areStrict { held.makeRoom(for: size.cost, replacing: old, among: shards) }
     held.heap.move(held.heap.slab(of: element.reference), to: held.stream(queue))
-    held.noteBirth(element.reference, queue, age: nil)
+    held.noteBirth(element.reference, queue)
     let replaced = held.slots.changes == changesBefore ? old : unsafe held.find(key, prefix)
     return held.enter(
       element, key, size, queue, replacing: replaced, hadOld: old != nil, isRemembered: isRemembered)

@@ -103,7 +103,7 @@ struct ShardBooks: ~Copyable {
     index.publish(count: count, cost: cost)
   }
 
-  /// Takes off all that is left: in a forked child, and in a shard that a step has emptied.
+  /// Takes off all that is left: in a forked child, and in a shard of which everything was removed.
   mutating func forgetAll() {
     for queue in EvictionQueue.both {
       let rest = self[queue]

@@ -45,17 +45,30 @@ struct ShardDepartures {
   }
 
   /// Notes the departure of an entry. Its key leaves the table, unless another value is being stored under the key.
-  mutating func report(_ slot: Slot, _ reason: DepartureReason, _ copy: ValueCopy) {
+  mutating func report(_ slot: Slot, _ reason: DepartureReason, _ copy: ValueCopy, _ keys: inout ShardKeys) {
     guard slot.isTracked, let observer else { return }
     let number = EngineKey.trackedNumber(of: slot)
-    guard keyInStore?.number == number else { return observer.depart(number, reason, copy, to: &list) }
-    // A key has one value at a time, so one departs at most in a store.
-    assert(keyInStore?.departure == nil, "PurgeableCache: a key had two values")
-    keyInStore?.departure = EngineDeparture(reason: reason, cost: observer.cost(ofNumber: number) ?? 0, copy: copy)
+    if keyInStore?.number == number {
+      // A key has one value at a time, so one departs at most in a store.
+      assert(keyInStore?.departure == nil, "PurgeableCache: a key had two values")
+      keyInStore?.departure = EngineDeparture(reason: reason, cost: unsafe keys[number]?.pointee.cost ?? 0, copy: copy)
+      return
+    }
+    // None after the cache's end, when its keys have ended.
+    guard let node = unsafe keys.takeOut(number) else { return observer.endCopy(copy) }
+    if unsafe observer.endsAtOnce(node) { return }
+    unsafe node.pointee.depart((reason, copy))
+    unsafe list.append(node)
+    list.copiedByteCount += copy.byteCount
   }
 
-  /// Takes back a number under which no entry was stored.
-  mutating func release<Key, Value>(_ found: FoundKey<Key>, of table: KeyTable<Key, Value>) { table.release(found, to: &list) }
+  /// Takes back a number under which no entry was stored: nobody is told.
+  mutating func release(_ number: UInt32, of keys: inout ShardKeys) {
+    guard let node = unsafe keys.takeOut(number) else { return }
+    if unsafe observer?.endsAtOnce(node) == true { return }
+    unsafe node.pointee.depart(nil)
+    unsafe list.append(node)
+  }
 
   /// A copy of an entry's value, where the handler is told with values.
   func valueCopy(of slot: Slot, _ facts: EntryFacts, _ elements: ElementReader) -> ValueCopy {

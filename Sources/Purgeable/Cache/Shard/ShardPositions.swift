@@ -5,7 +5,7 @@
 //                founder  unused     |   the others  |
 //
 //     mask 0:         every key leads to the founder
-//     mask 16 + n-1:  a key leads to one of the first n others, n a power of two (`EngineKey.shardHash` has the bit of 16 set)
+//     mask 16 + n-1:  a key leads to one of the n others, n a power of two (`EngineKey.shardHash` has the bit of 16 set)
 
 import Synchronization
 
@@ -49,36 +49,39 @@ final class OtherShards: Sendable {
 }
 
 /// The indexes of a cache's shards by position.
-struct ShardIndexes: Sendable {
+struct ShardIndexes: ~Copyable, Sendable {
   private let positions: ShardPositions<SlotIndex>
+  private let others = Atomic<Int>(0)
 
   init(_ founder: SlotIndex) { positions = ShardPositions(founder) }
 
-  func add(_ index: SlotIndex, _ number: Int) { positions.set(number, index) }
+  /// Adds the indexes of all shards but the founder, together and once.
+  func publish(_ shards: OtherShards) {
+    assert(otherCount == 0, "PurgeableCache: shards are published twice")
+    for shard in shards.others { positions.set(shard.number, shard.index) }
+    // Release: pairs with the acquire in `otherCount`, so that who sees the number sees the positions.
+    others.store(shards.others.count, ordering: .releasing)
+  }
 
   @inline(__always) subscript(position: UInt64) -> SlotIndex { positions[position] }
 
-  /// The number of indexes: the founder's alone, or those of all shards.
-  var count: Int { positions[EngineKey.firstOther].isSame(as: positions[0]) ? 1 : ShardSizes.otherCount + 1 }
+  /// The number of indexes beside the founder's.
+  var otherCount: Int { others.load(ordering: .acquiring) }
+
+  /// The founder's part is read first: an entry that has left it for its home is counted there by then.
+  @inline(__always)
+  private func sum<Part: AdditiveArithmetic>(_ part: (SlotIndex) -> Part) -> Part {
+    var sum = part(positions[0])
+    for i in 0..<UInt64(otherCount) { sum += part(positions[EngineKey.firstOther + i]) }
+    return sum
+  }
 
   /// How many elements were ever allocated in all shards. Relaxed loads: a sum that is a little behind will do.
-  var birthCount: UInt64 {
-    var sum = positions[0].births
-    if count > 1 { for i in 0..<UInt64(ShardSizes.otherCount) { sum &+= positions[EngineKey.firstOther + i].births } }
-    return sum
-  }
+  var birthCount: UInt64 { sum { $0.births } }
 
   /// The entries of all shards, and their costs, as each shard last published them.
-  var entryCount: Int {
-    var sum = positions[0].publishedCount
-    if count > 1 { for i in 0..<UInt64(ShardSizes.otherCount) { sum &+= positions[EngineKey.firstOther + i].publishedCount } }
-    return sum
-  }
-  var totalCost: UInt128 {
-    var sum = positions[0].publishedCost
-    if count > 1 { for i in 0..<UInt64(ShardSizes.otherCount) { sum &+= positions[EngineKey.firstOther + i].publishedCost } }
-    return sum
-  }
+  var entryCount: Int { sum { $0.publishedCount } }
+  var totalCost: UInt128 { sum { $0.publishedCost } }
 
   func destroy() { positions.destroy() }
 }
@@ -94,11 +97,42 @@ final class ShardSizes: Sendable {
   let entriesPerShard = Atomic<Int>(262_144)
   let slabsPerShard = Atomic<Int>(64)
   #if DEBUG
-    /// Switches off the check of the mask after a look-up that found nothing, so that a test can show what the check is for.
-    let ignoresSteps = Atomic<Bool>(false)
-    /// Makes readers wait between loading the mask and the index, so that a step comes between.
-    let pausesReaders = Atomic<Bool>(false)
+    /// Called by readers before each of their looks, with its number, so that a test can do something between two looks.
+    let lookHook = AtomicLazyReference<LookHook>()
   #endif
-  /// A cache this many times as large is not copied any more: the step would take too long.
-  static let largest = 4
+}
+
+#if DEBUG
+  final class LookHook: Sendable {
+    let body: @Sendable (Int) -> Void
+    init(_ body: @escaping @Sendable (Int) -> Void) { self.body = body }
+  }
+#endif
+
+/// The looks of a reader: in the key's home; while the founder is draining, in the founder, and in the home once more
+/// (CacheShards+Opening.swift).
+struct ShardLooks {
+  private let home: UInt64
+  private let count: Int
+  private var number = 0
+  private(set) var position: UInt64
+
+  @inline(__always)
+  init(_ key: EngineKey, _ mask: UInt64) {
+    home = key.shardHash & mask
+    count = mask & CacheShards.draining == 0 ? 1 : 3
+    position = home
+  }
+
+  /// Goes on to the next look; false after the last.
+  @inline(__always)
+  mutating func next() -> Bool {
+    number &+= 1
+    position = number == 1 ? 0 : home
+    return number < count
+  }
+
+  #if DEBUG
+    func callHook(_ sizes: ShardSizes) { sizes.lookHook.load()?.body(number) }
+  #endif
 }

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
-// On which thread a departure is told.
+// The typed part of tracked keys: what tells the handler of departures, and what ends keys.
+//
+// Users' code runs under no mutex: `hash(into:)` before any is taken, `==` between two looks at a shard (KeySearch.swift), a
+// key's deinit and `onDeparture` when all have been released.
 //
 //   a call of the program    --> list of its own --> told on its thread, slice by slice, before the call returns
 //   the library by itself    --> `waiting`       --> told on a thread made for that, one a cache, which ends when nothing waits
 //
-// No departure is lost: it waits in the entry of its key. Its value, which has to be copied, may be dropped: see `makeCopy`.
+// No departure is lost: it waits in the node of its key. Its value, which has to be copied, may be dropped: see `makeCopy`.
 
 import Glibc
 import Synchronization
@@ -14,6 +17,8 @@ struct WaitingDepartures: Sendable {
   var list = DepartureList()
   /// The process that has a thread for it, 0 for none.
   var teller: pid_t = 0
+  /// What waited when this process was forked: its parent tells of it.
+  var foreign = DepartureList()
 }
 
 /// How much may wait to be told (documented at `PurgeableCache.init`).
@@ -30,8 +35,92 @@ enum TellingLimits {
   static let helpCount = 4
 }
 
-extension KeyTable {
+/// `@unchecked Sendable` as its base class is: all it has is constant, atomic, or behind a mutex.
+final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, EngineObserver, @unchecked Sendable {
+  typealias Tell = @Sendable (Departure<Key, Value>) -> Void
+
+  /// What the handler is, and how a value is made of its bytes. In a struct, because a bare function is wrapped once more each
+  /// time it is read through a generic mutex.
+  struct Handler: Sendable {
+    let tell: Tell
+    let decode: @Sendable (RawSpan) -> Value?
+  }
+
+  let nodes: NodeMemory
+  let wantsValues: Bool
+  /// Whether `==` and deinit of the keys are the standard library's, so that they may run under a mutex.
+  let isOfStandardLibrary = KeyForm<Key>.isOfStandardLibrary
+  /// nil from the cache's end on, because the handler may hold on to any object of the program.
+  private let handler: Guarded<Handler?>
+  let waiting = Guarded(WaitingDepartures())
+  /// Bytes of values copied for departures that have not been told.
+  let copiedByteCount = Atomic<Int>(0)
+  private let notKept = Atomic<UInt64>(0)
+  /// Whether more departures wait than the telling thread keeps up with, or there is no thread. Checked by every call that takes
+  /// a mutex.
+  private let needsHelp = Atomic<Bool>(false)
+  /// Raised in each forked child, where the departures from before the fork are not told.
+  let epoch = Atomic<UInt64>(0)
+
+  init(_ handler: Handler?) {
+    nodes = NodeMemory(
+      nodeByteCount: unsafe NodePointer.keyOffset(of: Key.self) + MemoryLayout<Key>.size,
+      alignment: max(MemoryLayout<Key>.alignment, MemoryLayout<KeyNode>.alignment))
+    wantsValues = handler != nil
+    self.handler = Guarded(handler)
+  }
+
+  deinit {
+    endAll(waiting.withLock { $0.list })
+    endForeign()
+  }
+
+  /// Called when the cache has ended: releases its handler. Under no mutex.
+  func end() {
+    let last = handler.withLock { handler in
+      defer { handler = nil }
+      return handler
+    }
+    _ = last
+  }
+
+  var notKeptCount: UInt64 { notKept.load(ordering: .relaxed) }
   var waitingCount: Int { waiting.withLock { $0.list.count } }
+
+  override func run() { tellWaiting() }
+
+  // MARK: Nodes
+
+  func endsAtOnce(_ node: NodePointer) -> Bool {
+    guard !wantsValues, isOfStandardLibrary else { return false }
+    unsafe node.key(as: Key.self).deinitialize(count: 1)
+    unsafe nodes.giveBack(node)
+    return true
+  }
+
+  /// Takes the key and the departure out of a departed node, and frees the node. Under no mutex.
+  private func open(_ entry: DepartedEntry) -> (key: Key, departure: EngineDeparture?) {
+    let key = unsafe entry.pointer.key(as: Key.self).move()
+    let departure = unsafe entry.pointer.pointee.departure
+    unsafe nodes.giveBack(entry.pointer)
+    return (key, departure)
+  }
+
+  /// Ends departed keys, untold.
+  private func endAll(_ list: consuming DepartureList) {
+    while let entry = list.popFirst() {
+      // A parent's copies are not counted here.
+      if let departure = open(entry).departure { unsafe free(departure.copy.block) }
+    }
+  }
+
+  private func endForeign() {
+    endAll(
+      waiting.withLock { waiting in
+        defer { waiting.foreign = DepartureList() }
+        return waiting.foreign
+      })
+  }
 
   // MARK: Copies
 
@@ -67,7 +156,7 @@ extension KeyTable {
       absence = .notKept
     } else if unsafe departure.copy.block != nil {
       // Decoded only here, under no mutex, since decoding is the user's code. Safe: the copy is this function's until `endCopy`.
-      value = unsafe Value(purgeableBytes: UnsafeRawBufferPointer(departure.copy.bytes).bytes)
+      value = unsafe handler.decode(UnsafeRawBufferPointer(departure.copy.bytes).bytes)
       endCopy(departure.copy)
       if value == nil { absence = .undecodable }
     }
@@ -76,7 +165,7 @@ extension KeyTable {
   }
 
   /// Tells of a value that was refused, and so never was an entry.
-  func refuse(_ departure: Departure<Key, Value>) {
+  func tellRefusal(_ departure: Departure<Key, Value>) {
     if let handler = handler.withLock({ $0 }) { call(handler, departure) }
   }
 
@@ -95,10 +184,11 @@ extension KeyTable {
     unsafe withUnsafeMutablePointer(to: &consequences) { consequences in
       unsafe ThreadRole.whileTelling(of: ObjectIdentifier(self), consequences) {
         handler.tell(departure)
-        // Not equal in a child that the handler forked: the entries are the parent's.
+        // Not equal in a child that the handler forked: the departures are the parent's.
         while unsafe epoch.load(ordering: .relaxed) == consequences.pointee.epoch,
           let entry = unsafe consequences.pointee.list.popFirst()
         { tell(entry) }
+        unsafe endAll(consequences.pointee.list)
       }
     }
   }
@@ -123,8 +213,8 @@ extension KeyTable {
     let before = epoch.load(ordering: .relaxed)
     while let entry = list.popFirst() {
       tell(entry)
-      // True in a child that the handler forked: the rest is the parent's to tell, and its entries do not exist here.
-      if epoch.load(ordering: .relaxed) != before { return }
+      // True in a child that the handler forked: the rest is the parent's to tell.
+      if epoch.load(ordering: .relaxed) != before { return endAll(list) }
     }
   }
 
@@ -162,6 +252,7 @@ extension KeyTable {
   func helpTelling() {
     // Not from a handler: handlers would nest, as deep as departures wait.
     guard needsHelp.load(ordering: .relaxed), !ThreadRole.isLibrary, !ThreadRole.isTelling else { return }
+    endForeign()
     let before = epoch.load(ordering: .relaxed)
     for _ in 0..<TellingLimits.helpCount {
       let entry = waiting.withLock { waiting -> DepartedEntry? in
@@ -182,7 +273,6 @@ extension KeyTable {
   // MARK: Forking
 
   func lockForFork() {
-    for holder in stripes { holder.stripe.lock() }
     waiting.lock()
     handler.lock()
   }
@@ -190,15 +280,16 @@ extension KeyTable {
   func unlockAfterFork() {
     handler.unlock()
     waiting.unlock()
-    for holder in stripes.reversed() { holder.stripe.unlock() }
   }
 
   func forgetInChild() {
-    // The parent tells of what waited, and the entries end with the old stripes (`change`).
-    waiting.withLock { $0 = WaitingDepartures() }
     copiedByteCount.store(0, ordering: .relaxed)
-    needsHelp.store(false, ordering: .relaxed)
-    for holder in stripes { holder.departures.add(1, ordering: .relaxed) }
+    waiting.withLock { waiting in
+      waiting.foreign.append(waiting.list)
+      (waiting.list, waiting.teller) = (DepartureList(), 0)
+    }
+    // The next call ends the foreign keys.
+    needsHelp.store(true, ordering: .relaxed)
     epoch.add(1, ordering: .relaxed)
   }
 }

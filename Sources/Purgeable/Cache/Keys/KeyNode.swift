@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+// A tracked key: a block of ordinary memory of its own, in which the key follows this head.
+
+import Glibc
+
+/// Safe to have; code that follows `next` answers for it.
+@safe struct KeyNode {
+  var next: NodePointer?
+  /// Of a living node: the hash of its key. Of a departed one: where the copy of its value is, 0 for none.
+  fileprivate var hashOrCopy: UInt64
+  /// Of a living node: its stamp, never used twice in a shard. Of a departed one: why it left, and why there is no copy.
+  fileprivate var stampOrEnd: UInt64 = 0
+  var cost: UInt64 = 0
+  /// The key's number in its shard.
+  private(set) var number: UInt32 = 0
+
+  init(hash: UInt64) { hashOrCopy = hash }
+
+  // MARK: Living
+
+  mutating func enter(stamp: UInt64, number: UInt32) { (stampOrEnd, self.number) = (stamp, number) }
+
+  var hash: UInt64 { hashOrCopy }
+  var stamp: UInt64 { stampOrEnd }
+
+  // MARK: Departed
+
+  private static let untold: UInt64 = 1 << 8
+
+  /// Ends the node's life. nil: nobody is told.
+  mutating func depart(_ departure: (reason: DepartureReason, copy: ValueCopy)?) {
+    unsafe next = nil
+    guard let (reason, copy) = departure else {
+      (hashOrCopy, stampOrEnd) = (0, Self.untold)
+      return
+    }
+    hashOrCopy = unsafe UInt64(UInt(bitPattern: copy.block))
+    stampOrEnd = UInt64(reason.rawValue) | copy.absenceCode << 16
+  }
+
+  /// nil when nobody is to be told.
+  var departure: EngineDeparture? {
+    guard stampOrEnd & Self.untold == 0, let reason = DepartureReason(rawValue: Int(stampOrEnd & 0xFF)) else { return nil }
+    var copy = ValueCopy(absenceCode: stampOrEnd >> 16)
+    if let block = unsafe UnsafeMutableRawPointer(bitPattern: UInt(hashOrCopy)) { unsafe copy = ValueCopy(block: block) }
+    return EngineDeparture(reason: reason, cost: cost, copy: copy)
+  }
+}
+
+typealias NodePointer = UnsafeMutablePointer<KeyNode>
+
+extension NodePointer {
+  /// Where the key begins in a node.
+  static func keyOffset<Key>(of key: Key.Type) -> Int {
+    let mask = MemoryLayout<Key>.alignment - 1
+    return (MemoryLayout<KeyNode>.size + mask) & ~mask
+  }
+
+  func key<Key>(as type: Key.Type) -> UnsafeMutablePointer<Key> {
+    // Room for a key follows each node's head; bound to nothing else, ever.
+    unsafe (UnsafeMutableRawPointer(self) + Self.keyOffset(of: type)).assumingMemoryBound(to: Key.self)
+  }
+}
+
+extension ValueCopy {
+  fileprivate var absenceCode: UInt64 {
+    switch absence {
+    case nil: 0
+    case .discarded: 1
+    case .notKept: 2
+    case .undecodable: 3
+    }
+  }
+
+  fileprivate init(absenceCode: UInt64) {
+    self.init(absence: absenceCode == 1 ? .discarded : absenceCode == 2 ? .notKept : nil)
+  }
+}

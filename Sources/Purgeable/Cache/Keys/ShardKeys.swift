@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: MIT
+// The tracked keys of one shard: nodes by number, and nodes by hash. It knows nothing of the keys' type.
+//
+//   numbers --> node                                   8 bytes for each number there ever was at a time
+//   heads (by hash) --> node --> node --> nil          youngest first: stamps fall along a chain
+//
+// A key has a number in its shard, by which the engine's slot and element name it, from its first store until its entry leaves.
+// The node is then out of the table and in a list of departures, linked by `next` as it was in its chain: so a departure needs no
+// memory. The heads grow by linear hashing, one head at a time as nodes are made: no store pays for all of them.
+
+import Glibc
+import Synchronization
+
+/// The memory of a cache's nodes: allocation may fail.
+final class NodeMemory: Sendable {
+  /// Of a node with its key, and of the head that malloc gives it.
+  let nodeByteCount: Int
+  private let alignment: Int
+  /// What the nodes of a cache and its shards' tables take.
+  let byteCount = Atomic<Int>(0)
+
+  private let allocatedByteCount: Int
+
+  init(nodeByteCount: Int, alignment: Int) {
+    (allocatedByteCount, self.alignment) = (nodeByteCount, alignment)
+    self.nodeByteCount = (nodeByteCount + 8 + 15) & ~15
+  }
+
+  fileprivate func take() -> UnsafeMutableRawPointer? {
+    var memory: UnsafeMutableRawPointer?
+    if alignment <= 16 {
+      unsafe memory = malloc(allocatedByteCount)
+    } else {
+      guard unsafe posix_memalign(&memory, alignment, allocatedByteCount) == 0 else { return nil }
+    }
+    if unsafe memory != nil { byteCount.add(nodeByteCount, ordering: .relaxed) }
+    return unsafe memory
+  }
+
+  /// Called by the node's owner, who has taken the key out.
+  func giveBack(_ node: NodePointer) {
+    byteCount.subtract(nodeByteCount, ordering: .relaxed)
+    unsafe free(node)
+  }
+}
+
+/// Used under the shard's mutex. `@unchecked Sendable`: for that reason.
+@safe struct ShardKeys: @unchecked Sendable {
+  private let memory: NodeMemory?
+  /// Of a number that is taken: its node's address, with the lowest bit set. Else: the next free number + 1, shifted by one.
+  private var numbers = SegmentedMemory()
+  private var numberCount = 0
+  private var firstFree: UInt = 0
+  private var heads = SegmentedMemory()
+  private var headCount = 0
+  private(set) var count = 0
+  private var lastStamp: UInt64 = 0
+
+  /// `memory`: nil for a cache without tracked keys.
+  init(_ memory: NodeMemory?) { self.memory = memory }
+
+  /// Of the table, without its nodes.
+  var byteCount: Int { numbers.byteCount + heads.byteCount }
+
+  // MARK: Finding
+
+  /// A node by its number.
+  subscript(number: UInt32) -> NodePointer? {
+    guard number < numberCount, numbers[Int(number)] & 1 != 0 else { return nil }
+    return unsafe NodePointer(bitPattern: numbers[Int(number)] & ~1)
+  }
+
+  func hash(of number: UInt32) -> UInt64? { unsafe self[number]?.pointee.hash }
+
+  private func head(_ at: Int) -> UnsafeMutablePointer<NodePointer?> {
+    // A head is a node's address or 0, and nothing else ever.
+    unsafe UnsafeMutableRawPointer(heads.address(of: at)).assumingMemoryBound(to: NodePointer?.self)
+  }
+
+  private func bucket(of hash: UInt64) -> Int {
+    let level = Int.bitWidth - 1 - headCount.leadingZeroBitCount
+    let bits = Int(truncatingIfNeeded: hash >> 19)
+    let at = bits & (2 << level - 1)
+    return at < headCount ? at : bits & (1 << level - 1)
+  }
+
+  /// The youngest node with this hash that is older than `below` and younger than `above`. `last`: the number of the node with
+  /// the stamp `below`; if that node is still there, the search goes on from it.
+  func next(hash: UInt64, below: UInt64, above: UInt64, last: UInt32? = nil) -> NodePointer? {
+    guard headCount > 0 else { return nil }
+    var at: NodePointer?
+    if let last, let node = unsafe self[last], unsafe node.pointee.stamp == below {
+      unsafe at = node.pointee.next
+    } else {
+      unsafe at = head(bucket(of: hash)).pointee
+    }
+    while let node = unsafe at, unsafe node.pointee.stamp > above {
+      if unsafe node.pointee.stamp < below && node.pointee.hash == hash { return unsafe node }
+      unsafe at = node.pointee.next
+    }
+    return nil
+  }
+
+  /// The first number from `start` on that is taken.
+  func first(from start: UInt32) -> UInt32? {
+    var number = start
+    while number < numberCount {
+      if unsafe self[number] != nil { return number }
+      number += 1
+    }
+    return nil
+  }
+
+  // MARK: Changing
+
+  /// A node without a key, which the caller puts there before the mutex is released. nil: no memory, or no number.
+  mutating func make(hash: UInt64) -> NodePointer? {
+    guard isReady(), let raw = unsafe memory?.take() else { return nil }
+    let node = unsafe raw.bindMemory(to: KeyNode.self, capacity: 1)
+    unsafe node.initialize(to: KeyNode(hash: hash))
+    unsafe link(node)
+    return unsafe node
+  }
+
+  /// Takes a node over from the table of another shard, whose mutex is held too. Returns its number here; nil without memory for
+  /// one: nothing has changed then.
+  mutating func adopt(_ number: UInt32, of other: inout ShardKeys) -> UInt32? {
+    guard isReady(), let node = unsafe other.takeOut(number) else { return nil }
+    unsafe link(node)
+    return unsafe node.pointee.number
+  }
+
+  /// Whether there is room for another node, made now where there was none.
+  private mutating func isReady() -> Bool {
+    let before = byteCount
+    defer { memory?.byteCount.add(byteCount - before, ordering: .relaxed) }
+    if headCount == 0 {
+      guard heads.grow() else { return false }
+      headCount = SegmentedMemory.firstCapacity
+    }
+    return firstFree != 0 || prepareNumber()
+  }
+
+  /// Gives a node a number and a stamp, and makes it the youngest.
+  private mutating func link(_ node: NodePointer) {
+    let number = Int(firstFree) - 1
+    firstFree = numbers[number] >> 1
+    lastStamp += 1
+    unsafe node.pointee.enter(stamp: lastStamp, number: UInt32(number))
+    numbers[number] = UInt(bitPattern: node) | 1
+    let head = unsafe head(bucket(of: node.pointee.hash))
+    unsafe node.pointee.next = head.pointee
+    unsafe head.pointee = node
+    count += 1
+    guard count > 2 * headCount else { return }
+    let before = byteCount
+    addHead()
+    memory?.byteCount.add(byteCount - before, ordering: .relaxed)
+  }
+
+  /// Frees a number that was never taken.
+  private mutating func prepareNumber() -> Bool {
+    guard numberCount < EngineKey.trackedNumberLimit, numberCount < numbers.capacity || numbers.grow() else { return false }
+    numberCount += 1
+    firstFree = UInt(numberCount)
+    return true
+  }
+
+  /// Takes a node out: it is the caller's from here on. nil where the number has none.
+  mutating func takeOut(_ number: UInt32) -> NodePointer? {
+    guard let memory, let node = unsafe self[number] else { return nil }
+    var link = unsafe head(bucket(of: node.pointee.hash))
+    while unsafe link.pointee != node {
+      guard let before = unsafe link.pointee else { preconditionFailure("PurgeableCache: a key outside of its chain") }
+      // `next` is the first field.
+      unsafe link = UnsafeMutableRawPointer(before).assumingMemoryBound(to: NodePointer?.self)
+    }
+    unsafe link.pointee = node.pointee.next
+    numbers[Int(number)] = firstFree << 1
+    firstFree = UInt(number) + 1
+    count -= 1
+    assert(count >= 0, "PurgeableCache: more keys leave than came")
+    // The first segments are small, and many a cache needs them again at once.
+    if count == 0, numbers.capacity > SegmentedMemory.firstCapacity {
+      memory.byteCount.subtract(byteCount, ordering: .relaxed)
+      forgetTables()
+    }
+    return unsafe node
+  }
+
+  /// Takes all nodes out. Stamps go on, so that no new node is taken for an old one.
+  mutating func takeAll() -> DepartureList {
+    var list = DepartureList()
+    for number in 0..<UInt32(numberCount) {
+      guard let node = unsafe self[number] else { continue }
+      unsafe node.pointee.depart(nil)
+      unsafe list.append(node)
+    }
+    memory?.byteCount.subtract(byteCount, ordering: .relaxed)
+    forgetTables()
+    return list
+  }
+
+  private mutating func forgetTables() {
+    numbers.release()
+    heads.release()
+    (numberCount, firstFree, headCount, count) = (0, 0, 0, 0)
+  }
+
+  /// Adds a head: the chain of its sibling is divided between the two, each part in its old order.
+  private mutating func addHead() {
+    // Without memory for it, chains only become longer.
+    guard headCount < heads.capacity || heads.grow() else { return }
+    let level = Int.bitWidth - 1 - headCount.leadingZeroBitCount
+    var stays = unsafe head(headCount - 1 << level)
+    var leaves = unsafe head(headCount)
+    var at = unsafe stays.pointee
+    while let node = unsafe at {
+      unsafe at = node.pointee.next
+      let link = unsafe UnsafeMutableRawPointer(node).assumingMemoryBound(to: NodePointer?.self)
+      if unsafe Int(truncatingIfNeeded: node.pointee.hash >> 19) & 1 << level == 0 {
+        unsafe stays.pointee = node
+        unsafe stays = link
+      } else {
+        unsafe leaves.pointee = node
+        unsafe leaves = link
+      }
+    }
+    unsafe stays.pointee = nil
+    unsafe leaves.pointee = nil
+    headCount += 1
+  }
+}

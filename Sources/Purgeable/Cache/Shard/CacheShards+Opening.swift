@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: MIT
+// From one shard to several.
+//
+// One shard keeps one order of eviction and costs little; several let as many threads store at a time. So a cache begins with
+// one, the founder, and opens the others when it has grown: once, and for good. Opening copies nothing.
+//
+//     mask 0              all keys belong to the founder
+//     mask M | draining   each key belongs to one of the others, its home; the founder still has the entries it had
+//     mask M              the founder has no entries any more
+//
+// Tracked keys go home with their entries while the shards open, before the mask is published: who looks for one takes a mutex,
+// so nobody looks meanwhile. New values go to their keys' homes. The founder's entries leave one by one: they are evicted or lost
+// like others, by their age among all shards, they are removed, or a store under their key brings them home first, with the
+// mutexes of both shards held: the new slot is inserted (release), then the old one is emptied (release). A store then works in
+// the home alone. Every other operation under a mutex works where the entry is.
+//
+// Readers take no mutex. A reader loads the mask, and looks in the key's home; while the founder is draining, in the founder, and
+// in the home once more; then it looks at the mask again, and begins anew if that has changed. Why that is right:
+//
+//  1. Nothing comes to the founder after the mask: a thread inserts there under the founder's mutex, and looks at the mask under
+//     it; the mask changes under it too. So whoever has loaded the mask (acquire) and finds no slot of a key's identity in the
+//     founder, in a table that is still the present one, knows that the founder has no entry of the key, for good.
+//  2. A store in a home has looked in the founder first (1) and brought home what it found. So a key has slots in two shards only
+//     while both mutexes are held, and both lead to the same value. No value that a finished write replaced or removed is left
+//     anywhere.
+//  3. An entry that stays is always found. In the home, the reader's first look finds it. In the founder, the second look finds
+//     it, or finds the slot emptied: then the entry has a slot in its home, which the third look sees (acquire). A reader that
+//     loaded 0 looks in the founder alone. An entry that is not there was stored, or brought home, after the mask was published;
+//     if its slot is missed though it was there when the read began, the mask is visible too, and the reader begins anew.
+//  4. A read that begins after a write has returned sees it. A write under the mask 0 happens before the mask is published, under
+//  the founder's mutex: the entry is in the founder, and 3 holds. A write under a later mask has loaded it, so the reader loads
+//  that mask too, and by 2 there is nothing else to find.
+//
+// The mask takes its three values in this order and no other, so that a mask that is what it was has not been another meanwhile.
+// A fork waits for the mutexes of all shards, so a child finds no entry half moved; there, all shards are empty.
+
+import CPurgeable
+import Synchronization
+
+extension CacheShards {
+  /// The bit of the mask that says that the founder may have entries, though keys belong to the others. No hash of a key has it
+  /// (`EngineKey.shardHash`), so it changes no position.
+  static let draining: UInt64 = 1 << 5
+
+  // MARK: When
+
+  /// The number of shards that the limits allow, a power of two; 1 for the founder alone.
+  var wantedShardCount: Int {
+    guard base.limits.cost.load(ordering: .relaxed) == .max else { return 1 }
+    var count = ShardSizes.otherCount
+    let bytes = base.limits.bytes.load(ordering: .relaxed)
+    if bytes != .max { count = min(count, bytes / (base.heap.slabBytes * sizes.slabsPerShard.load(ordering: .relaxed))) }
+    let entries = base.limits.count.load(ordering: .relaxed)
+    if entries != .max { count = min(count, entries / sizes.entriesPerShard.load(ordering: .relaxed)) }
+    return count < 2 ? 1 : 1 << (Int.bitWidth - 1 - count.leadingZeroBitCount)
+  }
+
+  /// Called after limits may have changed, and in the rounds of the library's thread.
+  func reviewOpening() { mayOpen.store(wantedShardCount > 1, ordering: .relaxed) }
+
+  /// Called after each store, with no mutex held.
+  @inline(__always)
+  func openIfLarge() {
+    guard mask.load(ordering: .relaxed) == 0, mayOpen.load(ordering: .relaxed),
+      base.count >= sizes.count.load(ordering: .relaxed) || base.heldBytes >= sizes.byteCount.load(ordering: .relaxed)
+    else { return }
+    openShards()
+  }
+
+  // MARK: Opening and draining
+
+  /// Opens as many shards as the limits allow. Where there is no memory for them, the next try comes after the next review.
+  @inline(never)
+  func openShards() {
+    hold(founder) { held in
+      let count = wantedShardCount
+      guard mask.load(ordering: .relaxed) == 0, count > 1 else { return }
+      guard let others = makeOthers(count) else { return mayOpen.store(false, ordering: .relaxed) }
+      for queue in EvictionQueue.both { held.endQueue(queue) }
+      base.indexes.publish(others)
+      base.openCount.store(count, ordering: .relaxed)
+      let opened = EngineKey.firstOther | UInt64(count - 1) | Self.draining
+      for queue in EvictionQueue.both where held.keys.count > 0 { bringTrackedHome(queue, from: &held, opened) }
+      // Release: pairs with the acquire of all who load the mask, who see the shards it leads to, and all of the founder's slots.
+      mask.store(opened, ordering: .releasing)
+    }
+  }
+
+  /// Called under the founder's mutex after each use of it. Nothing comes to the founder again, so empty once is empty for good.
+  @inline(__always)
+  func endDraining(_ held: inout HeldShard) {
+    let now = mask.load(ordering: .relaxed)
+    guard now & Self.draining != 0, held.slots.count == 0 else { return }
+    mask.store(now & ~Self.draining, ordering: .releasing)
+    for queue in EvictionQueue.both { held.endQueue(queue) }
+  }
+
+  /// Whether the founder may have the entry of a key that belongs elsewhere under `mask`. Under no mutex: "no" is right for good.
+  @inline(__always)
+  func founderMayHave(_ key: EngineKey, _ mask: UInt64) -> Bool {
+    mask & Self.draining != 0 && founderHas(key.identity)
+  }
+
+  @inline(never)
+  private func founderHas(_ identity: UInt64) -> Bool {
+    let index = base.indexes[0]
+    while true {
+      let table = index.current()
+      for _ in table.candidates(of: identity) { return true }
+      if index.isCurrent(table) { return false }
+    }
+  }
+
+  // MARK: Home
+
+  /// Moves the founder's entries of an identity to the homes of their keys: the key's whose identity it is, and, with hardly any
+  /// odds, those of other keys.
+  @inline(never)
+  func bringHome(_ identity: UInt64) {
+    hold(founder) { from in bringHome(identity, from: &from, mask.load(ordering: .relaxed)) }
+  }
+
+  private func bringHome(_ identity: UInt64, from: inout HeldShard, _ mask: UInt64) {
+    let reason = base.refusalReason
+    var evictionsLeft = 16
+    while let found = from.index.current().candidates(of: identity).first(where: { _ in true }) {
+      switch sendHome(found, from: &from, mask) {
+      case .kept: break
+      case .lost: from.drop(found, .discarded)
+      case .evicted where evictionsLeft > 0:
+        // There is no memory for the copy: the founder's oldest slab goes for it.
+        from.readyGhost()
+        evictionsLeft = from.evictSlab(reason) ? evictionsLeft - 1 : 0
+      case .evicted, .unknown: from.drop(found, reason)
+      }
+    }
+  }
+
+  /// In the order of eviction.
+  private func bringTrackedHome(_ queue: EvictionQueue, from: inout HeldShard, _ mask: UInt64) {
+    for slab in base.heap.slabs(of: from.stream(queue)) {
+      var cursor: UInt32 = 0
+      while let reference = base.heap.nextElement(of: slab, &cursor) {
+        guard let facts = base.elements.facts(of: reference), facts.shardHash == nil else { continue }
+        bringHome(facts.identity, from: &from, mask)
+      }
+    }
+    // Those that could not be read.
+    var start: UInt32 = 0
+    while queue == .main, let number = from.keys.first(from: start) {
+      bringHome(EngineKey(trackedNumber: number, hash: 0).identity, from: &from, mask)
+      start = number + 1
+    }
+  }
+
+  private func sendHome(_ found: FoundSlot, from: inout HeldShard, _ mask: UInt64) -> Settled {
+    guard let facts = base.elements.facts(of: base.heap.reference(found.slot.place)),
+      let hash = facts.shardHash ?? from.keys.hash(of: EngineKey.trackedNumber(of: found.slot)).map(EngineKey.shardHash)
+    else { return .lost }
+    assert(facts.identity == found.slot.identity, "PurgeableCache: a slot that leads to another entry")
+    let home = positions[hash & mask]
+    assert(home.number > from.number, "PurgeableCache: the founder's entry is at home there")
+    // After the founder's: in the order of their numbers.
+    home.held.lock()
+    defer { home.held.unlock() }
+    return home.held.whileHeld { held in
+      let outcome = held.takeOver(FoundEntry(found: found, facts: facts), from: &from)
+      from.departures.append(held.departures.take())
+      return outcome
+    }
+  }
+}
+
+extension HeldShard {
+  /// Takes an entry over from the founder, whose mutex is held too. With `.evicted` and `.unknown` there is no memory for it, for
+  /// its copy or for its slot; it stays where it is.
+  fileprivate mutating func takeOver(_ entry: FoundEntry, from founder: inout HeldShard) -> Settled {
+    let (found, facts) = (entry.found, entry.facts)
+    let queue = heap.queue(at: found.slot.place)
+    guard let cost = elements.cost(of: found.slot, facts) else { return .lost }
+    let old = heap.reference(found.slot.place)
+    let slab = heap.slab(of: old)
+    // A large entry keeps its place: its slab changes its stream. Not that of a tracked key, which gets another number.
+    let isLarge =
+      facts.payloadByteCount > heap.slabBytes / 4 && !found.slot.isTracked && heap.information(slab)?.is_large == true
+    var new = old
+    var identity = found.slot.identity
+    if !isLarge {
+      guard let fresh = allocateWithinLimit(facts.payloadByteCount, queue) else { return .evicted }
+      new = fresh.reference
+      // Copied without a lock: locking would take the old page off offer.
+      guard unsafe elements.copy(old, from: 0, into: fresh.bytes) else {
+        heap.free(new)
+        return .lost
+      }
+      if found.slot.isTracked {
+        guard let number = keys.adopt(EngineKey.trackedNumber(of: found.slot), of: &founder.keys) else {
+          heap.free(new)
+          return .evicted
+        }
+        identity = EngineKey(trackedNumber: number, hash: 0).identity
+        unsafe EntryPrefix.writeTracked(number, to: fresh.bytes)
+      }
+      heap.commit(new)
+    }
+    // A use that a reader counts in the old slot from here on is lost. Counters are only hints.
+    let slot = Slot(identity: identity, place: new.place, counter: found.slot.counter, isCosted: found.slot.isCosted)
+    guard IndexInsertion(slot: slot).run(in: &self) else {
+      if !isLarge { heap.free(new) }
+      // It gets the number back that it had: nobody has asked for one since.
+      if slot.isTracked { _ = founder.keys.adopt(EngineKey.trackedNumber(of: slot), of: &keys) }
+      return .unknown
+    }
+    // Booked here first: for a moment the totals count the entry twice, so a limit may evict one entry too many, and never one
+    // too few.
+    books.book(new.place, queue, cost: cost, byteCount: facts.payloadByteCount)
+    found.pointer.store(releasing: 0)
+    founder.slots.empty(1)
+    founder.books.unbook(old.place, queue, cost: cost, byteCount: facts.payloadByteCount)
+    if isLarge {
+      // To the young end there first, which takes marks and cursors off it.
+      founder.restream(slab, queue, to: queue)
+      heap.move(slab, to: stream(queue))
+      noteBirth(new, queue)
+    } else {
+      heap.free(old)
+    }
+    return .kept
+  }
+
+  /// Seals a queue's open slab, which gets no more elements, and gives back the slabs that are empty.
+  fileprivate mutating func endQueue(_ queue: EvictionQueue) {
+    heap.seal(stream(queue))
+    heap.noteAge(of: queues[queue.rawValue].youngest, first: 0, last: max(1, base.indexes.birthCount))
+    for slab in heap.slabs(of: stream(queue)) { heap.giveBack(slab) }
+  }
+}
