@@ -175,6 +175,10 @@ static uint64_t smallest_limit(char *directory, size_t mount_length, bool is_ver
     }
     do length--;
     while (length > mount_length && directory[length] != '/');
+    // Before Linux 5.11 a group of version 1 could be told not to count the groups inside it. Such a group limits none of them,
+    // and neither do the groups around it.
+    strcpy(directory + length, "/memory.use_hierarchy");
+    if (!is_version2 && number_in(directory, "") == 0) return smallest;
   }
 }
 

@@ -34,7 +34,7 @@ extension CacheEngine {
       evict: { held in
         switch base.exceededLimit {
         case .bytes: held.fitBookkeeping() || held.evictSlab(.bytes)
-        case let reason?: EntryEviction(reason: reason).run(in: &held)
+        case let reason?: held.evictEntry(reason)
         case nil: true
         }
       })

@@ -10,7 +10,7 @@ extension CacheEngine {
   func offerIdle() -> Int {
     let byteCount = heap.offerIdle()
     if heap.takeBusy() {
-      for shard in shards.all { shards.hold(shard) { held in ReaderRelief().run(in: &held) } }
+      for shard in shards.all { shards.hold(shard) { held in held.relieveReaders() } }
     }
     return byteCount
   }
@@ -61,7 +61,7 @@ extension CacheEngine {
     guard let idle = base.limits.budget.withLock({ $0.idleNanoseconds }) else { return 0 }
     lastIdleRound.store(now, ordering: .relaxed)
     let before = base.heldBytes
-    for shard in shards.all { shards.hold(shard) { held in IdleRound(idleTime: idle, now: now).run(in: &held) } }
+    for shard in shards.all { shards.hold(shard) { held in held.giveBackIdle(after: idle, now: now) } }
     return max(0, before - base.heldBytes)
   }
 
@@ -82,7 +82,7 @@ extension CacheEngine {
         evict: { held in
           let before = amount(held)
           defer { evicted += before - min(before, amount(held)) }
-          return EntryEviction(reason: .trimmed).run(in: &held)
+          return held.evictEntry(.trimmed)
         })
     }
   }
@@ -107,7 +107,7 @@ extension CacheEngine {
   /// slabs at a time, the pass over the index costs less for each. The memory goes back after each round of the shards, whose
   /// slabs of one age are neighbours. Indexes shrink then, unless the caller shrinks them later, because that takes time.
   func giveBack(_ reason: DepartureReason, shrinksIndexes: Bool = true, missing: () -> Int) {
-    assert(reason.cause == .relief, "PurgeableCache: only relief gives slabs back here")
+    assert(reason.cause == .relief(reason), "PurgeableCache: only relief gives slabs back here")
     var isFruitful = true
     // Bounded, because other threads may store meanwhile. More than what is missing, because a part of what is evicted is copied
     // and stays.
@@ -126,7 +126,7 @@ extension CacheEngine {
             let share = base.heldBytes / open
             let wanted = max(missing() / open, min(missing(), share / 16))
             let byteCount = min(wanted, share / 8, sliceLimit)
-            guard evictSlabs(ofBytes: byteCount, reason, of: &held) else { return false }
+            guard held.evictSlabs(ofBytes: byteCount, reason) else { return false }
             isFruitful = true
             left -= byteCount
             rounds += 1
@@ -135,11 +135,5 @@ extension CacheEngine {
       }
       if shrinksIndexes { for shard in shards.all { shards.hold(shard) { held in held.shrinkIndex() } } }
     }
-  }
-
-  /// Evicts many slabs together; when the first to go is a large entry, only that one. False when nothing could be given back.
-  private func evictSlabs(ofBytes byteCount: Int, _ reason: DepartureReason, of held: inout HeldShard) -> Bool {
-    let evicted = GivingBackTurn.shared.use { room in room.evictSlabs(ofBytes: byteCount, reason, of: &held) }
-    return (evicted ?? nil) ?? held.evictSlab(reason)
   }
 }

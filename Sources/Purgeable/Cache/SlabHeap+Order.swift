@@ -20,13 +20,14 @@ extension SlabInformation {
     return first_age &+ UInt64(Double(last - first_age) * part)
   }
 
-  /// Whether the slab is sealed and unlocked, and hardly alive or wholly lost.
-  func isSparse(_ order: EvictionOrder) -> Bool {
+  /// What the order of eviction needs to know.
+  var facts: SlabFacts {
     // Headers and padding are most of a small element, so they count. They are left out where pages are lost: `element_count`
     // includes lost elements, and `payload_bytes` does not.
     let overhead = lost_page_count == 0 ? SlabHeap.elementOverhead * Int(element_count) : 0
-    return !is_open && !is_large && lock_count == 0
-      && order.isSparse(livingBytes: Int(payload_bytes) + overhead, heldBytes: Int(held_bytes))
+    return SlabFacts(
+      heldBytes: Int(held_bytes), livingBytes: Int(payload_bytes) + overhead, isOpen: is_open, isLarge: is_large,
+      isLocked: lock_count > 0)
   }
 }
 
@@ -38,19 +39,5 @@ extension SlabHeap {
 
   func firstAge(ofOldestIn stream: purgeable_stream_t) -> UInt64? {
     oldest(of: stream).flatMap { information($0)?.first_age }
-  }
-
-  /// Looks at so many slabs from `start` on for a sparse one. Returns that slab, or the one to go on from.
-  func findSparse(
-    _ order: EvictionOrder, from start: purgeable_slab_t?, looks: Int, _ stream: purgeable_stream_t
-  ) -> (found: purgeable_slab_t?, next: purgeable_slab_t?) {
-    guard var slab = start ?? oldest(of: stream) else { return (nil, nil) }
-    for _ in 0..<looks {
-      guard let information = information(slab) else { return (nil, nil) }
-      if information.isSparse(order) { return (slab, nil) }
-      guard let next = next(after: slab) else { return (nil, nil) }
-      slab = next
-    }
-    return (nil, slab)
   }
 }

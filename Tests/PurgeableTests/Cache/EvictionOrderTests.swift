@@ -39,11 +39,14 @@ private struct OrderedEntries {
     let queue = order.next(
       probation: UInt128(queues[0].count), main: UInt128(queues[1].count), limit: UInt128(capacity))
     guard let key = queues[queue.rawValue].popFirst(), let entry = entries[key] else { return }
-    switch order.verdict(counter: entry.counter, byteCount: 1, queue, .limit, order.rule(queue, .limit)) {
-    case .keep(let counter):
-      entries[key] = Entry(queue: .main, counter: counter)
-      queues[EvictionQueue.main.rawValue].append(key)
-    case .evict:
+    var rule = order.rule(queue, .limit(.count))
+    switch order.fate(counter: entry.counter, byteCount: 1, &rule) {
+    case .move(let queue, let counter):
+      entries[key] = Entry(queue: queue, counter: counter)
+      queues[queue.rawValue].append(key)
+    case .stay: Issue.record("an entry stays at a limit")
+    case .drop(let reason):
+      #expect(reason == .count)
       entries[key] = nil
       // As in the reference implementation: the ghost gets entries evicted from probation.
       guard queue == .probation else { return }
@@ -100,22 +103,41 @@ struct EvictionOrderTests {
     #expect(order.queue(ofNew: nil) == .probation)
   }
 
-  @Test("an entry alone: the counter from which it stays, and what is left of it")
-  func verdicts() {
-    // By queue and cause: the verdicts for counters 0 to 3.
-    let expected: [(EvictionQueue, EvictionCause, [EvictionOrder.Verdict])] = [
-      (.probation, .limit, [.evict, .evict, .keep(counter: 0), .keep(counter: 0)]),
-      (.main, .limit, [.evict, .keep(counter: 0), .keep(counter: 1), .keep(counter: 2)]),
-      (.probation, .relief, [.evict, .keep(counter: 0), .keep(counter: 1), .keep(counter: 2)]),
-      (.main, .relief, [.evict, .keep(counter: 0), .keep(counter: 1), .keep(counter: 2)]),
-      (.probation, .idle, [.evict, .keep(counter: 0), .keep(counter: 0), .keep(counter: 0)]),
-      (.main, .idle, [.evict, .keep(counter: 0), .keep(counter: 0), .keep(counter: 0)]),
-    ]
-    for (queue, cause, verdicts) in expected {
-      let rule = order.rule(queue, cause)
-      let found = (0...3).map { order.verdict(counter: $0, byteCount: 1 << 40, queue, cause, rule) }
-      #expect(found == verdicts, "\(queue), \(cause)")
+  /// The fates of entries with the counters 0 to 3, each of so many bytes.
+  private func fates(_ rule: EvictionOrder.Rule, byteCount: Int = 100) -> [EvictionOrder.Fate] {
+    (0...3 as ClosedRange<UInt64>).map { counter in
+      var rule = rule
+      return order.fate(counter: counter, byteCount: byteCount, &rule)
     }
+  }
+
+  @Test("an entry alone: the counter from which it stays, and what is left of it")
+  func entries() {
+    func main(_ counter: UInt64) -> EvictionOrder.Fate { .move(.main, counter: counter) }
+    // By queue and cause: the fates for counters 0 to 3.
+    let expected: [(EvictionQueue, EvictionCause, [EvictionOrder.Fate])] = [
+      (.probation, .limit(.count), [.drop(.count), .drop(.count), main(0), main(0)]),
+      (.main, .limit(.bytes), [.drop(.bytes), main(0), main(1), main(2)]),
+      (.probation, .relief(.pressure), [.drop(.pressure), main(0), main(1), main(2)]),
+      (.main, .relief(.trimmed), [.drop(.trimmed), main(0), main(1), main(2)]),
+      (.probation, .idle, [.drop(.idle), main(0), main(0), main(0)]),
+      (.main, .idle, [.drop(.idle), main(0), main(0), main(0)]),
+    ]
+    for (queue, cause, fates) in expected {
+      let rule = order.rule(queue, cause)
+      #expect(self.fates(rule, byteCount: 1 << 40) == fates, "\(queue), \(cause)")
+    }
+    // An eviction that has spared enough spares none.
+    for queue in EvictionQueue.both {
+      #expect(fates(order.rule(queue, .limit(.cost), spares: false)) == Array(repeating: .drop(.cost), count: 4))
+    }
+  }
+
+  @Test("an entry that cannot be copied leaves where another one takes its place or memory is given back, else it stays")
+  func unmoved() {
+    #expect(order.fate(unmoved: 2, .limit(.bytes)) == .drop(.bytes))
+    #expect(order.fate(unmoved: 2, .relief(.trimmed)) == .drop(.trimmed))
+    for cause in [EvictionCause.idle, .compaction, .busy] { #expect(order.fate(unmoved: 2, cause) == .stay(counter: 2)) }
   }
 
   @Test("of a slab no more is kept than there is room for: the most used")
@@ -124,19 +146,84 @@ struct EvictionOrderTests {
     for _ in 0..<2000 {
       let bytes = SIMD4<Int>((0..<4).map { _ in random.index(below: 3) == 0 ? 0 : random.index(below: 10_000) })
       let room = random.index(below: 20_000)
+      // As full as need be not to be sparse.
+      let slab = SlabFacts(heldBytes: 2 * room, livingBytes: 40_000)
       for queue in EvictionQueue.both {
-        for cause in [EvictionCause.limit, .relief, .idle] {
+        for cause in [EvictionCause.limit(.bytes), .relief(.pressure)] {
           let lowest = Int(order.rule(queue, cause).threshold)
           let fitting = (lowest...3).first { from in (from...3).reduce(0) { $0 + bytes[$1] } <= room }
-          let rule = order.rule(queue, cause, byteCounts: bytes, room: room)
-          #expect(rule == EvictionOrder.KeepRule(threshold: UInt64(fitting ?? 3), room: room))
+          let rule = order.rule(queue, cause, of: slab, byteCounts: bytes)
+          #expect(rule == EvictionOrder.Rule(queue: queue, cause: cause, threshold: UInt64(fitting ?? 3), room: room))
         }
       }
     }
-    // Beyond the room even the most used entry goes.
-    let rule = EvictionOrder.KeepRule(threshold: 3, room: 100)
-    #expect(order.verdict(counter: 3, byteCount: 101, .main, .limit, rule) == .evict)
-    #expect(order.verdict(counter: 3, byteCount: 100, .main, .limit, rule) == .keep(counter: 2))
+  }
+
+  @Test("beyond the room even the most used entry goes; what is spared takes room, and a piece has its share of it")
+  func room() {
+    let slab = SlabFacts(heldBytes: 400, livingBytes: 400)
+    var rule = order.rule(.main, .limit(.bytes), of: slab, byteCounts: [0, 0, 0, 400])
+    #expect(order.fate(counter: 3, byteCount: 120, &rule) == .move(.main, counter: 2))
+    #expect(order.fate(counter: 3, byteCount: 81, &rule) == .drop(.bytes))
+    #expect(order.fate(counter: 3, byteCount: 80, &rule) == .move(.main, counter: 2))
+    #expect(rule.room == 0)
+    let piece = order.rule(.main, .limit(.bytes), of: slab, byteCounts: [0, 0, 100, 0], isWhole: false)
+    #expect(piece.threshold == 3 && piece.room == 50)
+    // A large entry moves with its slab: it needs no room, and is spared until the eviction has spared enough.
+    let large = SlabFacts(heldBytes: 400, livingBytes: 400, isLarge: true)
+    let spared = order.rule(.main, .limit(.bytes), of: large, byteCounts: [0, 400, 0, 0])
+    #expect(fates(spared, byteCount: 400)[1] == .move(.main, counter: 0))
+    let gone = order.rule(.main, .limit(.bytes), of: large, byteCounts: [0, 400, 0, 0], spares: false)
+    #expect(fates(gone, byteCount: 400)[3] == .drop(.bytes))
+    // A slab of small entries has always room for half of them.
+    #expect(order.rule(.main, .limit(.bytes), of: slab, byteCounts: [0, 0, 0, 400], spares: false).threshold == 3)
+  }
+
+  @Test("entries of a slab that is hardly alive move within their queue, and keep their counters")
+  func sparseSlabs() {
+    let sparse = SlabFacts(heldBytes: 4001, livingBytes: 1000)
+    #expect(order.isSparse(sparse))
+    #expect(!order.isSparse(SlabFacts(heldBytes: 4000, livingBytes: 1000)))
+    #expect(order.isSparse(SlabFacts(heldBytes: 1)))
+    for except in [\SlabFacts.isOpen, \.isLarge, \.isLocked] {
+      var slab = sparse
+      slab[keyPath: except] = true
+      #expect(!order.isSparse(slab))
+    }
+    for queue in EvictionQueue.both {
+      for cause in [EvictionCause.limit(.bytes), .relief(.pressure), .compaction] {
+        let rule = order.rule(queue, cause, of: sparse, byteCounts: [1000, 0, 0, 0])
+        #expect(fates(rule) == (0...3).map { .move(queue, counter: $0) }, "\(queue), \(cause)")
+      }
+    }
+  }
+
+  @Test("of a slab whose time has come, used entries move to main; of one that is locked or mostly in use, they stay")
+  func idleSlabs() {
+    let bytes = SIMD4<Int>(1000, 200, 0, 300)
+    let moving = [EvictionOrder.Fate.drop(.idle)] + Array(repeating: .move(.main, counter: 0), count: 3)
+    let staying = [EvictionOrder.Fate.drop(.idle)] + Array(repeating: .stay(counter: 0), count: 3)
+    var slab = SlabFacts(heldBytes: 1000, livingBytes: 1500)
+    #expect(fates(order.rule(.probation, .idle, of: slab, byteCounts: bytes)) == moving)
+    #expect(fates(order.rule(.probation, .idle, of: slab, byteCounts: bytes &+ SIMD4(0, 1, 0, 0))) == staying)
+    slab.isLocked = true
+    #expect(fates(order.rule(.probation, .idle, of: slab, byteCounts: bytes)) == staying)
+    let large = SlabFacts(heldBytes: 1000, livingBytes: 1000, isLarge: true)
+    #expect(fates(order.rule(.main, .idle, of: large, byteCounts: [0, 10, 0, 0])) == staying)
+    #expect(fates(order.rule(.main, .idle, of: large, byteCounts: [1000, 0, 0, 0])) == moving)
+  }
+
+  @Test("of a busy slab the entries in use move within their queue, unless they are most of it; none leaves")
+  func busySlabs() {
+    let slab = SlabFacts(heldBytes: 4000, livingBytes: 2000)
+    #expect((0...16).filter { order.isBusy(slab, rounds: $0) } == [8, 16])
+    #expect(!order.isBusy(SlabFacts(isLarge: true), rounds: 8))
+    for queue in EvictionQueue.both {
+      let some = order.rule(queue, .busy, of: slab, byteCounts: [500, 0, 0, 500])
+      #expect(fates(some) == (0...3).map { .move(queue, counter: $0) })
+      let most = order.rule(queue, .busy, of: slab, byteCounts: [500, 1, 0, 500])
+      #expect(fates(most) == (0...3).map { .stay(counter: $0) })
+    }
   }
 
   @Test("given back together or one by one, entries come into main with the same counters", arguments: [false, true])

@@ -437,6 +437,13 @@ import Synchronization
     if let slots = old.slots { clear(slots, Int(old.word & 0xFF)) }
   }
 
+  /// The number of a slot in the present table. Shard's mutex held.
+  func number(of pointer: SlotPointer) -> Int {
+    guard let slots = current().slots else { return 0 }
+    assert(unsafe pointer.raw >= slots.raw, "PurgeableCache: a slot of another table")
+    return unsafe (pointer.raw - slots.raw) / MemoryLayout<UInt64>.stride
+  }
+
   /// Makes the index empty: at first, and in a forked child, where the parent's tables read as zeros.
   func beginAnew() {
     for sizeClass in 0..<Self.classCount {

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: MIT
-// The order of eviction: which entries go, and which are kept. A value without heap, mutex or clock, which decides by the numbers
-// it is given.
+// The order of eviction: whose turn it is, and what becomes of an entry whose turn has come. A value without heap, mutex or
+// clock, which decides by the numbers it is given.
 //
 //   store --> probation (a tenth) --counter >= 2--> main (the rest) --counter > 0--> main again, counter - 1
 //                  |                                  |
 //                  +--> ghost: stored again soon -----+--> main          otherwise: evicted
 //
-// Four mechanisms ask it, and no other code decides:
-//   one entry at a time       limits of count and cost                     HeldShard+Evict.swift
-//   one slab at a time        the byte limit, memory that is refused       HeldShard+EvictSlab.swift
-//   many slabs together       pressure, trims                              GivingBack.swift
-//   entries not used          the eager mode                               IdleRound.swift
+// No other code decides. Those that ask find the entries, and do to each what its fate says:
+//   HeldShard+Evict.swift        one entry: limits of count and cost
+//   HeldShard+EvictionRun.swift  the entries of one slab, or of many slabs together: all other evictions, idleness, compaction
+//   HeldShard+Insert.swift       an entry whose slot another one needs
 //
 // The order is S3-FIFO, after J. Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023. The promotion at two
 // uses, and main before probation when main is full, are those of its reference implementation. Where this order differs, because
@@ -37,22 +36,46 @@ struct BothQueues: Sequence, IteratorProtocol {
 }
 
 /// Why an entry's turn has come.
-enum EvictionCause {
+enum EvictionCause: Equatable {
   /// A limit: another entry takes its place.
-  case limit
+  case limit(DepartureReason)
   /// Memory is given back: nothing takes its place for now.
-  case relief
+  case relief(DepartureReason)
   /// The entry is older than the mark of the idle time.
   case idle
+  /// The entry's slab is hardly alive, and its memory is wanted. No entry leaves.
+  case compaction
+  /// Readers keep the entry's page off offer, and all of its slab with it. No entry leaves.
+  case busy
+
+  /// Why an entry leaves that leaves for this cause; nil where none does.
+  var reason: DepartureReason? {
+    switch self {
+    case .limit(let reason), .relief(let reason): reason
+    case .idle: .idle
+    case .compaction, .busy: nil
+    }
+  }
+}
+
+/// What the order needs to know of a slab.
+struct SlabFacts: Equatable {
+  /// Bytes that the slab takes.
+  var heldBytes = 0
+  /// Bytes of its living elements.
+  var livingBytes = 0
+  var isOpen = false
+  var isLarge = false
+  var isLocked = false
 }
 
 extension DepartureReason {
   /// The cause that the order of eviction goes by.
   var cause: EvictionCause {
     switch self {
-    case .pressure, .trimmed: .relief
+    case .pressure, .trimmed: .relief(self)
     case .idle: .idle
-    default: .limit
+    default: .limit(self)
     }
   }
 }
@@ -83,6 +106,17 @@ struct EvictionOrder: Sendable {
   /// A counter after reads have aged it.
   func aged(_ counter: UInt64) -> UInt64 { counter / 2 }
 
+  /// What is remembered of the key of an entry that leaves, from either queue; nil for nothing. The reference implementation
+  /// remembers only what leaves probation. Both miss about as often.
+  func remembered(of reason: DepartureReason) -> Ghost.Reason? {
+    switch reason {
+    case .replaced, .tooLarge: nil
+    case .removed: .removed
+    case .discarded: .discarded
+    case .count, .cost, .bytes, .pressure, .idle, .trimmed, .growth: .evicted
+    }
+  }
+
   /// How many keys of departed entries are remembered beside so many living ones.
   func rememberedCount(ofLiving count: Int) -> Int { max(1, count - count / probationParts) }
 
@@ -101,70 +135,157 @@ struct EvictionOrder: Sendable {
   /// Whether one entry goes before another, where only these two are compared.
   func goesFirst(_ one: (counter: UInt64, age: UInt64), before other: (counter: UInt64, age: UInt64)) -> Bool { one < other }
 
+  /// How many of a queue's oldest slabs are looked at for one that is sparse, and goes before all others.
+  static let sparseLooks = 16
+  /// How many slabs a compaction looks at. The next one goes on from there.
+  static let compactionLooks = 32
+  /// How many slabs an eviction passes over in each queue because they are locked.
+  static let lockedLooks = 64
+
+  /// How many entries are evicted where an index that cannot grow needs room: this makes room for the next stores too.
+  func countForRoom(ofEntries count: Int) -> Int { count / 16 + 1 }
+
   // MARK: What becomes of an entry
 
-  enum Verdict: Equatable {
-    case evict
-    /// The entry goes to the young end of main, with this counter.
-    case keep(counter: UInt64)
+  enum Fate: Equatable {
+    case drop(DepartureReason)
+    /// The entry goes to the young end of a queue.
+    case move(EvictionQueue, counter: UInt64)
+    /// The entry stays where it is.
+    case stay(counter: UInt64)
   }
 
-  /// Entries are kept from a counter of `threshold` on, up to `room` bytes of them.
-  struct KeepRule: Equatable {
+  /// What becomes of the entries of a slab, or of a piece of it; or of one entry.
+  struct Rule: Equatable {
+    /// The queue that the entries are in.
+    let queue: EvictionQueue
+    let cause: EvictionCause
+    /// Entries with a lower counter leave.
     var threshold: UInt64
+    /// So many bytes of the other entries are spared; those beyond leave as well.
     var room = Int.max
+    /// How entries are spared.
+    var sparing = Sparing.inMain
   }
 
-  /// One eviction keeps so many entries at most, and then evicts the next one even though it was used. This bounds how long an
-  /// eviction takes where nearly all entries are hot. The next eviction goes on from there, so every entry loses a use before the
-  /// first one is passed again.
-  static let mostKept = 256
+  enum Sparing {
+    /// The entry moves to main.
+    case inMain
+    /// The entry moves within its queue, and keeps its counter.
+    case inQueue
+    /// The entry does not move.
+    case inPlace
+  }
 
-  /// The rule for a single entry: keeping it takes no room from another one. `kept`: how many entries the same eviction has kept
-  /// before.
-  func rule(_ queue: EvictionQueue, _ cause: EvictionCause, kept: Int = 0) -> KeepRule {
-    if kept >= Self.mostKept { return KeepRule(threshold: Self.highestCounter + 1) }
+  /// One eviction spares so many entries, or so many large entries for their memory, and then evicts the next one even though it
+  /// was used. This bounds how long an eviction takes where nearly all entries are hot. The next eviction goes on from there, so
+  /// every entry loses a use before the first one is passed again.
+  static let mostSpared = 256
+  static let mostLargeSpared = 15
+
+  /// The rule for a single entry: sparing it takes no room from another one. `spares`: false when the eviction has spared enough.
+  func rule(_ queue: EvictionQueue, _ cause: EvictionCause, spares: Bool = true) -> Rule {
+    var rule = Rule(queue: queue, cause: cause, threshold: 1)
+    switch cause {
+    case .limit: if queue == .probation { rule.threshold = promotionCounter }
     // Memory that is given back is not filled again at once, so the ghost cannot correct an eviction soon. There, one read makes
     // an entry worth keeping.
-    return KeepRule(threshold: queue == .probation && cause == .limit ? promotionCounter : 1)
+    case .relief, .idle: break
+    case .compaction, .busy: (rule.threshold, rule.sparing) = (0, .inQueue)
+    }
+    if !spares { rule.threshold = Self.highestCounter + 1 }
+    return rule
   }
 
-  /// The rule for the entries of a slab: entries that are kept are copied, and have to fit `room`. When more were used, the most
-  /// used ones are kept. `byteCounts`: bytes of entries, by counter.
-  func rule(_ queue: EvictionQueue, _ cause: EvictionCause, byteCounts: SIMD4<Int>, room: Int) -> KeepRule {
-    assert(room >= 0, "PurgeableCache: room is below 0")
-    let lowest = rule(queue, cause).threshold
-    var threshold = Self.highestCounter
-    var kept = byteCounts[Int(threshold)]
-    while threshold > lowest, kept + byteCounts[Int(threshold) - 1] <= room {
-      threshold -= 1
-      kept += byteCounts[Int(threshold)]
+  /// The rule for a slab, or for a piece of it. `byteCounts`: bytes of the piece's entries, by counter. `isWhole`: they are all
+  /// that lives in the slab. `spares`: false when the eviction has spared enough large entries.
+  func rule(
+    _ queue: EvictionQueue, _ cause: EvictionCause, of slab: SlabFacts, byteCounts: SIMD4<Int>, isWhole: Bool = true,
+    spares: Bool = true
+  ) -> Rule {
+    var rule = rule(queue, cause, spares: spares || !slab.isLarge)
+    let noted = byteCounts.wrappedSum()
+    // A piece has its share of the slab's room.
+    let part = isWhole ? 1 : min(1, Double(noted) / Double(max(1, slab.livingBytes)))
+    let room = Int(Double(room(ofBytes: slab.heldBytes)) * part)
+    switch cause {
+    case .limit, .relief:
+      // A large entry moves with its slab, and needs no room.
+      if slab.isLarge { break }
+      if isSparse(slab) {
+        (rule.threshold, rule.sparing) = (0, .inQueue)
+        break
+      }
+      // Spared entries are copied. When more were used than there is room for, the most used ones are spared.
+      let lowest = rule.threshold
+      rule.threshold = Self.highestCounter
+      rule.room = room
+      var spared = byteCounts[Int(rule.threshold)]
+      while rule.threshold > lowest, spared + byteCounts[Int(rule.threshold) - 1] <= room {
+        rule.threshold -= 1
+        spared += byteCounts[Int(rule.threshold)]
+      }
+    case .idle:
+      // A slab that is locked or mostly in use stays in one piece, and only its idle entries leave.
+      let used = noted - byteCounts[0]
+      if slab.isLocked || used > room || slab.isLarge && used > 0 { rule.sparing = .inPlace }
+    case .compaction: break
+    case .busy:
+      // Where most of the slab is in use, a fresh slab would be as busy.
+      if noted > self.room(ofBytes: slab.livingBytes) { rule.sparing = .inPlace }
     }
-    return KeepRule(threshold: threshold, room: room)
+    return rule
   }
 
   /// How many bytes of a slab may be copied: at most half, so that every eviction frees memory.
-  func room(ofBytes byteCount: Int) -> Int { byteCount / 2 }
+  private func room(ofBytes byteCount: Int) -> Int { byteCount / 2 }
 
-  func verdict(counter: UInt64, byteCount: Int, _ queue: EvictionQueue, _ cause: EvictionCause, _ rule: KeepRule) -> Verdict {
+  /// The fate of an entry of so many bytes, which are taken off the rule's room where it is spared.
+  func fate(counter: UInt64, byteCount: Int, _ rule: inout Rule) -> Fate {
     assert(counter <= Self.highestCounter && byteCount >= 0, "PurgeableCache: a counter or a length that no entry has")
-    guard counter >= rule.threshold, byteCount <= rule.room else { return .evict }
-    switch (cause, queue) {
+    guard counter >= rule.threshold, byteCount <= rule.room else {
+      return rule.cause.reason.map { .drop($0) } ?? .stay(counter: counter)
+    }
+    rule.room -= byteCount
+    var left = counter
+    switch (rule.cause, rule.queue) {
     // The entry goes after one to two idle times without further use.
-    case (.idle, _): return .keep(counter: 0)
+    case (.idle, _): left = 0
     // The entry begins anew in main.
-    case (.limit, .probation): return .keep(counter: 0)
+    case (.limit, .probation): left = 0
     // One use less, not none, even for an entry that comes to main only now: its turn may come again before it could be read.
-    case (.limit, .main), (.relief, _): return .keep(counter: max(counter, 1) - 1)
+    case (.limit, .main), (.relief, _): left = max(counter, 1) - 1
+    case (.compaction, _), (.busy, _): break
+    }
+    switch rule.sparing {
+    case .inMain: return .move(.main, counter: left)
+    case .inQueue: return .move(rule.queue, counter: counter)
+    case .inPlace: return .stay(counter: left)
     }
   }
 
-  // MARK: Slabs that are hardly alive
+  /// The fate of an entry that was to move, where there is no memory for its copy.
+  func fate(unmoved counter: UInt64, _ cause: EvictionCause) -> Fate {
+    switch cause {
+    case .limit(let reason), .relief(let reason): .drop(reason)
+    case .idle, .compaction, .busy: .stay(counter: counter)
+    }
+  }
 
-  /// Whether a slab is sparse, and so goes before all others. Its living entries are copied within their queue, and keep their
+  // MARK: Slabs that are hardly alive, or busy
+
+  /// Whether a slab is sparse, and so goes before all others. Its living entries move within their queue, and keep their
   /// counters.
-  func isSparse(livingBytes: Int, heldBytes: Int) -> Bool { livingBytes * 4 < heldBytes }
+  func isSparse(_ slab: SlabFacts) -> Bool {
+    !slab.isOpen && !slab.isLarge && !slab.isLocked && slab.livingBytes * 4 < slab.heldBytes
+  }
 
   /// Whether so much of what is held is dead that a search for sparse slabs is worth while.
   func wantsCompaction(livingBytes: Int, heldBytes: Int) -> Bool { livingBytes * 2 < heldBytes }
+
+  /// How many busy slabs of a queue are relieved in one round.
+  static let mostRelieved = 16
+
+  /// Whether a slab has been kept off offer for so many rounds that its readers' entries should move: each eighth round.
+  func isBusy(_ slab: SlabFacts, rounds: Int) -> Bool { rounds > 0 && rounds % 8 == 0 && !slab.isLarge }
 }

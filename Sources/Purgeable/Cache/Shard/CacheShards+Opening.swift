@@ -125,13 +125,13 @@ extension CacheShards {
     var evictionsLeft = 16
     while let found = from.index.current().candidates(of: identity).first(where: { _ in true }) {
       switch sendHome(found, from: &from, mask) {
-      case .kept: break
+      case .isHome: break
       case .lost: from.drop(found, .discarded)
-      case .evicted where evictionsLeft > 0:
+      case .noMemory where evictionsLeft > 0:
         // There is no memory for the copy: the founder's oldest slab goes for it.
         from.readyGhost()
         evictionsLeft = from.evictSlab(reason) ? evictionsLeft - 1 : 0
-      case .evicted, .unknown: from.drop(found, reason)
+      case .noMemory, .noSlot: from.drop(found, reason)
       }
     }
   }
@@ -153,7 +153,7 @@ extension CacheShards {
     }
   }
 
-  private func sendHome(_ found: FoundSlot, from: inout HeldShard, _ mask: UInt64) -> Settled {
+  private func sendHome(_ found: FoundSlot, from: inout HeldShard, _ mask: UInt64) -> Homecoming {
     guard let facts = base.elements.facts(of: base.heap.reference(found.slot.place)),
       let hash = facts.shardHash ?? from.keys.hash(of: EngineKey.trackedNumber(of: found.slot)).map(EngineKey.shardHash)
     else { return .lost }
@@ -171,10 +171,17 @@ extension CacheShards {
   }
 }
 
+private enum Homecoming {
+  case isHome, lost
+  /// There is no memory for the copy.
+  case noMemory
+  /// The index has no room for the slot.
+  case noSlot
+}
+
 extension HeldShard {
-  /// Takes an entry over from the founder, whose mutex is held too. With `.evicted` and `.unknown` there is no memory for it, for
-  /// its copy or for its slot; it stays where it is.
-  fileprivate mutating func takeOver(_ entry: FoundEntry, from founder: inout HeldShard) -> Settled {
+  /// Takes an entry over from the founder, whose mutex is held too. Without memory it stays where it is.
+  fileprivate mutating func takeOver(_ entry: FoundEntry, from founder: inout HeldShard) -> Homecoming {
     let (found, facts) = (entry.found, entry.facts)
     let queue = heap.queue(at: found.slot.place)
     guard let cost = elements.cost(of: found.slot, facts) else { return .lost }
@@ -186,7 +193,7 @@ extension HeldShard {
     var new = old
     var identity = found.slot.identity
     if !isLarge {
-      guard let fresh = allocateWithinLimit(facts.payloadByteCount, queue) else { return .evicted }
+      guard let fresh = allocateWithinLimit(facts.payloadByteCount, queue) else { return .noMemory }
       new = fresh.reference
       // Copied without a lock: locking would take the old page off offer.
       guard unsafe elements.copy(old, from: 0, into: fresh.bytes) else {
@@ -196,7 +203,7 @@ extension HeldShard {
       if found.slot.isTracked {
         guard let number = keys.adopt(EngineKey.trackedNumber(of: found.slot), of: &founder.keys) else {
           heap.free(new)
-          return .evicted
+          return .noMemory
         }
         identity = EngineKey(trackedNumber: number, hash: 0).identity
         unsafe EntryPrefix.writeTracked(number, to: fresh.bytes)
@@ -205,11 +212,11 @@ extension HeldShard {
     }
     // A use that a reader counts in the old slot from here on is lost. Counters are only hints.
     let slot = Slot(identity: identity, place: new.place, counter: found.slot.counter, isCosted: found.slot.isCosted)
-    guard IndexInsertion(slot: slot).run(in: &self) else {
+    guard insert(slot) else {
       if !isLarge { heap.free(new) }
       // It gets the number back that it had: nobody has asked for one since.
       if slot.isTracked { _ = founder.keys.adopt(EngineKey.trackedNumber(of: slot), of: &keys) }
-      return .unknown
+      return .noSlot
     }
     // Booked here first: for a moment the totals count the entry twice, so a limit may evict one entry too many, and never one
     // too few.
@@ -225,7 +232,7 @@ extension HeldShard {
     } else {
       heap.free(old)
     }
-    return .kept
+    return .isHome
   }
 
   /// Seals a queue's open slab, which gets no more elements, and gives back the slabs that are empty.

@@ -82,7 +82,7 @@ struct CacheShards: ~Copyable, Sendable {
       }
       assert(held.number == shard.number, "PurgeableCache: another shard's mutex")
       let result = Carried(body(&held))
-      assert(!held.books.isSettling, "PurgeableCache: settling was not ended")
+      assert(!held.books.isInBatch, "PurgeableCache: a batch was not ended")
       if held.number == 0 { endDraining(&held) }
       return (result, held.departures.take())
     }
@@ -223,7 +223,7 @@ struct CacheShards: ~Copyable, Sendable {
       defer { endDraining(&held) }
       guard held.oldestSlabAge() < ownAge else { return (false, DepartureList()) }
       let byEntry = reason == .count || reason == .cost
-      let isDone = byEntry ? EntryEviction(reason: reason).run(in: &held) : held.evictSlab(reason)
+      let isDone = byEntry ? held.evictEntry(reason) : held.evictSlab(reason)
       return (isDone, held.departures.take())
     }
     guard let (isDone, departed) = evicted else { return false }
@@ -240,7 +240,6 @@ struct CacheShards: ~Copyable, Sendable {
     // A bit for each shard's number: no allocation.
     var asked = UInt32(1) << UInt32(own.number)
     var isBusy = false
-    assert(!own.books.isSettling, "PurgeableCache: an eviction elsewhere while this shard is settling")
     let shards = all
     while true {
       var oldest: EngineShard?

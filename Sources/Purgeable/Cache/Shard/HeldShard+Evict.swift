@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Eviction one entry at a time, for limits. `EvictionOrder` decides which entries go.
+// Eviction one entry at a time, for limits of count and cost; and what is done to an entry whose turn has come.
 //
 // A queue is a stream of slabs in order of birth, and a slab's elements lie in order of birth too. So the front of a queue is the
-// first living element of its oldest slab, and entries need no links. The strict limits (count, cost) evict entry by entry. The
-// byte limit and pressure evict whole slabs, since only whole slabs give memory back (HeldShard+EvictSlab.swift,
-// GivingBack.swift).
+// first living element of its oldest slab, and entries need no links. A cursor in each queue remembers how far evictions have
+// got. The byte limit and pressure evict whole slabs, since only whole slabs give memory back (HeldShard+EvictionRun.swift).
 
 import CPurgeable
 import Synchronization
-
-/// The outcome for an entry whose turn it was.
-enum Settled {
-  case evicted, kept, lost, unknown
-}
 
 extension HeldShard {
   // MARK: Strict limits
@@ -24,7 +18,7 @@ extension HeldShard {
       let coming = old == nil ? 1 : 0
       while base.count + coming > countLimit {
         readyGhost()
-        guard shards.evictFromFounder(.count, before: &self) || EntryEviction(reason: .count).run(in: &self) else { break }
+        guard shards.evictFromFounder(.count, before: &self) || evictEntry(.count) else { break }
       }
     }
     let costLimit = base.limits.cost.load(ordering: .relaxed)
@@ -40,7 +34,7 @@ extension HeldShard {
         let others = total - min(total, UInt128(spared))
         guard others + UInt128(cost) > UInt128(costLimit) else { break }
         readyGhost()
-        guard shards.evictFromFounder(.cost, before: &self) || EntryEviction(reason: .cost).run(in: &self) else { break }
+        guard shards.evictFromFounder(.cost, before: &self) || evictEntry(.cost) else { break }
       }
     }
   }
@@ -75,31 +69,107 @@ extension HeldShard {
 
   // MARK: One entry
 
-  mutating func settle(_ entry: FoundEntry, _ reason: DepartureReason, _ rule: inout EvictionOrder.KeepRule) -> Settled {
-    let slot = entry.found.slot
-    // An entry without cost stays where it is: its eviction would free no cost.
-    if reason == .cost, elements.cost(of: slot, entry.facts) == 0 { return .unknown }
-    let byteCount = entry.facts.payloadByteCount + SlabHeap.elementOverhead
-    let verdict = order.verdict(
-      counter: slot.counter, byteCount: byteCount, heap.queue(at: slot.place), reason.cause, rule)
-    if case .keep(let counter) = verdict {
-      switch move(entry, to: .main, counter: counter) {
-      case .kept:
-        if rule.room != .max { rule.room -= byteCount }
-        return .kept
-      case .lost: return .lost
-      case .evicted, .unknown: break
+  /// Evicts the one entry that the order names. False when no entry could be evicted.
+  mutating func evictEntry(_ reason: DepartureReason) -> Bool {
+    let before = slots.count
+    if case .limit = reason.cause { index.noteEviction() }
+    if reason == .cost, books.cost == 0 { return false }
+    var spared = 0
+    // Every entry can be spared three times at most; beyond that the books and the queues disagree.
+    var looks = 4 * before + 1024
+    while slots.count > 0, looks > 0 {
+      looks -= 1
+      let queue = nextQueue(reason)
+      guard let reference = nextElement(queue, reason) ?? nextElement(queue.other, reason) else { break }
+      var outcome = Outcome.lost
+      if let facts = elements.facts(of: reference) {
+        guard let found = index.find(identity: facts.identity, place: reference.place) else { continue }
+        // An entry without cost stays where it is: its eviction would free no cost.
+        if reason == .cost, elements.cost(of: found.slot, facts) == 0 { continue }
+        var rule = order.rule(
+          heap.queue(at: reference.place), reason.cause, spares: spared < EvictionOrder.mostSpared)
+        let byteCount = facts.payloadByteCount + SlabHeap.elementOverhead
+        let fate = order.fate(counter: found.slot.counter, byteCount: byteCount, &rule)
+        outcome = apply(fate, reason.cause, to: FoundEntry(found: found, facts: facts))
+      }
+      switch outcome {
+      case .left: return true
+      case .spared: spared += 1
+      case .lost: if passLost(reference) { return true }
       }
     }
-    drop(entry.found, reason, facts: entry.facts)
-    return .evicted
+    // Nothing was evicted from the queues. Slots that are left may belong to lost entries.
+    sweepLost()
+    return slots.count < before
   }
 
-  /// Moves an entry to the young end of a queue: a large one with its slab, any other by copying. `endsOld`: false when the
-  /// caller frees all elements of the old slab afterwards.
-  mutating func move(
-    _ entry: FoundEntry, to queue: EvictionQueue, counter: UInt64, endsOld: Bool = true
-  ) -> Settled {
+  /// The next living element of a queue, from where the last eviction stopped.
+  private mutating func nextElement(_ queue: EvictionQueue, _ reason: DepartureReason) -> purgeable_reference_t? {
+    var cursor = queues[queue.rawValue].cursor
+    defer { queues[queue.rawValue].cursor = cursor }
+    var wraps = 0
+    while wraps < 2 {
+      if cursor.slab.isNone {
+        wraps += 1
+        cursor = EvictionCursor(slab: heap.oldest(of: stream(queue)) ?? .none)
+        if cursor.slab.isNone { return nil }
+      }
+      if reason == .cost { passPagesWithoutCost(&cursor) }
+      if let reference = heap.nextElement(of: cursor.slab, &cursor.element) { return reference }
+      // No more elements in this slab: on to the next one, or to the front of the queue when the slab was given back. Elements
+      // that stay are looked at again after a wrap.
+      cursor = EvictionCursor(slab: heap.next(after: cursor.slab) ?? .none)
+    }
+    return nil
+  }
+
+  /// Moves the cursor past pages whose entries cost nothing together, without a look at the entries. Evicting them would free no
+  /// cost.
+  private func passPagesWithoutCost(_ cursor: inout EvictionCursor) {
+    let start = heap.start(of: cursor.slab)
+    let pageGranules = UInt32(SlabHeap.granulesPerPage)
+    while UInt64(cursor.element) < heap.granulesPerSlab,
+      let sum = unsafe base.pageSums.sum(at: start + UInt64(cursor.element)), unsafe sum.pointee.cost == 0
+    {
+      cursor.element = (cursor.element / pageGranules + 1) * pageGranules
+    }
+  }
+
+  // MARK: What is done to an entry
+
+  /// What became of an entry whose turn it was.
+  enum Outcome {
+    case left, spared, lost
+  }
+
+  /// Does to an entry what its fate says. `freesOld`: false when the caller frees the slab's elements afterwards.
+  mutating func apply(
+    _ fate: EvictionOrder.Fate, _ cause: EvictionCause, to entry: FoundEntry, freesOld: Bool = true
+  ) -> Outcome {
+    let found = entry.found
+    switch fate {
+    case .drop(let reason):
+      drop(found, reason, facts: entry.facts)
+      return .left
+    case .stay(let counter):
+      found.pointer.setCounter(counter)
+      return .spared
+    case .move(let queue, let counter):
+      guard let outcome = move(entry, to: queue, counter: counter, freesOld: freesOld) else {
+        return apply(order.fate(unmoved: found.slot.counter, cause), cause, to: entry)
+      }
+      // Most likely a later page of the entry, and its header's page is not lost: this entry goes alone.
+      guard outcome == .lost, elements.isGone(found.slot.place) else { return outcome }
+      drop(found, .discarded)
+      return .left
+    }
+  }
+
+  /// Moves an entry to the young end of a queue: a large one with its slab, any other by copying. nil where there is no memory
+  /// for the copy.
+  private mutating func move(
+    _ entry: FoundEntry, to queue: EvictionQueue, counter: UInt64, freesOld: Bool
+  ) -> Outcome? {
     let (found, facts) = (entry.found, entry.facts)
     let slot = found.slot
     assert(facts.identity == slot.identity, "PurgeableCache: a slot that leads to another entry")
@@ -113,10 +183,10 @@ extension HeldShard {
       restream(slab, from, to: queue)
       books.book(slot.place, queue, cost: cost, byteCount: facts.payloadByteCount)
       found.pointer.setCounter(counter)
-      return .kept
+      return .spared
     }
 
-    guard let new = allocateCopy(facts.payloadByteCount, queue) else { return .evicted }
+    guard let new = allocateCopy(facts.payloadByteCount, queue) else { return nil }
     // Copied without a lock: locking would take the old page off offer.
     guard unsafe elements.copy(old, from: 0, into: new.bytes) else {
       heap.free(new.reference)
@@ -133,12 +203,12 @@ extension HeldShard {
       precondition(expected.isSameEntry(as: slot), "PurgeableCache: a slot changed under its shard's mutex")
     }
     books.unbook(slot.place, from, cost: cost, byteCount: facts.payloadByteCount)
-    if endsOld { heap.free(old) }
+    if freesOld { heap.free(old) }
     books.book(new.reference.place, queue, cost: cost, byteCount: facts.payloadByteCount)
     counters.copies += 1
     base.totals.copiedBytes.add(facts.payloadByteCount, ordering: .relaxed)
     slots.exchange()
-    return .kept
+    return .spared
   }
 
   /// Moves a slab to the young end of a queue.
@@ -153,7 +223,7 @@ extension HeldShard {
 
   // MARK: Age
 
-  /// The age of the entry that `EntryEviction` would look at next; `UInt64.max` when there is none.
+  /// The age of the entry that `evictEntry` would look at next; `UInt64.max` when there is none.
   func nextAge(_ reason: DepartureReason) -> UInt64 {
     guard slots.count > 0 else { return .max }
     let wanted = nextQueue(reason)

@@ -39,7 +39,6 @@ extension HeldShard {
     _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ cost: UInt64?,
     among shards: borrowing CacheShards
   ) -> StoreOutcome {
-    assert(!books.isSettling, "PurgeableCache: a store in the middle of an eviction")
     let size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, cost: cost)
     let old = unsafe find(key, prefix)
     let changesBefore = slots.changes
@@ -85,7 +84,7 @@ extension HeldShard {
       replace(replaced, by: slot)
       counters.replacements += 1
     } else {
-      guard IndexInsertion(slot: slot).run(in: &self) else {
+      guard insert(slot) else {
         heap.free(element.reference)
         return .outOfMemory
       }
@@ -240,6 +239,23 @@ extension HeldShard {
     if information.is_large { return }
     heap.noteAge(of: queues[queue.rawValue].youngest, first: 0, last: now)
     queues[queue.rawValue].youngest = slab
+  }
+
+  // MARK: After a store
+
+  /// Whether a slab's worth of bytes was stored since the last search for sparse slabs.
+  var isCompactionDue: Bool { compaction.stored >= heap.slabBytes }
+
+  /// What is due after a store of so many bytes, when the mutex has been released.
+  mutating func takeDue(_ byteCount: Int) -> DueAfterStore {
+    unofferedByteCount += byteCount
+    var due = DueAfterStore(isCompaction: isCompactionDue, missedRoom: missedRoom)
+    missedRoom = false
+    if unofferedByteCount >= DueAfterStore.portion {
+      due.storedByteCount = unofferedByteCount
+      unofferedByteCount = 0
+    }
+    return due
   }
 
   // MARK: The index

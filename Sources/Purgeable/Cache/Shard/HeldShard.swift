@@ -2,19 +2,19 @@
 // A shard while its mutex is held. All changes of a shard are made by methods of this type, and code that has a `HeldShard` holds
 // the mutex.
 //
-//     HeldShard.swift            its parts, and how an entry leaves
-//     HeldShard+Find.swift       look-ups
-//     HeldShard+Store.swift      stores and removals, and making room for them
-//     HeldShard+Evict.swift      eviction by entry, for limits
-//     HeldShard+EvictSlab.swift  eviction by slab
-//     HeldShard+Sweep.swift      dropping lost entries
-//     ShardBooks.swift           sums of entries, by queue and page
-//     ShardDepartures.swift      departures to be told of
-//     SlabNotes.swift            one slab emptied             } mechanisms that work on a held shard from outside: by the
-//     GivingBack.swift           many slabs emptied together  } piece of a slab, in bulk, by idleness, whole
-//     IdleRound.swift            entries not used for a time  }
-//     Removal.swift              everything                   }
-//     LargeStore.swift           a store whose copy is made under no mutex
+//     HeldShard.swift              its parts, and how an entry leaves
+//     HeldShard+Find.swift         look-ups
+//     HeldShard+Store.swift        stores and removals, and making room for them
+//     HeldShard+Insert.swift       an entry's slot in the index
+//     HeldShard+Evict.swift        eviction by entry, and what is done to an entry whose turn has come
+//     HeldShard+EvictionRun.swift  eviction by slab: one slab, or many together
+//     HeldShard+Idle.swift         eviction of entries not used for a time
+//     HeldShard+Sweep.swift        dropping lost entries
+//     EvictionNotes.swift          what an eviction run notes
+//     ShardBooks.swift             sums of entries, by queue and page
+//     ShardDepartures.swift        departures to be told of
+//     Removal.swift                } work on a held shard from outside: everything removed,
+//     LargeStore.swift             } a store whose copy is made under no mutex
 
 import CPurgeable
 import Synchronization
@@ -173,11 +173,20 @@ struct HeldShard: ~Copyable {
       books.unbookLostPage(place, queue)
       copy = .discarded
     }
+    leave(found, reason, copy, freeing: reference)
+  }
+
+  /// Empties an entry's slot, frees its element, notes the entry in the ghost and reports it. Its part in the books is the
+  /// caller's. `element`: nil where the caller frees all elements of the slab afterwards.
+  @inline(__always)
+  mutating func leave(
+    _ found: FoundSlot, _ reason: DepartureReason, _ copy: ValueCopy, freeing element: purgeable_reference_t?
+  ) {
     found.pointer.store(releasing: 0)
     slots.empty(1)
-    if !books.isSettling { heap.free(reference) }
-    noteInGhost(slot, reason)
-    report(slot, reason, copy)
+    if let element { heap.free(element) }
+    noteInGhost(found.slot, reason)
+    report(found.slot, reason, copy)
   }
 
   /// Counts a departure, and notes it to be told of.
@@ -187,13 +196,7 @@ struct HeldShard: ~Copyable {
   }
 
   private mutating func noteInGhost(_ slot: Slot, _ reason: DepartureReason) {
-    let why: Ghost.Reason
-    switch reason {
-    case .replaced, .tooLarge: return
-    case .removed: why = .removed
-    case .discarded: why = .discarded
-    case .count, .cost, .bytes, .pressure, .idle, .trimmed, .growth: why = .evicted
-    }
+    guard let why = order.remembered(of: reason) else { return }
     var identity = slot.identity
     if slot.isTracked {
       let number = EngineKey.trackedNumber(of: slot)

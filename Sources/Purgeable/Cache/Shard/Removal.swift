@@ -23,7 +23,6 @@ extension HeldShard {
     // The index first: a reader that is still looking at it finds its version raised before any element is freed.
     index.empty()
     books.noteIndexBytes(index.byteCount)
-    books.beginSettling()
     for queue in EvictionQueue.both {
       heap.seal(stream(queue))
       // A slab that was locked and has no elements may end at any moment: so it is always the oldest that leaves.
@@ -32,7 +31,6 @@ extension HeldShard {
         guard heap.move(slab, to: heap.removedStream) || heap.information(slab) == nil else { break }
       }
     }
-    books.endSettling()
     books.forgetAll()
     forgetEntries(keepingGhost: reason != .removed)
     assert(books.count == 0 && books.cost == 0, "PurgeableCache: a shard that was emptied has entries")

@@ -19,8 +19,8 @@ struct ShardBooks: ~Copyable {
   /// By queue.
   private(set) var sums = InlineArray<2, QueueSums>(repeating: QueueSums())
   private let index: SlotIndex
-  /// Between `beginSettling` and `endSettling`, changes are not published.
-  private(set) var isSettling = false
+  /// Between `beginBatch` and `endBatch`, changes are not published.
+  private(set) var isInBatch = false
   /// The index's bytes as they are in the totals. Not kept in the index itself, which is wiped in a forked child.
   private var indexBytes = 0
 
@@ -85,21 +85,20 @@ struct ShardBooks: ~Copyable {
     let old = sums[at].cost
     let magnitude = cost.magnitude
     sums[at].cost = cost >= 0 ? old + magnitude : old - min(old, magnitude)
-    if !isSettling { index.publish(count: self.count, cost: self.cost) }
+    if !isInBatch { index.publish(count: self.count, cost: self.cost) }
   }
 
   // MARK: Many at once
 
-  /// Begins a change of many entries: the shard's sums are published once, by `endSettling`, and are a little high until
-  /// then. The caller frees the elements of entries that are dropped meanwhile.
-  mutating func beginSettling() {
-    assert(!isSettling, "PurgeableCache: settling has begun already")
-    isSettling = true
+  /// Begins a change of many entries: the shard's sums are published once, by `endBatch`, and are as they were until then.
+  mutating func beginBatch() {
+    assert(!isInBatch, "PurgeableCache: a batch has begun already")
+    isInBatch = true
   }
 
-  mutating func endSettling() {
-    assert(isSettling, "PurgeableCache: nothing is being settled")
-    isSettling = false
+  mutating func endBatch() {
+    assert(isInBatch, "PurgeableCache: no batch has begun")
+    isInBatch = false
     index.publish(count: count, cost: cost)
   }
 
