@@ -97,6 +97,17 @@ final class Flight<Key: Hashable & Sendable, Value: Sendable>: @unchecked Sendab
     }
     call.waiterCount -= 1
   }
+
+  /// In a forked child (`LoadTable.forgetInChild`).
+  func forgetWaiters() {
+    var at = 0
+    while at < waiters.count {
+      waiters[at].isOver = true
+      waiters[at].wakeThread()
+      at += 1
+    }
+    waiters = []
+  }
 }
 
 /// A call of the program's closure, for one key or many.

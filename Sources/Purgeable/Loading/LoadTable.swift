@@ -247,24 +247,23 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
 
   /// The parent's loads and those who wait for them are not here. The thread that forked may be inside of a load: that one goes
   /// on, alone, and what it makes is returned and not kept. Keys that another thread was loading for it, it loads itself.
+  ///
+  /// Of no type that the runtime makes at its first use (ForkGuard.swift): hence loops by number, and an append in advance, which
+  /// `rehearseFork` makes.
   func forgetInChild() {
-    let waiters = locked { books -> [LoadWaiter] in
-      if books.youngest.isEmpty { return [] }
+    locked { books in
       overtakeAll(books)
-      var waiters: [LoadWaiter] = []
       Self.forEach(books) { loaded in
         loaded.isListed = false
-        for flight in loaded.flights {
-          waiters += flight.waiters
-          flight.waiters = []
+        var at = 0
+        while at < loaded.flights.count {
+          loaded.flights[at].forgetWaiters()
+          at += 1
         }
       }
-      for waiter in waiters { waiter.isOver = true }
-      books.forgotten.append(books.youngest)
+      if !books.youngest.isEmpty || books.forgotten.isEmpty { books.forgotten.append(books.youngest) }
       books.youngest = [:]
       keyCount.store(0, ordering: .relaxed)
-      return waiters
     }
-    for waiter in waiters { waiter.wakeThread() }
   }
 }
