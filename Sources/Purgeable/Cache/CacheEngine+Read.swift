@@ -152,10 +152,21 @@ extension CacheEngine {
 
   // MARK: Access without copying
 
-  /// Locks a key's value for the caller to unlock, and counts a hit or a miss. Takes no mutex.
-  func lock(_ key: EngineKey, prefix: UnsafeRawBufferPointer) -> EngineLock {
-    var foundLost = false
-    for _ in 0..<1000 {
+  /// What a look at a slot comes to.
+  private enum Look<R> {
+    case isKeys(R)
+    case otherKey
+    /// The slot has changed, or its entry is lost: all slots are looked at again.
+    case changed
+  }
+
+  /// Looks at the slots with a key's identity, in each shard that may have the key's entry, until one is the key's. nil where
+  /// none is, or the slots have changed `tries` times.
+  @inline(__always)
+  private func search<R>(
+    _ key: EngineKey, tries: Int, _ look: (_ found: FoundSlot, _ position: UInt64) -> Look<R>
+  ) -> R? {
+    for _ in 0..<tries {
       let mask = shards.mask.load(ordering: .acquiring)
       var looks = ShardLooks(key, mask)
       var changed = false
@@ -166,25 +177,40 @@ extension CacheEngine {
         let index = base.indexes[looks.position]
         let table = index.current()
         for found in table.candidates(of: key.identity) {
-          switch unsafe lock(prefix, found) {
-          case .locked(let reference, let bytes):
-            index.countHit()
-            found.pointer.countUse(of: found.slot)
-            return unsafe .locked(reference, bytes)
-          case .refused:
-            _ = miss(key, .lockLimit)
-            return .refused
+          switch look(found, looks.position) {
+          case .isKeys(let result): return result
           case .otherKey: continue
           case .changed: changed = true
-          case .lost:
-            dropDiscarded(found.slot, at: looks.position)
-            (foundLost, changed) = (true, true)
           }
         }
         if !index.isCurrent(table) { changed = true }
       } while !changed && looks.next()
-      if !changed, isCurrent(mask) { break }
+      if !changed, isCurrent(mask) { return nil }
     }
+    return nil
+  }
+
+  /// Locks a key's value for the caller to unlock, and counts a hit or a miss. Takes no mutex.
+  func lock(_ key: EngineKey, prefix: UnsafeRawBufferPointer) -> EngineLock {
+    var foundLost = false
+    let result = search(key, tries: 1000) { found, position -> Look<EngineLock> in
+      switch unsafe lock(prefix, found) {
+      case .locked(let reference, let bytes):
+        base.indexes[position].countHit()
+        found.pointer.countUse(of: found.slot)
+        return unsafe .isKeys(.locked(reference, bytes))
+      case .refused:
+        _ = miss(key, .lockLimit)
+        return .isKeys(.refused)
+      case .otherKey: return .otherKey
+      case .changed: return .changed
+      case .lost:
+        dropDiscarded(found.slot, at: position)
+        foundLost = true
+        return .changed
+      }
+    }
+    if let result { return result }
     _ = miss(key, foundLost ? .discarded : nil)
     return .absent
   }
@@ -239,31 +265,13 @@ extension CacheEngine {
 
   /// Finds a key's slot by comparing keys, and the position of the shard that has it. Copies no value and counts no use.
   private func findForAccess(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> (slot: Slot, position: UInt64)? {
-    for _ in 0..<64 {
-      let mask = shards.mask.load(ordering: .acquiring)
-      var looks = ShardLooks(key, mask)
-      var changed = false
-      repeat {
-        #if DEBUG
-          looks.callHook(shards.sizes)
-        #endif
-        let index = base.indexes[looks.position]
-        let table = index.current()
-        for found in table.candidates(of: key.identity) {
-          let reference = heap.reference(found.slot.place)
-          guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else {
-            changed = true
-            continue
-          }
-          let (outcome, matches) = unsafe base.elements.compare(reference, with: prefix)
-          // A lost element counts as found: the caller's lock or check makes it certain.
-          if outcome == .discarded || (outcome == .intact && matches) { return (found.slot, looks.position) }
-          if outcome == .busy { changed = true }
-        }
-        if !index.isCurrent(table) { changed = true }
-      } while !changed && looks.next()
-      if !changed, isCurrent(mask) { return nil }
+    search(key, tries: 64) { found, position in
+      let reference = heap.reference(found.slot.place)
+      guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else { return .changed }
+      let (outcome, matches) = unsafe base.elements.compare(reference, with: prefix)
+      // A lost element counts as found: the caller's lock or check makes it certain.
+      if outcome == .discarded || (outcome == .intact && matches) { return .isKeys((found.slot, position)) }
+      return outcome == .busy ? .changed : .otherKey
     }
-    return nil
   }
 }

@@ -115,7 +115,8 @@ extension PurgeableCache {
         let isOurs = teller.epoch.load(ordering: .relaxed) == epoch
         if isOurs, let stored { teller.tell(old, key: stored) } else { teller.endCopy(old.copy, isCounted: isOurs) }
       }
-      let engineKey = EngineKey(trackedNumber: 0, hash: hash)
+      // Of the key, only the shard matters from here on.
+      let engineKey = EngineKey(hash: hash)
       if engine.makesRoom(engineKey, outcome, due, &search) { continue }
       engine.finishStore(engineKey, outcome, due)
       return outcome

@@ -80,19 +80,29 @@ struct CacheWantOfMemoryTests {
 
   @Test("a slab of more entries than are noted at a time is emptied piece by piece, and the books stay right")
   func pieces() throws {
-    // 32 bytes an entry: a slab of 64 KiB has two thousand of them, four pieces.
-    let cache = try PurgeableCache<Int, [UInt8]>()
-    for key in 0..<40_000 { cache[key] = pattern(12) }
-    for key in stride(from: 0, to: 40_000, by: 3) { for _ in 0..<2 { #expect(cache.value(forKey: key) != nil) } }
+    // 16 bytes an entry: a slab of 64 KiB has four thousand of them, two pieces.
+    let cache = try PurgeableCache<UInt32, [UInt8]>()
+    let count: UInt32 = 80_000
+    for key in 0..<count { cache[key] = pattern(4) }
+    let heap = cache.engine.heap
+    let most = cache.engine.shards.all.flatMap { shard in
+      cache.engine.shards.hold(shard) { held in
+        EvictionQueue.both.flatMap { heap.slabs(of: held.stream($0)).compactMap { heap.information($0)?.element_count } }
+      }
+    }.max()
+    #expect(try #require(most) > EvictionNotes.pieceCapacity)
+    for key in stride(from: 0, to: count, by: 3) { for _ in 0..<2 { #expect(cache.value(forKey: key) != nil) } }
     // Evicts slab by slab until there is room.
     try cache.setByteLimit(cache.byteCount / 3)
     #expect(cache.statistics.copyCount > 0)
-    #expect(cache.count < 40_000)
+    #expect(cache.count < Int(count))
     cache.checkBooksSwept()
+    // No slab went back with entries in it.
+    #expect(cache.statistics.departures[.discarded, default: 0] == 0)
     var (used, others) = (0, 0)
-    for key in 0..<40_000 {
+    for key in 0..<count {
       guard let value = cache.value(forKey: key) else { continue }
-      #expect(value == pattern(12))
+      #expect(value == pattern(4))
       if key % 3 == 0 { used += 1 } else { others += 1 }
     }
     // Used entries stay, however far the limit was lowered: a larger share of them than of the others, of which there are twice

@@ -2,7 +2,8 @@
 // From one shard to several.
 //
 // One shard keeps one order of eviction and costs little; several let as many threads store at a time. So a cache begins with
-// one, the founder, and opens the others when it has grown: once, and for good. Opening copies nothing.
+// one, the founder, and opens the others when it has grown: once, and for good. Opening copies nothing but entries of tracked
+// keys.
 //
 //     mask 0              all keys belong to the founder
 //     mask M | draining   each key belongs to one of the others, its home; the founder still has the entries it had
@@ -28,8 +29,8 @@
 //     loaded 0 looks in the founder alone. An entry that is not there was stored, or brought home, after the mask was published;
 //     if its slot is missed though it was there when the read began, the mask is visible too, and the reader begins anew.
 //  4. A read that begins after a write has returned sees it. A write under the mask 0 happens before the mask is published, under
-//  the founder's mutex: the entry is in the founder, and 3 holds. A write under a later mask has loaded it, so the reader loads
-//  that mask too, and by 2 there is nothing else to find.
+//     the founder's mutex: the entry is in the founder, and 3 holds. A write under a later mask has loaded it, so the reader
+//     loads that mask too, and by 2 there is nothing else to find.
 //
 // The mask takes its three values in this order and no other, so that a mask that is what it was has not been another meanwhile.
 // A fork waits for the mutexes of all shards, so a child finds no entry half moved; there, all shards are empty.

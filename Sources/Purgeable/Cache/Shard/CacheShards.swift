@@ -82,7 +82,6 @@ struct CacheShards: ~Copyable, Sendable {
       }
       assert(held.number == shard.number, "PurgeableCache: another shard's mutex")
       let result = Carried(body(&held))
-      assert(!held.books.isInBatch, "PurgeableCache: a batch was not ended")
       if held.number == 0 { endDraining(&held) }
       return (result, held.departures.take())
     }
@@ -92,14 +91,14 @@ struct CacheShards: ~Copyable, Sendable {
     return result.value
   }
 
-  /// As `hold(_:_:)`, for the shard that has a key's entry; where none has one, for the shard that the key belongs to. `prefix`:
-  /// the beginning of the key's payload.
+  /// As `hold(_:_:)`, for the shard that has the entry of a key with bytes; where none has one, for the shard that the key
+  /// belongs to. `prefix`: the beginning of the key's payload.
   func hold<R>(of key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ body: (inout HeldShard) -> R) -> R {
     while true {
       // Acquire: pairs with the release in `openShards`.
       let mask = mask.load(ordering: .acquiring)
       if founderMayHave(key, mask) {
-        let result: R? = hold(founder) { held in unsafe held.has(key, prefix) ? body(&held) : nil }
+        let result: R? = hold(founder) { held in unsafe held.find(key, prefix) == nil ? nil : body(&held) }
         if let result { return result }
       }
       if let result = hold(homeOf: key, mask, body) { return result }

@@ -31,12 +31,6 @@ extension HeldShard {
     return nil
   }
 
-  /// Whether the shard has a key's entry. Drops none that is tracked: a number belongs to one key.
-  mutating func has(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> Bool {
-    if key.isTracked { return index.current().candidates(of: key.identity).contains { _ in true } }
-    return unsafe find(key, prefix) != nil
-  }
-
   /// As `CacheEngine.read`. `removes`: the entry is removed once it is copied, so that no other thread gets the value too.
   mutating func read(
     _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,

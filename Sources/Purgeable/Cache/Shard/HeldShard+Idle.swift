@@ -29,12 +29,6 @@ struct IdleMarks {
   var first: IdleMark? { count > 0 ? marks[0] : nil }
   var last: IdleMark? { count > 0 ? marks[count - 1] : nil }
 
-  /// The mark at a slab, if there is one.
-  func mark(at slab: purgeable_slab_t) -> IdleMark? {
-    for i in 0..<count where marks[i].slab.isSame(as: slab) { return marks[i] }
-    return nil
-  }
-
   mutating func append(_ mark: IdleMark) {
     assert(count == 0 || marks[count - 1].time <= mark.time, "PurgeableCache: a mark is older than the one before")
     guard count < Self.capacity else { return }

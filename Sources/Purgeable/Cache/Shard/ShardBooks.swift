@@ -19,8 +19,6 @@ struct ShardBooks: ~Copyable {
   /// By queue.
   private(set) var sums = InlineArray<2, QueueSums>(repeating: QueueSums())
   private let index: SlotIndex
-  /// Between `beginBatch` and `endBatch`, changes are not published.
-  private(set) var isInBatch = false
   /// The index's bytes as they are in the totals. Not kept in the index itself, which is wiped in a forked child.
   private var indexBytes = 0
 
@@ -85,21 +83,7 @@ struct ShardBooks: ~Copyable {
     let old = sums[at].cost
     let magnitude = cost.magnitude
     sums[at].cost = cost >= 0 ? old + magnitude : old - min(old, magnitude)
-    if !isInBatch { index.publish(count: self.count, cost: self.cost) }
-  }
-
-  // MARK: Many at once
-
-  /// Begins a change of many entries: the shard's sums are published once, by `endBatch`, and are as they were until then.
-  mutating func beginBatch() {
-    assert(!isInBatch, "PurgeableCache: a batch has begun already")
-    isInBatch = true
-  }
-
-  mutating func endBatch() {
-    assert(isInBatch, "PurgeableCache: no batch has begun")
-    isInBatch = false
-    index.publish(count: count, cost: cost)
+    index.publish(count: self.count, cost: self.cost)
   }
 
   /// Takes off all that is left: in a forked child, and in a shard of which everything was removed.
