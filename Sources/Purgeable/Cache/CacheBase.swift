@@ -23,6 +23,10 @@ final class CacheBase: Sendable {
   let openCount = Atomic<Int>(1)
   /// How many calls are removing everything right now, and may have slabs to give back (Shard/Removal.swift).
   let removalCount = Atomic<Int>(0)
+  #if DEBUG
+    /// Called by an eviction run when it has taken notes, so that a test can do something before they are used.
+    let notesHook = AtomicLazyReference<NotesHook>()
+  #endif
 
   init(heap: SlabHeap, keys: KeyHashing, founder: SlotIndex, limits: consuming CacheLimits, _ observer: (any EngineObserver)?) {
     self.heap = heap
@@ -118,3 +122,10 @@ final class CacheTotals: Sendable {
   /// Payload bytes that evictions copied to fresh slabs.
   let copiedBytes = Atomic<Int>(0)
 }
+
+#if DEBUG
+  final class NotesHook: Sendable {
+    let body: @Sendable (inout HeldShard) -> Void
+    init(_ body: @escaping @Sendable (inout HeldShard) -> Void) { self.body = body }
+  }
+#endif

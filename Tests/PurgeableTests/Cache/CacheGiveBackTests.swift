@@ -117,6 +117,35 @@ struct CacheGiveBackTests {
     #expect(cache.isEmpty)
     #expect(cache.statistics.memory.heldBytes == 0)
   }
+
+  #if DEBUG
+    @Test("entries that leave between the notes of an eviction and their use leave once", arguments: [false, true])
+    func leftBetween(tracksKeys: Bool) throws {
+      let cache = try filled(20_000, tracksKeys: tracksKeys) { $0 }
+      // As a sweep does that finds pages lost.
+      let hook = NotesHook { held in
+        let table = held.index.current()
+        for i in stride(from: 0, to: table.slotCount, by: 5) {
+          guard let pointer = table.slots?[i] else { return }
+          let slot = Slot(bits: pointer.relaxed)
+          if !slot.isEmpty { held.drop(FoundSlot(pointer: pointer, slot: slot), .removed) }
+        }
+      }
+      _ = cache.engine.base.notesHook.storeIfNil(hook)
+      // Many slabs together, then slab by slab.
+      cache.trim(toFraction: 0.7)
+      try cache.setByteLimit(cache.byteCount * 3 / 4)
+      for i in 0..<20_000 {
+        guard let bytes = cache.peekValue(forKey: i) else { continue }
+        #expect(versionDescribed(in: bytes, key: UInt32(i)) == (i % 10 == 3 ? 2 : 1), "\(i)")
+      }
+      let numbers = cache.statistics
+      let gone = DepartureReason.allCases.filter { $0 != .replaced }.reduce(0) { $0 + numbers.departures[$1, default: 0] }
+      #expect(numbers.insertionCount == cache.count + gone)
+      #expect(numbers.departures[.trimmed]! > 0 && numbers.departures[.bytes]! > 0)
+      cache.checkBooksSwept()
+    }
+  #endif
 }
 
 extension CacheGiveBackTests {

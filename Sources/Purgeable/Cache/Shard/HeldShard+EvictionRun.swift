@@ -134,6 +134,9 @@ extension HeldShard {
 
   /// Makes the rules, and does to each noted entry what its fate says. The slabs are left to be given back.
   private mutating func carryOut(_ cause: EvictionCause, spares: Bool = true, _ notes: inout EvictionNotes) {
+    #if DEBUG
+      base.notesHook.load()?.body(&self)
+    #endif
     guard let slots = index.current().slots else { return }
     let isExact = self.slots.changes == notes.changes
     let leavesNone = if case .drop = order.fate(unmoved: 0, cause) { true } else { false }
@@ -163,7 +166,8 @@ extension HeldShard {
   @inline(__always) private func slot(of note: EntryNote, _ table: SlotIndex.Table, _ victim: Victim) -> FoundSlot? {
     guard let slots = table.slots, note.slot < table.slotCount else { return nil }
     let slot = Slot(bits: slots[note.slot].relaxed)
-    guard slot.place == heap.start(of: victim.slab) + UInt64(note.granule) else { return nil }
+    // Empty where the kernel took its page between two looks, and a sweep has dropped it.
+    guard !slot.isEmpty, slot.place == heap.start(of: victim.slab) + UInt64(note.granule) else { return nil }
     return FoundSlot(pointer: slots[note.slot], slot: slot)
   }
 
