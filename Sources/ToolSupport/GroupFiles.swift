@@ -47,6 +47,12 @@ package struct GroupFiles: Equatable, Sendable {
     return usage - min(usage, inactive)
   }
 
+  /// What is left of its limit, as a reaction of the library counts it; nil without a limit.
+  package var room: MemoryRoom? {
+    let group = MemoryGroup(version: version, path: directory, directories: [directory], isOwnDirectory: true)
+    return group.tightest().flatMap { MemoryRoom(of: $0, counting: .pageCache(offeredBytes: 0)) }
+  }
+
   /// How many processes of the group the kernel has killed for want of memory; nil where it does not tell.
   package var killCount: UInt64? {
     SmallFile.text(file(version == .v1 ? "memory.oom_control" : "memory.events"))

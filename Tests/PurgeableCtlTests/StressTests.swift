@@ -125,11 +125,9 @@ struct StressTests {
     #expect(variants.map { $0["entryBytes"] as? Int } == [4096, 4096, 100, 100])
     for variant in variants {
       let remaining = try Self.fraction(variant, "remainingShare")
-      let share = try Self.fraction(variant, "shareOfIdeal")
-      #expect(remaining < 0.6)
-      // Which pages the kernel takes, and how far the reaction goes, hangs on what else the machine does.
-      #expect(share >= 0 && share.isFinite)
-      if variant["kernelAlone"] as? Bool == true { #expect(remaining > 0 && share > 0) }
+      #expect(remaining > 0 && remaining < 0.6)
+      // Which pages the kernel takes hangs on what else the machine does.
+      #expect(try Self.fraction(variant, "shareOfIdeal") > 0)
     }
     #expect(groups.added == [])
   }

@@ -25,7 +25,11 @@ struct GroupTests {
     try root.write("v2/memory.current", "3000\n")
     #expect(second.workingSetBytes == 2000)
     let none = GroupFiles(version: .v2, directory: root.path + "/none")
-    #expect(none.usageBytes == nil && none.workingSetBytes == nil && none.killCount == nil)
+    #expect(none.usageBytes == nil && none.workingSetBytes == nil && none.killCount == nil && none.room == nil)
+    #expect(second.room == nil)
+    try root.write("v2/memory.max", "6400\n")
+    try root.write("v2/memory.stat", "inactive_file 1000\nfile 300\nshmem 100\n")
+    #expect(second.room == MemoryRoom(3600, of: 6400))
   }
 
   @Test("a limit is written for memory, and for swap unless that is allowed; files that are missing answer an errno")

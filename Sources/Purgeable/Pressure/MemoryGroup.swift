@@ -72,6 +72,12 @@ package struct MemoryGroup: Equatable, Sendable {
   /// Whether `directories` begins with our own group. False where only groups around it are visible.
   package let isOwnDirectory: Bool
 
+  package init(version: Version, path: String, directories: [String], isOwnDirectory: Bool) {
+    assert(!directories.isEmpty, "MemoryGroup: no directory")
+    (self.version, self.path) = (version, path)
+    (self.directories, self.isOwnDirectory) = (directories, isOwnDirectory)
+  }
+
   /// Finds the group of this process. `root` stands in front of every path, for tests.
   ///
   /// nil where there is none to be found: no /proc, no memory controller, or the group is outside of what is mounted here.

@@ -38,6 +38,8 @@ private struct HotTrial {
   /// By the kernel, and by the library.
   var discarded: UInt64
   var evicted: UInt64
+  /// The longest time that the neighbour waited for a reaction.
+  var longestWait: UInt64
   var reads: UInt64
   var answered: UInt64
   var ideal: UInt64
@@ -59,7 +61,8 @@ private struct HotTrial {
     [
       "entryBytes": .unsigned(UInt64(size)), "kernelAlone": .bool(isAlone), "keys": .unsigned(keyCount),
       "remainingShare": .number(remaining), "entriesLeft": .unsigned(entriesLeft),
-      "discardedEntries": .unsigned(discarded), "evictedEntries": .unsigned(evicted), "reads": .unsigned(reads),
+      "discardedEntries": .unsigned(discarded), "evictedEntries": .unsigned(evicted),
+      "longestWaitMilliseconds": .number(Double(longestWait) / 1e6), "reads": .unsigned(reads),
       "answered": .unsigned(answered), "idealAnswered": .unsigned(ideal), "shareOfIdeal": .number(share),
     ]
   }
@@ -77,44 +80,43 @@ private struct HotTrial {
     let base = ProcessFacts.anonymousBytes(cache.id)
     _ = try stage.ask(cache, .fill)
     // Read while it is on offer, as caches are; and while the neighbour takes, for nobody stops reading for that.
-    let facts = try stage.ask(cache, .settle)
-    let ordinary = base + facts["ordinaryBytes"]
-    func held() -> UInt64 {
-      let bytes = ProcessFacts.anonymousBytes(cache.id)
-      return bytes - min(ordinary, bytes)
+    let full = try stage.ask(cache, .settle)
+    /// What the entries hold. The index shrinks with them.
+    func held(_ facts: Tally) -> UInt64 {
+      let (bytes, other) = (ProcessFacts.anonymousBytes(cache.id), base + facts["ordinaryBytes"])
+      return bytes - min(bytes, other)
     }
     stage.show("\(size)-byte entries, reading")
     try stage.order(cache, .run, ["interval": 100])
     let wanted = stage.options.isShort ? load.keyCount / 2 : load.keyCount * 2
     var warmReads: UInt64 = 0
     while warmReads < wanted { warmReads += try stage.nextRow(of: cache)["reads"] }
-    let before = held()
+    let before = held(full)
     stage.show("\(size)-byte entries, taking half of them")
-    // Step by step, so that a store that reacts to pressure has time to.
+    // Step by step, and after each step the reaction has its turn: otherwise the neighbour would take what is left of the limit
+    // before a late reaction begins, which then has to give back everything.
     let step = stage.limitBytes / (stage.options.isShort ? 40 : 128)
     var taken = stage.share(70 - setShare)
-    while held() > before / 2, taken < stage.share(85) {
+    var longestWait: UInt64 = 0
+    while held(full) > before / 2, taken < stage.share(85) {
       _ = try stage.ask(neighbour, .take, ["bytes": step])
       taken += step
       try stage.pause(20)
+      if !isAlone { longestWait = max(longestWait, try stage.waitForRoom(by: cache)) }
     }
     let warm = try stage.stop(cache)
-    // A store that reacts goes on until there is room again.
-    var last = UInt64.max
-    for _ in 0..<20 where held() < last {
-      last = held()
-      try stage.pause(250)
-    }
-    let remaining = Double(held()) / Double(max(1, before))
+    // A reaction goes on for a while after there is room.
+    let remaining = Double(held(try stage.ask(cache, .settle))) / Double(max(1, before))
     let answered = try stage.ask(
       cache, .run, ["reads": min(load.keyCount, stage.options.isShort ? 100_000 : 1_000_000), "salt": 1])
     let left = try stage.ask(cache, .check, ["keys": load.keyCount])
+    // The kernel's choice is known only now, when everything has been looked at.
     let end = try stage.ask(cache, .settle)
     let ideal = IdealLRU.answered(
       load: load, warmReads: warm["reads"], size: UInt64(Double(load.keyCount) * remaining), reads: answered["reads"])
     return HotTrial(
       size: size, isAlone: isAlone, keyCount: load.keyCount, remaining: remaining, entriesLeft: left["hits"],
-      discarded: end["discardedEntries"], evicted: end["evictedEntries"],
+      discarded: end["discardedEntries"], evicted: end["evictedEntries"], longestWait: longestWait,
       reads: answered["reads"], answered: answered["hits"], ideal: ideal,
       wrongBytes: warm["wrongBytes"] + answered["wrongBytes"] + left["wrongBytes"])
   }

@@ -178,6 +178,20 @@ final class StressStage {
     }
   }
 
+  /// Waits until a reaction has nothing to begin for: what is left of the limit is enough, by the library's own rule. Answers the
+  /// nanoseconds.
+  func waitForRoom(by child: StressChild) throws -> UInt64 {
+    let start = Clock.now
+    while let room = group.files.room, room.missingBytes(isShort: false) > 0 {
+      if Clock.now - start > Self.silenceLimit {
+        throw StressFailure.hung(
+          child.name, "no room made in \(Self.silenceLimit / 1_000_000_000) s, \(ProcessFacts.waiting(child.id))")
+      }
+      try pause(1)
+    }
+    return Clock.now - start
+  }
+
   /// Hears whatever any process says within some time.
   private func listen(for milliseconds: Int32) throws {
     var watched = children.filter { $0.isBusy }.map {
