@@ -17,7 +17,7 @@ final class CacheBase: Sendable {
   let totals = CacheTotals()
   /// What tells of tracked keys. It does not refer to the engine.
   let observer: (any EngineObserver)?
-  let clock: CacheClock
+  let clock: MonotonicClock
   let sweepPace = SweepPace()
   /// How many shards are in use.
   let openCount = Atomic<Int>(1)

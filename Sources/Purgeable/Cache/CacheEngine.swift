@@ -44,7 +44,7 @@ final class CacheEngine: ForkProtected {
 
   /// Fails with `outOfMemory` only. `hashSeed`: of the keys' hashes; nil for a random one.
   init(
-    _ options: CacheOptions, keyLayout: KeyLayout, clock: CacheClock = .monotonic, hashSeed: UInt64? = nil,
+    _ options: CacheOptions, keyLayout: KeyLayout, clock: MonotonicClock = .system, hashSeed: UInt64? = nil,
     observer: (any EngineObserver)? = nil, loads: (any ForkProtected)? = nil
   ) throws(PurgeableError) {
     let outOfMemory = PurgeableError(

@@ -131,7 +131,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   /// For tests: a clock that they set, and a seed of the keys' hashes.
   convenience init(
     name: String = "cache", countLimit: Int? = nil, costLimit: Int? = nil, byteLimit: Int? = nil,
-    idleTime: Duration? = nil, tracksKeys: Bool = false, clock: CacheClock, hashSeed: UInt64? = nil,
+    idleTime: Duration? = nil, tracksKeys: Bool = false, clock: MonotonicClock, hashSeed: UInt64? = nil,
     onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
     var options = CacheOptions(name: name, countLimit: countLimit, costLimit: costLimit, byteLimit: byteLimit)
@@ -141,7 +141,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
 
   /// `clock`: nil for the one of the options. `hashSeed`: nil for a random one.
   private init(
-    _ options: CacheOptions, clock: CacheClock?, hashSeed: UInt64? = nil,
+    _ options: CacheOptions, clock: MonotonicClock?, hashSeed: UInt64? = nil,
     onDeparture: (@Sendable (Departure<Key, Value>) -> Void)?
   ) throws(PurgeableError) {
     // Swift's runtime ends the program when it gets no memory for objects and arrays.
@@ -165,7 +165,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
       case .integer, .bytes, .custom: nil
       }
     let engine = try CacheEngine(
-      options, keyLayout: form.layout, clock: clock ?? options.cacheClock, hashSeed: hashSeed, observer: teller, loads: loads)
+      options, keyLayout: form.layout, clock: clock ?? options.monotonicClock, hashSeed: hashSeed, observer: teller, loads: loads)
     // Needed by this cache when it is empty, tracked keys included.
     let (limit, needed) = (engine.base.limits.bytes.load(ordering: .relaxed), engine.base.neededBytes)
     engine.base.limits.leastBytes.store(needed, ordering: .relaxed)

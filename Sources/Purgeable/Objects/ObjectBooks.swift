@@ -59,11 +59,11 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
   @usableFromInline final var findsCosts: Bool { hasCosts.load(ordering: .acquiring) }
   /// The last type of a value that was found to have no content to discard.
   private final let plainType = Atomic<UInt>(0)
-  final let clock: CacheClock
+  final let clock: MonotonicClock
   /// The queues, a bit for each, that ever had an entry.
   private final let queuesSeen = Atomic<UInt8>(0)
 
-  init(_ options: CacheOptions, clock: CacheClock) {
+  init(_ options: CacheOptions, clock: MonotonicClock) {
     let budget = ObjectBudget(
       costLimit: options.costLimit, bytes: CacheBudget(memoryShare: options.memoryShare, byteLimit: options.byteLimit))
     countLimit = Atomic(options.countLimit ?? .max)

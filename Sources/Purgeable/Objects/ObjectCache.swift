@@ -66,7 +66,7 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
 
   /// `clock`: of slow growth; nil for the one of the options.
   init(
-    _ options: CacheOptions = CacheOptions(), clock: CacheClock?,
+    _ options: CacheOptions = CacheOptions(), clock: MonotonicClock?,
     isSurelyEqual: @escaping @Sendable (Key, Key) -> Bool = { _, _ in false },
     onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
@@ -78,7 +78,7 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
     {
       throw PurgeableError(.invalidArgument(label), in: operation, explanation: "this option is for caches of bytes")
     }
-    store = ObjectStore(options, clock: clock ?? options.cacheClock, isSurelyEqual: isSurelyEqual)
+    store = ObjectStore(options, clock: clock ?? options.monotonicClock, isSurelyEqual: isSurelyEqual)
     if let onDeparture { setDepartureHandler(onDeparture) }
     ClientRoster.shared.add(store)
   }

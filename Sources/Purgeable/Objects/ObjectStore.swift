@@ -108,7 +108,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   /// The keys that are being loaded.
   @usableFromInline let loads = LoadTable<Key, Value>()
 
-  init(_ options: CacheOptions, clock: CacheClock, isSurelyEqual: @escaping @Sendable (Key, Key) -> Bool) {
+  init(_ options: CacheOptions, clock: MonotonicClock, isSurelyEqual: @escaping @Sendable (Key, Key) -> Bool) {
     self.isSurelyEqual = isSurelyEqual
     name = Guarded(options.name)
     guardedHandlers = Guarded(noHandlers)

@@ -49,14 +49,14 @@ final class GroupEventsSource: SystemSourcePart {
   }
 
   private let group: MemoryGroup
-  private let now: @Sendable () -> UInt64
+  private let clock: MonotonicClock
   private let state: Guarded<State>
 
-  /// nil where not one file could be opened. `now`: the clock, which tests set.
-  init?(group: MemoryGroup, now: @escaping @Sendable () -> UInt64 = { MonotonicTime.now }) {
+  /// nil where not one file could be opened.
+  init?(group: MemoryGroup, clock: MonotonicClock = .system) {
     guard group.version == .v2 else { return nil }
     self.group = group
-    self.now = now
+    self.clock = clock
     let watched = Self.open(group.directories)
     guard !watched.isEmpty else { return nil }
     state = Guarded(State(watched: watched))
@@ -99,7 +99,7 @@ final class GroupEventsSource: SystemSourcePart {
 
   func level(of ready: DescriptorList) -> PressureLevel {
     let level = state.withLock { state -> PressureLevel in
-      let now = now()
+      let now = clock.now()
       for index in state.watched.indices.reversed() {
         let watched = state.watched[index]
         guard ready.events(of: watched.descriptor.number) != nil else { continue }

@@ -15,12 +15,14 @@ final class PollingSource: SystemSourcePart {
   private let root: String
   private let looksAtMachine: Bool
   private let looksAtGroup: Bool
+  private let clock: MonotonicClock
   private let state = Guarded(State())
 
-  init(root: String = "/", machine: Bool = true, group: Bool = true) {
+  init(root: String = "/", machine: Bool = true, group: Bool = true, clock: MonotonicClock = .system) {
     self.root = root
     looksAtMachine = machine
     looksAtGroup = group
+    self.clock = clock
   }
 
   var name: String {
@@ -35,7 +37,7 @@ final class PollingSource: SystemSourcePart {
   func addDescriptors(to list: inout DescriptorList) {}
 
   func level(of ready: DescriptorList) -> PressureLevel {
-    let now = MonotonicTime.now
+    let now = clock.now()
     let recent = state.withLock { state -> PressureLevel? in
       if state.lastLook != 0, now - min(now, state.lastLook) < 900_000_000 { return state.level }
       state.lastLook = now

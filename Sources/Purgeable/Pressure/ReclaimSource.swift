@@ -42,16 +42,18 @@ final class ReclaimSource: SystemSourcePart {
   let directories: [String]
   private let root: String
   private let group: MemoryGroup
+  private let clock: MonotonicClock
   private let state: Guarded<State>
 
   /// nil where not one group could be registered with.
-  init?(group: MemoryGroup, root: String = "/") {
+  init?(group: MemoryGroup, root: String = "/", clock: MonotonicClock = .system) {
     guard group.version == .v1 else { return nil }
     var opened: [OwnedDescriptor] = []
     let directories = Self.register(group.directories, &opened)
     guard !directories.isEmpty else { return nil }
     self.root = root
     self.group = group
+    self.clock = clock
     self.directories = directories
     state = Guarded(State(events: opened))
   }
@@ -117,14 +119,14 @@ final class ReclaimSource: SystemSourcePart {
       for (index, event) in state.events.enumerated() where ready.events(of: event.number) != nil && event.drain() > 0 {
         strongest = Strength(index)?.level ?? strongest ?? PressureLevel.normal
       }
-      return (strongest, state.recent.level(at: MonotonicTime.now))
+      return (strongest, state.recent.level(at: clock.now()))
     }
     guard let strongest else { return known }
     let shortage = max(
       MemoryRoom.level(of: group.tightest()),
       MemoryRoom.level(of: MachineMemory.current(root: root)))
     let level = Self.confirmed(strongest, by: shortage)
-    state.withLock { $0.recent.note(level, at: MonotonicTime.now) }
+    state.withLock { $0.recent.note(level, at: clock.now()) }
     return max(level, known)
   }
 

@@ -72,19 +72,16 @@ final class StallSource: SystemSourcePart {
   private let file: String
   private let root: String
   private let scope: Scope
-  private let now: @Sendable () -> UInt64
+  private let clock: MonotonicClock
   private let state: Guarded<State>
 
-  /// Opens the file twice, one trigger each; nil where the kernel refuses, or PSI is off or not there. `now`: the clock, which
-  /// tests set.
-  init?(
-    file: String, scope: Scope, root: String = "/", now: @escaping @Sendable () -> UInt64 = { MonotonicTime.now }
-  ) {
+  /// Opens the file twice, one trigger each; nil where the kernel refuses, or PSI is off or not there.
+  init?(file: String, scope: Scope, root: String = "/", clock: MonotonicClock = .system) {
     self.file = file
     self.root = root
     self.scope = scope
-    self.now = now
-    guard let opened = Self.open(file, at: now()) else { return nil }
+    self.clock = clock
+    guard let opened = Self.open(file, at: clock.now()) else { return nil }
     state = Guarded(opened)
   }
 
@@ -107,7 +104,7 @@ final class StallSource: SystemSourcePart {
 
   func level(of ready: DescriptorList) -> PressureLevel {
     let level = state.withLock { state -> PressureLevel in
-      let now = now()
+      let now = clock.now()
       for item in ready {
         Self.take(item, &state.some, &state.events, at: now)
         Self.take(item, &state.full, &state.events, at: now)
@@ -140,7 +137,7 @@ final class StallSource: SystemSourcePart {
   }
 
   func reopen() {
-    let (file, now) = (file, now())
+    let (file, now) = (file, clock.now())
     state.withLock { state in
       state.some?.descriptor.close()
       state.full?.descriptor.close()

@@ -37,19 +37,18 @@ public final class SystemPressureSource: PressureSource, ListedSource, ForkProte
   private static let checkNanoseconds: UInt64 = 5_000_000_000
 
   private let root: String
-  private let now: @Sendable () -> UInt64
+  private let clock: MonotonicClock
   private let state = Guarded(State())
 
   /// Opens what works here: some 60 system calls.
   public convenience init() { self.init(root: "/") }
 
   /// `root` stands in front of every path, for tests.
-  package convenience init(root: String) { self.init(root: root, now: { MonotonicTime.now }) }
+  package convenience init(root: String) { self.init(root: root, clock: .system) }
 
-  /// `now`: the clock, which tests set.
-  init(root: String, now: @escaping @Sendable () -> UInt64) {
+  init(root: String, clock: MonotonicClock) {
     self.root = root
-    self.now = now
+    self.clock = clock
     reopen()
     rehearseFork()
   }
@@ -132,7 +131,7 @@ public final class SystemPressureSource: PressureSource, ListedSource, ForkProte
   }
 
   private func mayBeStale(_ state: inout State) -> Bool {
-    let now = now()
+    let now = clock.now()
     guard now - min(now, state.lastCheck) >= Self.checkNanoseconds else { return false }
     state.lastCheck = now
     guard !state.isIncomplete else { return true }
@@ -142,41 +141,41 @@ public final class SystemPressureSource: PressureSource, ListedSource, ForkProte
   }
 
   private func open(_ state: inout State) {
-    state.lastCheck = now()
+    state.lastCheck = clock.now()
     guard hasReserve else {
       // Without memory for it, there is nothing to wait for until somebody asks again (`mayBeStale`).
       (state.membership, state.name, state.isIncomplete) = (nil, "", true)
       return
     }
     state.membership = SmallFile.text(MemoryGroup.join(root, "proc/self/cgroup"))
-    state.parts = Self.openParts(root, now)
+    state.parts = Self.openParts(root, clock)
     state.name = state.parts.map(\.name).joined(separator: ", ")
     // If the last descriptor is used up, nothing above could tell why it failed; this call can.
     state.isIncomplete = Self.descriptorsAreExhausted()
   }
 
-  private static func openParts(_ root: String, _ now: @escaping @Sendable () -> UInt64) -> [any SystemSourcePart] {
+  private static func openParts(_ root: String, _ clock: MonotonicClock) -> [any SystemSourcePart] {
     var parts: [any SystemSourcePart] = []
     var hearsOfMachine = false
     var hearsOfGroup = false
-    if let stalls = StallSource(file: MemoryGroup.join(root, "proc/pressure/memory"), scope: .machine, root: root, now: now) {
+    if let stalls = StallSource(file: MemoryGroup.join(root, "proc/pressure/memory"), scope: .machine, root: root, clock: clock) {
       parts.append(stalls)
       hearsOfMachine = true
     }
     if let unified = MemoryGroup.currentUnified(root: root), unified.isOwnDirectory,
       !MemoryGroup.isHierarchyRoot(unified.directories[0], .v2),
-      let stalls = StallSource(file: unified.directories[0] + "/memory.pressure", scope: .ownGroup, root: root, now: now)
+      let stalls = StallSource(file: unified.directories[0] + "/memory.pressure", scope: .ownGroup, root: root, clock: clock)
     {
       parts.append(stalls)
       hearsOfGroup = true
     }
     let group = MemoryGroup.current(root: root)
     if let group {
-      if let events = GroupEventsSource(group: group, now: now) {
+      if let events = GroupEventsSource(group: group, clock: clock) {
         parts.append(events)
         hearsOfGroup = true
       }
-      if let reclaim = ReclaimSource(group: group, root: root) {
+      if let reclaim = ReclaimSource(group: group, root: root, clock: clock) {
         parts.append(reclaim)
         hearsOfGroup = hearsOfGroup || reclaim.directories == group.directories
         hearsOfMachine = hearsOfMachine || reclaim.directories.contains { MemoryGroup.isHierarchyRoot($0, .v1) }
@@ -185,7 +184,7 @@ public final class SystemPressureSource: PressureSource, ListedSource, ForkProte
       hearsOfGroup = true
     }
     if !hearsOfMachine || !hearsOfGroup {
-      parts.append(PollingSource(root: root, machine: !hearsOfMachine, group: !hearsOfGroup))
+      parts.append(PollingSource(root: root, machine: !hearsOfMachine, group: !hearsOfGroup, clock: clock))
     }
     return parts
   }

@@ -50,7 +50,7 @@ public struct CacheOptions: Sendable {
     try LimitCheck.time(idleTime, "idleTime", in: operation)
   }
 
-  var cacheClock: CacheClock { clock.map { CacheClock($0) } ?? .monotonic }
+  var monotonicClock: MonotonicClock { clock.map { MonotonicClock($0) } ?? .system }
 }
 
 extension CacheOptions: CustomStringConvertible {
@@ -71,7 +71,7 @@ extension CacheOptions: CustomStringConvertible {
   }
 }
 
-extension CacheClock {
+extension MonotonicClock {
   /// By a clock of the program's. It begins at a second, since 0 stands for never in places; a clock that goes back stands still.
   init(_ clock: some Clock<Duration>) {
     let start = clock.now

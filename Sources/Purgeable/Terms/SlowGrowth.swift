@@ -12,8 +12,8 @@
 
 import Synchronization
 
-/// Times are in nanoseconds of the cache's clock (`CacheClock`). All loads and stores are relaxed: a limit that is a moment old
-/// will do.
+/// Times are in nanoseconds of the cache's clock (`MonotonicClock`). All loads and stores are relaxed: a limit that is a moment
+/// old will do.
 struct SlowGrowth: ~Copyable, Sendable {
   static let partsPerSecond = 16
   static let duration: UInt64 = 60_000_000_000
@@ -42,7 +42,7 @@ struct SlowGrowth: ~Copyable, Sendable {
   }
 
   /// The limit now, in bytes; `Int.max` for none, without a look at the clock.
-  func limit(by clock: CacheClock) -> Int {
+  func limit(by clock: MonotonicClock) -> Int {
     let base = base.load(ordering: .relaxed)
     guard base != .max else { return .max }
     let elapsed = elapsed(clock.now())

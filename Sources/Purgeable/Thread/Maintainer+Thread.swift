@@ -8,6 +8,7 @@ import Synchronization
 private struct Watch {
   /// Which thread this is.
   let sleeper: UInt64
+  let clock: MonotonicClock
   /// The source of caches and of monitors without one of their own.
   var shared: PressureFeed?
   var pace = ReactionPace()
@@ -17,7 +18,7 @@ private struct Watch {
   /// Our group. Where it lies hardly ever changes.
   var group = KnownGroup()
 
-  init(sleeper: UInt64) { self.sleeper = sleeper }
+  init(sleeper: UInt64, clock: MonotonicClock) { (self.sleeper, self.clock) = (sleeper, clock) }
 }
 
 extension Maintainer {
@@ -30,11 +31,11 @@ extension Maintainer {
   /// From here to its end the thread takes nothing from the allocator, except where Swift takes memory to open or tell
   /// something. There the thread checks first that there is memory (MemoryReserve), and otherwise tries again later.
   func run() {
-    var watch = Watch(sleeper: signal.sleeper)
+    var watch = Watch(sleeper: signal.sleeper, clock: clock)
     // Ends here when another thread was started in this one's place.
     while let ready = wait(&watch) {
       wakeUps.add(1, ordering: .relaxed)
-      let woken = MonotonicTime.now
+      let woken = watch.clock.now()
       // Partner of both: the exchange in `wake(by:)`.
       hasNews.store(false, ordering: .sequentiallyConsistent)
       if WorkBell.isRung.load(ordering: .acquiring) { watch.roundDue = min(watch.roundDue ?? .max, woken + Self.roundDelay) }
@@ -57,7 +58,7 @@ extension Maintainer {
   }
 
   private func wait(_ watch: inout Watch) -> DescriptorList? {
-    let now = MonotonicTime.now
+    let now = watch.clock.now()
     let hearsEvents = signal.hearsDescriptors
     let holds = holdsAnything
     var deadline = watch.roundDue
@@ -73,7 +74,7 @@ extension Maintainer {
       if let feed = monitor.notes.withLock({ $0.sleeper == watch.sleeper ? $0.feed : nil }) { take(feed) }
     }
     if let due = watch.pace.deadline(at: now) { deadline = min(deadline ?? .max, due) }
-    return signal.wait(watch.sleeper, until: deadline, descriptors)
+    return signal.wait(watch.sleeper, for: deadline.map { $0 - min($0, now) }, descriptors)
   }
 
   /// Whether any client has memory to give back, or wants to know the level.
@@ -157,7 +158,7 @@ extension Maintainer {
       return known
     }
     guard MemoryReserve.isThere(MemoryReserve.ofLookups) else {
-      watch.retryDue = MonotonicTime.now + Self.retryPause
+      watch.retryDue = watch.clock.now() + Self.retryPause
       return nil
     }
     let best = SystemPressureSource()
@@ -218,7 +219,7 @@ extension Maintainer {
     case .ease: PressureReaction.run(ListedClients(), .normal) { _ in false }
     case .look: reactIfShort(&watch, woken: woken)
     case .react:
-      let begun = MonotonicTime.now
+      let begun = watch.clock.now()
       // A source of the program's own knows better than our figures whether memory is short.
       let mustGive = givenSource != nil
       let relief = PressureReaction.run(ListedClients(), answer.raw, in: watch.group.current(), mustGive: mustGive)
@@ -237,7 +238,7 @@ extension Maintainer {
 
   private func note(_ relief: PressureRelief, _ watch: inout Watch, begun: UInt64, woken: UInt64) {
     let offered = begun + UInt64(relief.offeringTime / .nanoseconds(1))
-    let done = MonotonicTime.now
+    let done = watch.clock.now()
     if relief.givenBackBytes > 0 { watch.pace.noteRelief(at: done) }
     state.withLock { state in
       state.statistics.reactionCount += 1

@@ -23,6 +23,7 @@ final class Maintainer: ForkProtected {
   static let shared = Maintainer()
 
   struct State {
+    var clock = MonotonicClock.system
     var monitors = ClientList<UnownedMonitor>()
     /// The process that has the thread; a forked child does not, and starts its own.
     var threadOwner: pid_t = 0
@@ -55,6 +56,18 @@ final class Maintainer: ForkProtected {
     ForkGuard.shared.announce(.thread) { $0.append(Maintainer.shared) }
     rehearseFork()
     _ = leastStackByteCount
+  }
+
+  /// Rounds, pauses and levels go by it. A thread keeps the clock with which it began, and sleeps for the time that is left by
+  /// it: a test sets a clock before there is work, and wakes the thread when it has moved the clock.
+  var clock: MonotonicClock {
+    get { state.withLock { $0.clock } }
+    set {
+      state.withLock { state in
+        assert(state.threadOwner != getpid(), "Maintainer: the thread keeps the clock that it has")
+        state.clock = newValue
+      }
+    }
   }
 
   // MARK: Who is worked for
@@ -146,7 +159,7 @@ final class Maintainer: ForkProtected {
   /// Work comes with each store: in the pause after a refused start it costs a look at the clock. News come seldom, and try anew.
   fileprivate func noteWork() {
     let start = nextStart.load(ordering: .relaxed)
-    if start == 0 || MonotonicTime.now >= start { wake(by: WorkBell.isRung) }
+    if start == 0 || clock.now() >= start { wake(by: WorkBell.isRung) }
   }
 
   /// A forked child does not have the parent's thread; a request for news starts one.
@@ -170,7 +183,7 @@ final class Maintainer: ForkProtected {
     let isHeard = signal.wake()
     guard needsThread || !isHeard else { return }
     let errorNumber = start()
-    nextStart.store(errorNumber == 0 ? 0 : MonotonicTime.now + Self.startPause, ordering: .relaxed)
+    nextStart.store(errorNumber == 0 ? 0 : clock.now() + Self.startPause, ordering: .relaxed)
     guard errorNumber != 0 else { return }
     // Until there is a thread, the kernel has less to choose from.
     state.withLock { state in

@@ -86,9 +86,9 @@ import Glibc
     }
   }
 
-  /// Sleeps until woken, until a descriptor is ready, or until the time (nil: for ever); answers the descriptors that are ready,
-  /// with what occurred; nil when this sleeper was replaced.
-  func wait(_ sleeper: UInt64, until deadline: UInt64?, _ descriptors: DescriptorList) -> DescriptorList? {
+  /// Sleeps until woken, until a descriptor is ready, or for so many nanoseconds (nil: for ever); answers the descriptors that
+  /// are ready, with what occurred; nil when this sleeper was replaced.
+  func wait(_ sleeper: UInt64, for nanoseconds: UInt64?, _ descriptors: DescriptorList) -> DescriptorList? {
     let own = withMutex { () -> OwnedDescriptor? in
       // The eventfd was closed by the program while this thread was awake, or could not be made. A wake set before is not lost.
       if event?.isOurs != true {
@@ -99,12 +99,12 @@ import Glibc
       return event
     }
     guard let own else {
-      sleep(until: deadline)
+      sleep(for: nanoseconds)
       var isWoken = false
       return Self.poll(descriptors, nil, &isWoken, milliseconds: 0)
     }
     var isWoken = false
-    let ready = Self.poll(descriptors, own, &isWoken, milliseconds: Self.milliseconds(until: deadline))
+    let ready = Self.poll(descriptors, own, &isWoken, milliseconds: Self.milliseconds(nanoseconds))
     return withMutex {
       guard currentSleeper == sleeper else { return nil }
       isSet = false
@@ -114,7 +114,8 @@ import Glibc
     }
   }
 
-  private func sleep(until deadline: UInt64?) {
+  private func sleep(for nanoseconds: UInt64?) {
+    let deadline = nanoseconds.map { MonotonicTime.now + $0 }
     unsafe pthread_mutex_lock(mutex)
     while !isSet {
       guard let deadline else {
@@ -157,10 +158,8 @@ import Glibc
   }
 
   /// Rounded up: to wake a moment too early would be to wake twice.
-  private static func milliseconds(until deadline: UInt64?) -> Int32 {
-    guard let deadline else { return -1 }
-    let now = MonotonicTime.now
-    guard deadline > now else { return 0 }
-    return Int32(min((deadline - now + 999_999) / 1_000_000, 3_600_000))
+  private static func milliseconds(_ nanoseconds: UInt64?) -> Int32 {
+    guard let nanoseconds else { return -1 }
+    return Int32((min(nanoseconds, 3_600_000_000_000) + 999_999) / 1_000_000)
   }
 }

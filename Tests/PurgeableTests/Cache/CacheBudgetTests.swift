@@ -137,7 +137,7 @@ struct CacheBudgetTests {
     var observer: (@Sendable (Departure<Int, [UInt8]>) -> Void)?
     if tracksKeys { observer = { told.note($0) } }
     let clock = SetClock()
-    let cache = try PurgeableCache<Int, [UInt8]>(idleTime: .seconds(1000), clock: clock.cacheClock, onDeparture: observer)
+    let cache = try PurgeableCache<Int, [UInt8]>(idleTime: .seconds(1000), clock: clock.monotonic, onDeparture: observer)
     for key in 0..<4000 { cache[key] = pattern(500) }
     let held = cache.statistics.memory.heldBytes
     let used = (0..<4000).filter { $0 % 20 == 0 }
@@ -176,7 +176,7 @@ struct CacheBudgetTests {
   @Test("in the eager mode locked entries and large ones in use stay, however often an idle round comes")
   func idleButInUse() throws {
     let clock = SetClock()
-    let cache = try PurgeableCache<Int, [UInt8]>(idleTime: .seconds(1000), clock: clock.cacheClock)
+    let cache = try PurgeableCache<Int, [UInt8]>(idleTime: .seconds(1000), clock: clock.monotonic)
     for key in 0..<1000 { cache[key] = pattern(500) }
     cache[-1] = pattern(300_000)
     cache.withBytes(forKey: 7) { locked in

@@ -14,7 +14,7 @@ struct CacheGiveBackTests {
 
   /// A cache that was filled, and whose entries were partly replaced, read and removed.
   private func filled<Key: Hashable & Sendable>(
-    _ count: Int, tracksKeys: Bool, clock: CacheClock = .monotonic, _ key: (Int) -> Key
+    _ count: Int, tracksKeys: Bool, clock: MonotonicClock = .system, _ key: (Int) -> Key
   ) throws -> PurgeableCache<Key, [UInt8]> {
     let cache = try PurgeableCache<Key, [UInt8]>(tracksKeys: tracksKeys, clock: clock)
     for version in 1...2 {
@@ -33,7 +33,7 @@ struct CacheGiveBackTests {
   ) throws {
     let count = 20_000
     let clock = SetClock()
-    let cache = try filled(count, tracksKeys: tracksKeys, clock: clock.cacheClock, key)
+    let cache = try filled(count, tracksKeys: tracksKeys, clock: clock.monotonic, key)
     if isPartlyLost { cache.discardEveryThirdPage() }
     if findsLosses { cache.engine.heap.findLosses() }
     let before = cache.byteCount

@@ -84,7 +84,7 @@ struct CacheOrderTests {
   @Test("of so many entries that there are several shards, 99 % of the newer half stay", arguments: LateLimit.allCases)
   func halfOfMany(limit: LateLimit) throws {
     let count = TestRun.isFull ? 100_000 : 40_000
-    let cache = try PurgeableCache<Int, Int>(clock: .monotonic, hashSeed: chosenSeed)
+    let cache = try PurgeableCache<Int, Int>(clock: .system, hashSeed: chosenSeed)
     for i in 0..<count { cache.setValue(i, forKey: i, cost: 1) }
     #expect(cache.engine.shards.openCount == 16)
     limit.apply(count / 2, to: cache)
@@ -106,7 +106,7 @@ struct CacheOrderTests {
       var hits = 0
       for number in 0..<caches {
         let cache = try PurgeableCache<Int, Int>(
-          countLimit: late || byCost ? nil : sizes.limit, costLimit: late || !byCost ? nil : sizes.limit, clock: .monotonic,
+          countLimit: late || byCost ? nil : sizes.limit, costLimit: late || !byCost ? nil : sizes.limit, clock: .system,
           hashSeed: chosenSeed &+ UInt64(number))
         if late, byCost { try cache.setCostLimit(sizes.limit) }
         if late, !byCost { try cache.setCountLimit(sizes.limit) }

@@ -11,12 +11,12 @@ struct CachePaceTests {
   private let mebibyte = 1 << 20
 
   private func expect(_ growth: borrowing SlowGrowth, _ clock: SetClock, _ limit: Int) {
-    let found = growth.limit(by: clock.cacheClock)
+    let found = growth.limit(by: clock.monotonic)
     #expect(found == limit)
   }
 
   private func expect(_ growth: borrowing SlowGrowth, _ clock: SetClock, remaining: UInt64) {
-    let found = growth.remaining(now: clock.cacheClock.now())
+    let found = growth.remaining(now: clock.monotonic.now())
     #expect(found == remaining)
   }
 
@@ -25,7 +25,7 @@ struct CachePaceTests {
     let clock = SetClock()
     let growth = SlowGrowth()
     expect(growth, clock, .max)
-    growth.begin(before: 160 * mebibyte, held: 100 * mebibyte, now: clock.cacheClock.now())
+    growth.begin(before: 160 * mebibyte, held: 100 * mebibyte, now: clock.monotonic.now())
     expect(growth, clock, 100 * mebibyte)
     clock.advance(seconds: 1)
     expect(growth, clock, 110 * mebibyte)
@@ -41,15 +41,15 @@ struct CachePaceTests {
   func again() {
     let clock = SetClock()
     let growth = SlowGrowth()
-    growth.begin(before: 160 * mebibyte, held: 100 * mebibyte, now: clock.cacheClock.now())
+    growth.begin(before: 160 * mebibyte, held: 100 * mebibyte, now: clock.monotonic.now())
     clock.advance(seconds: 30)
-    growth.begin(before: 16 * mebibyte, held: 10 * mebibyte, now: clock.cacheClock.now())
+    growth.begin(before: 16 * mebibyte, held: 10 * mebibyte, now: clock.monotonic.now())
     clock.advance(seconds: 59)
     expect(growth, clock, 600 * mebibyte)
     // After the minute the rate is the new one.
     clock.advance(seconds: 1)
     expect(growth, clock, .max)
-    growth.begin(before: 16 * mebibyte, held: 10 * mebibyte, now: clock.cacheClock.now())
+    growth.begin(before: 16 * mebibyte, held: 10 * mebibyte, now: clock.monotonic.now())
     clock.advance(seconds: 1)
     expect(growth, clock, 11 * mebibyte)
   }
@@ -58,7 +58,7 @@ struct CachePaceTests {
   func floor() {
     let clock = SetClock()
     let growth = SlowGrowth()
-    growth.begin(before: mebibyte, held: 0, now: clock.cacheClock.now() + second)
+    growth.begin(before: mebibyte, held: 0, now: clock.monotonic.now() + second)
     expect(growth, clock, SlowGrowth.byteFloor)
   }
 

@@ -12,7 +12,7 @@ import ToolSupport
 @Suite("PurgeableCache, reaction to pressure", .notUnderThreadSanitizer)
 struct CacheReactionTests {
   /// With the test run's seed: which shares of entries stay depends on where their keys lie.
-  private func filled(_ count: Int = 16_000, clock: CacheClock = .monotonic) throws -> PurgeableCache<Int, [UInt8]> {
+  private func filled(_ count: Int = 16_000, clock: MonotonicClock = .system) throws -> PurgeableCache<Int, [UInt8]> {
     let cache = try PurgeableCache<Int, [UInt8]>(clock: clock, hashSeed: chosenSeed)
     for key in 0..<count { cache[key] = pattern(300) }
     return cache
@@ -38,7 +38,7 @@ struct CacheReactionTests {
   func small() throws {
     let clock = SetClock()
     for (count, byteCount, least) in [(2000, 100, 700), (100, 4000, 60), (300, 4000, 200)] {
-      let cache = try PurgeableCache<Int, [UInt8]>(clock: clock.cacheClock, hashSeed: chosenSeed)
+      let cache = try PurgeableCache<Int, [UInt8]>(clock: clock.monotonic, hashSeed: chosenSeed)
       for key in 0..<count { cache[key] = pattern(byteCount) }
       cache.trimUntimed(level: .critical)
       #expect(cache.count >= least && cache.count < count * 7 / 8, "\(cache.count) of \(count)")
@@ -185,7 +185,7 @@ struct CacheReactionTests {
   @Test("several reactions in a row do not make growth slower than the first")
   func growthRate() throws {
     let clock = SetClock()
-    let cache = try filled(40_000, clock: clock.cacheClock)
+    let cache = try filled(40_000, clock: clock.monotonic)
     let before = cache.byteCount
     for _ in 0..<6 { cache.trimUntimed(level: .critical) }
     #expect(cache.byteCount < before / 2)
@@ -200,7 +200,7 @@ struct CacheReactionTests {
   func growth() throws {
     // The test's clock stands still, however long the calls take.
     let clock = SetClock()
-    let cache = try filled(clock: clock.cacheClock)
+    let cache = try filled(clock: clock.monotonic)
     cache.trimUntimed(level: .critical)
     let held = cache.byteCount
     #expect(cache.engine.base.growthLimit == max(held, SlowGrowth.byteFloor))

@@ -158,7 +158,7 @@ struct CacheReasonsTests {
   @Test("without a byte limit slow growth evicts for growth, and the limit in force says so")
   func growth() throws {
     // The test's clock stands still, however long the calls take.
-    let cache = try PurgeableCache<Int, [UInt8]>(clock: SetClock().cacheClock)
+    let cache = try PurgeableCache<Int, [UInt8]>(clock: SetClock().monotonic)
     #expect(cache.statistics.limitInForce == nil && cache.statistics.limitReason == nil)
     for key in 0..<30_000 { cache[key] = pattern(300) }
     cache.trimUntimed(level: .critical)

@@ -187,7 +187,7 @@ extension MissReason {
 final class SetClock: Sendable {
   private let nanoseconds = Atomic<UInt64>(1_000_000_000_000)
 
-  var cacheClock: CacheClock { CacheClock { self.nanoseconds.load(ordering: .relaxed) } }
+  var monotonic: MonotonicClock { MonotonicClock { self.nanoseconds.load(ordering: .relaxed) } }
 
   func advance(seconds: Double) { nanoseconds.add(UInt64(seconds * 1e9), ordering: .relaxed) }
 }

@@ -110,7 +110,7 @@ struct ObjectPressureTests {
   @Test("growth is slow afterwards, by count, and ends after a minute")
   func growth() throws {
     let clock = SetClock()
-    let cache = try ObjectCache<Int, Int>(clock: clock.cacheClock)
+    let cache = try ObjectCache<Int, Int>(clock: clock.monotonic)
     for number in 0..<1600 { cache[number] = number }
     #expect(cache.store.giveSlice() && cache.count == 1500)
     cache.store.endRelief(before: 1600)
@@ -127,8 +127,8 @@ struct ObjectPressureTests {
   @Test("a cache of fewer entries than a sixteenth counts grows too, by as many sixteenths")
   func smallGrowth() throws {
     let clock = SetClock()
-    let cache = try ObjectCache<Int, Int>(clock: clock.cacheClock)
-    cache.store.growth.begin(before: 24, held: 12, now: clock.cacheClock.now())
+    let cache = try ObjectCache<Int, Int>(clock: clock.monotonic)
+    cache.store.growth.begin(before: 24, held: 12, now: clock.monotonic.now())
     for (seconds, most) in [(0, 16), (1, 17), (2, 19), (32, 64)] {
       for number in 0..<200 { cache[number] = number }
       #expect(cache.count == most, "after \(seconds) s")

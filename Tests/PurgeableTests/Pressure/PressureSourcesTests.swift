@@ -77,7 +77,7 @@ struct PressureSourcesTests {
     defer { root.remove() }
     let group = try #require(MemoryGroup.current(root: root.path))
     let clock = SetClock()
-    let source = try #require(GroupEventsSource(group: group, now: clock.cacheClock.now))
+    let source = try #require(GroupEventsSource(group: group, clock: clock.monotonic))
     defer { source.close() }
     let descriptors = source.descriptors
     #expect(descriptors.count == 2)
@@ -164,10 +164,15 @@ struct PressureSourcesTests {
     files["proc/meminfo"] = "MemTotal: 1600 kB\nMemAvailable: 150 kB\n"
     let root = try FakeRoot(files)
     defer { root.remove() }
-    let source = PollingSource(root: root.path)
+    let clock = SetClock()
+    let source = PollingSource(root: root.path, clock: clock.monotonic)
     #expect(source.level(ready: []) == .warning)
     try root.write("proc/meminfo", "MemTotal: 1600 kB\nMemAvailable: 50 kB\n")
     #expect(source.look() == .critical)
+    clock.advance(seconds: 0.8)
+    #expect(source.level(ready: []) == .warning, "what it saw last")
+    clock.advance(seconds: 0.2)
+    #expect(source.level(ready: []) == .critical)
     #expect(PollingSource(root: root.path, machine: false).look() == .normal)
     try root.write("sys/fs/cgroup/memory.current", "402000000\n")
     #expect(PollingSource(root: root.path, machine: false).look() == .critical)
@@ -179,7 +184,7 @@ struct PressureSourcesTests {
     let root = try FakeRoot(FieldMachine.unified)
     defer { root.remove() }
     let clock = SetClock()
-    let source = SystemPressureSource(root: root.path, now: clock.cacheClock.now)
+    let source = SystemPressureSource(root: root.path, clock: clock.monotonic)
     defer { source.close() }
     #expect(source.partNames == ["polling"])
     try root.write("sys/fs/cgroup/other/memory.events", "max 0\n")

@@ -26,7 +26,7 @@ struct StallTriggerTests {
     // The machine's stalls count when no file says that the machine has room.
     let clock = SetClock()
     let source = try #require(
-      StallSource(file: file, scope: isMachine ? .machine : .ownGroup, root: root.path, now: clock.cacheClock.now))
+      StallSource(file: file, scope: isMachine ? .machine : .ownGroup, root: root.path, clock: clock.monotonic))
     defer { source.close() }
     let descriptors = source.descriptors
     try #require(descriptors.count == 2)

@@ -22,42 +22,50 @@ struct PressureMonitorTests {
 
   @Test("every subscriber gets the current level first, then each change, and the end when the monitor is gone")
   func levels() async {
-    let source = FakeSource()
-    var monitor: PressureMonitor? = PressureMonitor(source: source)
-    let streams = [monitor!.levels, monitor!.levels]
-    // A slow subscriber misses outdated levels. So the next level is set only when both have heard this one.
-    let counts = HeardCounts()
-    let heard = await withTaskGroup(of: [PressureLevel].self) { group in
-      for stream in streams {
-        group.addTask {
-          var levels: [PressureLevel] = []
-          for await level in stream {
-            levels.append(level)
-            switch level {
-            case .normal where levels.count > 1: return levels
-            case .normal: if counts.none.add(1, ordering: .relaxed).newValue == 2 { source.set(.critical) }
-            case .critical: if counts.critical.add(1, ordering: .relaxed).newValue == 2 { source.set(.normal) }
-            case .warning: break
-            }
+    await #expect(processExitsWith: .success) {
+      alarm(600)
+      let thread = SteppedThread()
+      let source = FakeSource()
+      var monitor: PressureMonitor? = PressureMonitor(source: source)
+      // The source is asked once a second: when it has first said that all is well, each step down takes two seconds more.
+      let steps: [(level: PressureLevel, begin: () -> Void)] = [
+        (.normal, {}), (.critical, { source.set(.critical) }),
+        (
+          .warning,
+          {
+            source.set(.normal)
+            for _ in 0..<2 { thread.advance(seconds: 1) }
+            require(monitor?.level == .critical, "not yet")
+            thread.advance(seconds: 1)
           }
-          return levels
+        ),
+        (
+          .normal,
+          {
+            thread.advance(seconds: 1)
+            require(monitor?.level == .warning, "not yet")
+            thread.advance(seconds: 1)
+          }
+        ),
+      ]
+      var ears = [monitor!.levels, monitor!.levels].map { $0.makeAsyncIterator() }
+      for step in steps {
+        step.begin()
+        require(patiently { monitor?.level == step.level }, "\(step.level) does not come")
+        for ear in ears.indices {
+          let heard = await ears[ear].next()
+          require(heard == step.level, "\(String(describing: heard)) instead of \(step.level)")
         }
       }
-      return await group.reduce(into: []) { $0.append($1) }
+      let numbers = monitor!.statistics
+      require(numbers.sourceName == "fake" && numbers.criticalCount == 1, "counted once")
+      let last = monitor!.levels
+      monitor = nil
+      var rest: [PressureLevel] = []
+      for await level in last { rest.append(level) }
+      require(rest == [.normal], "\(rest)")
+      require(source.closeCount.load(ordering: .relaxed) == 0, "it is not the monitor's to close")
     }
-    // Each step down takes two seconds. On a machine slower than that, a subscriber may hear only the last step.
-    for levels in heard {
-      #expect(levels == [.normal, .critical, .warning, .normal] || levels == [.normal, .critical, .normal])
-    }
-    #expect(monitor!.level == .normal)
-    let numbers = monitor!.statistics
-    #expect(numbers.sourceName == "fake" && numbers.criticalCount == 1)
-    let last = monitor!.levels
-    monitor = nil
-    var rest: [PressureLevel] = []
-    for await level in last { rest.append(level) }
-    #expect(rest == [.normal])
-    #expect(source.closeCount.load(ordering: .relaxed) == 0, "it is not the monitor's to close")
   }
 
   /// An executor that asks the monitor whenever it gets a job.
@@ -136,17 +144,19 @@ struct PressureMonitorTests {
 
   @Test("a source that only polls is asked, once a second at most")
   func polling() async {
-    let source = FakeSource(hasEvents: false, pollingInterval: .milliseconds(1))
-    let start = MonotonicTime.now
-    let monitor = PressureMonitor(source: source)
-    #expect(await TestRun.comes { source.askCount.load(ordering: .relaxed) > 0 })
-    source.set(.critical)
-    #expect(await TestRun.comes { monitor.level == .critical })
-    // At least a second lies between the times by which the thread goes. Only the first may be from before the start, when the
-    // thread was awake already. Counted before the clock is read: it does not matter how long this task is kept waiting.
-    let count = source.askCount.load(ordering: .relaxed)
-    let seconds = Int((MonotonicTime.now - start) / 1_000_000_000)
-    #expect(count > 1 && count <= seconds + 2)
+    await #expect(processExitsWith: .success) {
+      let thread = SteppedThread()
+      let source = FakeSource(hasEvents: false, pollingInterval: .milliseconds(1))
+      let monitor = PressureMonitor(source: source)
+      let asked = { source.askCount.load(ordering: .relaxed) }
+      require(patiently { asked() == 1 }, "at once")
+      source.set(.critical)
+      thread.advance(seconds: 0.9)
+      require(asked() == 1, "no sooner than a second later")
+      thread.advance(seconds: 0.1)
+      require(asked() == 2, "but then")
+      require(patiently { monitor.level == .critical }, "and tells")
+    }
   }
 
   @Test("monitors come and go from many threads")
@@ -176,12 +186,6 @@ struct PressureMonitorTests {
       require(patiently { !hasLibraryThread() }, "the thread ends with the last watch")
     }
   }
-}
-
-/// How many subscribers have heard each level.
-private final class HeardCounts: Sendable {
-  let none = Atomic<Int>(0)
-  let critical = Atomic<Int>(0)
 }
 
 /// Global, because C callbacks carry no Swift context.

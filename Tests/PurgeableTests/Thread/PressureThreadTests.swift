@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Reactions of the library's thread to pressure, and its sleep: a process for each test, since a process has one such thread.
 // That it sleeps is seen by its doing nothing for seconds, which is for the full run; when each source is asked, and when caches
-// react, is also tested by values that have the time given (PressureFeedTests, ReactionPaceTests).
+// react, by a clock that the test sets (SteppedThread), and by values that have the time given (PressureFeedTests,
+// ReactionPaceTests).
 
 import Glibc
 import PurgeableTestSupport
@@ -79,28 +80,30 @@ struct PressureThreadTests {
     }
   }
 
-  @Test("with polling: once a second, and only while a cache holds anything", .fullRun)
+  @Test("with polling: once a second, and only while a cache holds anything")
   func polling() async {
     await #expect(processExitsWith: .success) {
+      let thread = SteppedThread()
       let source = FakeSource(hasEvents: false, pollingInterval: .milliseconds(10))
       PurgeableMemory.pressureSource = source
+      let asked = { source.askCount.load(ordering: .relaxed) }
       let empty = try PurgeableCache<Int, [UInt8]>()
-      let monitorFree = source.askCount.load(ordering: .relaxed)
-      sleep(3)
-      require(source.askCount.load(ordering: .relaxed) <= monitorFree + 1, "nothing is held, nobody asks")
       var cache: PurgeableCache<Int, [UInt8]>? = try Self.filled()
-      // No more rounds are due.
-      let isDone = { cache?.engine.heap.hasPending == false && !WorkBell.isRung.load(ordering: .relaxed) }
-      require(patiently(isDone), "all is on offer")
-      let start = MonotonicTime.now
-      let before = Self.wakeUps
-      let asked = source.askCount.load(ordering: .relaxed)
-      require(patiently { source.askCount.load(ordering: .relaxed) >= asked + 3 }, "asked now")
-      let seconds = (MonotonicTime.now - start) / 1_000_000_000
-      require(Self.wakeUps - before <= seconds + 2, "once a second")
+      // Rounds, until no more are due.
+      for _ in 0..<10 { thread.advance(seconds: 1) }
+      require(cache?.engine.heap.hasPending == false && !WorkBell.isRung.load(ordering: .relaxed), "all is on offer")
+      let before = asked()
+      thread.advance(seconds: 0.9)
+      require(asked() == before, "no sooner than a second later")
+      thread.advance(seconds: 0.1)
+      require(asked() == before + 1, "but then")
       require(cache?.count == 2000 && empty.isEmpty, "both live")
       cache = nil
-      require(Self.comesToRest(seconds: 3), "nothing is held any more")
+      // What was noted before is done with.
+      for _ in 0..<3 { thread.advance(seconds: 1) }
+      let last = asked()
+      for _ in 0..<5 { thread.advance(seconds: 10) }
+      require(asked() == last && hasLibraryThread() && empty.isEmpty, "nothing is held, nobody asks")
     }
   }
 
@@ -123,21 +126,30 @@ struct PressureThreadTests {
     }
   }
 
-  @Test("stops reacting when the shortage has ended, and sleeps", .fullRun)
+  @Test("reacts once a second while the source goes on saying so, and no more when the shortage has ended")
   func recovering() async {
     await #expect(processExitsWith: .success) {
+      let thread = SteppedThread()
       let source = FakeSource()
       PurgeableMemory.pressureSource = source
       let cache = try Self.filled()
+      let reactions = { PurgeableMemory.pressureStatistics.reactionCount }
       source.set(.critical)
-      require(patiently { PurgeableMemory.pressureStatistics.reactionCount >= 4 }, "reacts, again and again")
+      require(patiently { reactions() >= 1 }, "reacts")
+      for _ in 0..<3 {
+        let before = reactions()
+        thread.advance(seconds: 1)
+        require(reactions() > before, "again")
+      }
       source.set(.normal)
-      require(patiently { PurgeableMemory.pressureLevel == .normal }, "ends")
-      require(Self.comesToRest(seconds: 3), "rest")
-      let count = PurgeableMemory.pressureStatistics.reactionCount
-      require(Self.comesToRest(seconds: 2), "more rest")
-      require(PurgeableMemory.pressureStatistics.reactionCount == count, "nothing to react to")
-      require(cache.count >= 0, "alive")
+      // Asked once a second: from the first good answer on, two seconds for each step down.
+      for level in [PressureLevel.critical, .critical, .warning, .warning, .normal] {
+        thread.advance(seconds: 1)
+        require(PurgeableMemory.pressureLevel == level, "\(PurgeableMemory.pressureLevel) instead of \(level)")
+      }
+      let count = reactions()
+      for _ in 0..<5 { thread.advance(seconds: 1) }
+      require(reactions() == count && cache.count >= 0, "nothing to react to")
     }
   }
 

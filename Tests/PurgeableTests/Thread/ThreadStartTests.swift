@@ -78,6 +78,8 @@ struct ThreadStartTests {
   func refused() async {
     await #expect(processExitsWith: .success) {
       alarm(600)
+      let clock = SetClock()
+      Maintainer.shared.clock = clock.monotonic
       let cache = try PurgeableCache<Int, [UInt8]>()
       require(PurgeableMemory.pressureStatistics.threadErrorNumber == 0, "not tried")
       let address = __rlimit_resource_t(RLIMIT_AS.rawValue)
@@ -91,12 +93,11 @@ struct ThreadStartTests {
       require(!hasLibraryThread(), "refused")
       require(PurgeableMemory.pressureStatistics.threadErrorNumber == EAGAIN, "says why")
       require(Maintainer.shared.nextStart.load(ordering: .relaxed) > 0, "a pause")
-      // A pause that does not end by itself.
-      Maintainer.shared.nextStart.store(.max, ordering: .relaxed)
+      clock.advance(seconds: 0.9)
       for key in 0..<1000 { cache[key] = [1] }
       require(!hasLibraryThread(), "no store tries in the pause")
       require(PurgeableMemory.pressureStatistics.threadErrorNumber == EAGAIN, "which is told of")
-      Maintainer.shared.nextStart.store(1, ordering: .relaxed)
+      clock.advance(seconds: 0.1)
       cache[0] = [2]
       // The thread names itself.
       require(patiently { hasLibraryThread() }, "a store after the pause does")

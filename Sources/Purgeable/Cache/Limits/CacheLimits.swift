@@ -21,9 +21,9 @@ struct CacheLimits: ~Copyable, Sendable {
   let budget: Guarded<CacheBudget>
   /// The level of pressure that was last heard of, as its raw value.
   let pressure = Atomic<Int32>(0)
-  let clock: CacheClock
+  let clock: MonotonicClock
 
-  init(_ options: CacheOptions, clock: CacheClock) {
+  init(_ options: CacheOptions, clock: MonotonicClock) {
     var options = options
     var isDefault = false
     if options.byteLimit == nil, options.countLimit == nil, options.costLimit == nil, options.memoryShare == nil,

@@ -3,7 +3,7 @@
 
 import Synchronization
 
-/// Times are in nanoseconds of the cache's clock (`CacheClock`).
+/// Times are in nanoseconds of the cache's clock (`MonotonicClock`).
 struct SweepPace: ~Copyable, Sendable {
   /// When the core last finished looking.
   private let last = Atomic<UInt64>(0)
