@@ -88,6 +88,7 @@ extension PurgeableCache {
     guard let teller else { return .outOfMemory }
     if value.count >= LargeStore.leastByteCount(in: engine.heap) { LargeStore.awaitRoom(value.count, in: engine) }
     var search = RoomSearch(permit)
+    var hasEvicted = false
     while true {
       let epoch = teller.epoch.load(ordering: .relaxed)
       var stored: Key?
@@ -109,7 +110,14 @@ extension PurgeableCache {
         if !isThere { held.departures.release(number, of: &held.keys) }
         return (isOvertaken ? .replaced : outcome, old, held.takeDue(value.count))
       }
-      guard let (outcome, old, due) = result else { return .outOfMemory }
+      guard let (outcome, old, due) = result else {
+        // There is no memory for another key: one leaves for it.
+        guard !hasEvicted, engine.shards.hold(ofTracked: hash, { $0.evictEntry(engine.base.refusalReason) }) else {
+          return .outOfMemory
+        }
+        hasEvicted = true
+        continue
+      }
       if let old {
         // In a child that a handler forked, the departure is the parent's to tell.
         let isOurs = teller.epoch.load(ordering: .relaxed) == epoch
