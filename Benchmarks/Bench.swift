@@ -23,6 +23,7 @@ enum Bench {
   static let measurements = [
     Measurement(name: "hits", figures: Hits.figures), Measurement(name: "stores", figures: Stores.figures),
     Measurement(name: "full", figures: Full.figures),
+    Measurement(name: "lru", figures: ExactLRU.figures),
     Measurement(name: "objects", figures: Objects.figures), Measurement(name: "shape", figures: NSCacheShape.figures),
     Measurement(name: "loading", figures: LoadingFigures.figures),
     Measurement(name: "threads", figures: Threads.figures),

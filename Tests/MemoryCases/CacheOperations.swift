@@ -119,6 +119,19 @@ private let stores: [Operation] = [
       return true
     }
   },
+  Operation("cache: exact LRU: stores and hits, growing, then at a byte limit") {
+    let cache = try IntCache(byteLimit: 600_000, evictionOrder: .lru)
+    let value = bytes(100)
+    let next = Counter(0)
+    return {
+      for _ in 0..<many(8000) {
+        let key = next.next()
+        cache.setValue(value, forKey: key)
+        if key % 3 == 0 { _ = unsafe cache.read(forKey: key / 2, into: UnsafeMutableRawBufferPointer(start: nil, count: 0)) }
+      }
+      return cache.byteCount <= 600_000
+    }
+  },
   Operation("cache: stores at a cost limit") {
     let cache = filled(try IntCache(costLimit: many(100_000)))
     let value = bytes(100)

@@ -7,7 +7,12 @@ import Synchronization
 /// Made before the first shard, and refers to none. `CacheShards` does what needs several shards.
 final class CacheBase: Sendable {
   let heap: SlabHeap
-  let order = EvictionOrder.s3FIFO
+  let order = S3FIFOOrder()
+  let evictionOrder: EvictionOrder
+  let makeEntryOrder: @Sendable () -> (any EntryOrder)?
+  /// Whether the order names slabs, not entries; else whether a hit changes it (`EntryOrder`).
+  let namesSlabs: Bool
+  let heedsHits: Bool
   /// Reads entries from the heap's elements.
   let elements: ElementReader
   /// The indexes of all shards, for readers.
@@ -28,7 +33,10 @@ final class CacheBase: Sendable {
     let notesHook = AtomicLazyReference<NotesHook>()
   #endif
 
-  init(heap: SlabHeap, keys: KeyHashing, founder: SlotIndex, limits: consuming CacheLimits, _ observer: (any EngineObserver)?) {
+  init(
+    heap: SlabHeap, keys: KeyHashing, founder: SlotIndex, limits: consuming CacheLimits, _ observer: (any EngineObserver)?,
+    _ evictionOrder: EvictionOrder, _ entryOrder: (@Sendable () -> any EntryOrder)?
+  ) {
     self.heap = heap
     elements = ElementReader(heap: heap, keys: keys)
     indexes = ShardIndexes(founder)
@@ -36,6 +44,11 @@ final class CacheBase: Sendable {
     clock = limits.clock
     self.limits = limits
     self.observer = observer
+    self.evictionOrder = evictionOrder
+    makeEntryOrder = entryOrder ?? { evictionOrder.makeEntryOrder() }
+    let example = makeEntryOrder()
+    namesSlabs = example == nil
+    heedsHits = example?.heedsHits ?? false
   }
 
   /// The shards have ended, and their indexes with them.

@@ -67,6 +67,7 @@ extension CacheEngine {
               if countsAsUse {
                 index.countHit()
                 slots[i].countUse(of: now)
+                if base.heedsHits { noteHit(FoundSlot(pointer: slots[i], slot: now), in: table) }
               }
               return .hit(byteCount: byteCount)
             }
@@ -118,6 +119,12 @@ extension CacheEngine {
     _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, _ countsAsUse: Bool
   ) -> EngineRead {
     unsafe shards.hold(of: key, prefix) { held in unsafe held.read(key, prefix, into: buffer, countsAsUse: countsAsUse) }
+  }
+
+  /// Notes a hit for an order that heeds hits, which has one shard.
+  @inline(never)
+  private func noteHit(_ found: FoundSlot, in table: SlotIndex.Table?) {
+    shards.founder.held.withLock { held in held.noteHit(found, in: table) }
   }
 
   /// Counts a miss, with its reason from the ghost. Does not wait for the mutex: a reason is not worth that, and in a forked
@@ -198,6 +205,7 @@ extension CacheEngine {
       case .locked(let reference, let bytes):
         base.indexes[position].countHit()
         found.pointer.countUse(of: found.slot)
+        if base.heedsHits { noteHit(found, in: nil) }
         return unsafe .isKeys(.locked(reference, bytes))
       case .refused:
         _ = miss(key, .lockLimit)

@@ -42,10 +42,12 @@ final class CacheEngine: ForkProtected {
   /// Look-ups that found bytes of which no value could be made. The indexes count them as hits, and the statistics take them off.
   let undecodableCount = Atomic<UInt64>(0)
 
-  /// Fails with `outOfMemory` only. `hashSeed`: of the keys' hashes; nil for a random one.
+  /// Fails with `outOfMemory` only. `hashSeed`: of the keys' hashes; nil for a random one. `entryOrder`: nil for that of the
+  /// options.
   init(
     _ options: CacheOptions, keyLayout: KeyLayout, clock: MonotonicClock = .system, hashSeed: UInt64? = nil,
-    observer: (any EngineObserver)? = nil, loads: (any ForkProtected)? = nil
+    observer: (any EngineObserver)? = nil, loads: (any ForkProtected)? = nil,
+    entryOrder: (@Sendable () -> any EntryOrder)? = nil
   ) throws(PurgeableError) {
     let outOfMemory = PurgeableError(
       .outOfMemory, in: "PurgeableCache.init", errorNumber: outOfMemoryNumber,
@@ -61,7 +63,9 @@ final class CacheEngine: ForkProtected {
     self.heap = heap
     self.loads = loads
     let keys = KeyHashing(layout: keyLayout, seed: hashSeed)
-    base = CacheBase(heap: heap, keys: keys, founder: index, limits: limits, observer)
+    base = CacheBase(
+      heap: heap, keys: keys, founder: index, limits: limits, observer,
+      options.evictionOrder, entryOrder)
     shards = CacheShards(base, founder: index, streams)
     base.limits.apply(to: heap)
     shards.reviewOpening()

@@ -43,6 +43,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   ///   - memoryShare: a byte limit as a share of the memory that limits this process, above 0 and up to 1.
   ///   - lockedByteLimit: the most payload to have locked at a time (`lockedByteLimit`); nil: half the memory.
   ///   - idleTime: give back entries that were not read for this long (`idleTime`); nil: never.
+  ///   - evictionOrder: which entry goes first.
   ///   - tracksKeys: keep keys in ordinary memory, where the kernel cannot take them. Implied by `onDeparture`.
   ///   - onDeparture: called once for every entry that leaves, under no mutex of the library. See below.
   /// - Throws: `PurgeableError` of kind `outOfMemory`; or of kind `invalidArgument` for a negative limit, a share that is not
@@ -108,12 +109,13 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   /// group's or the machine's memory: `byteLimit` says how much.
   public convenience init(
     name: String = "cache", countLimit: Int? = nil, costLimit: Int? = nil, byteLimit: Int? = nil, memoryShare: Double? = nil,
-    lockedByteLimit: Int? = nil, idleTime: Duration? = nil, tracksKeys: Bool = false,
+    lockedByteLimit: Int? = nil, idleTime: Duration? = nil, evictionOrder: EvictionOrder = .s3FIFO, tracksKeys: Bool = false,
     onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
     var options = CacheOptions(
       name: name, countLimit: countLimit, costLimit: costLimit, byteLimit: byteLimit, memoryShare: memoryShare)
     (options.lockedByteLimit, options.idleTime, options.tracksKeys) = (lockedByteLimit, idleTime, tracksKeys)
+    options.evictionOrder = evictionOrder
     try self.init(options, onDeparture: onDeparture)
   }
 
@@ -128,21 +130,21 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
     try self.init(options, clock: nil, onDeparture: onDeparture)
   }
 
-  /// For tests: a clock that they set, and a seed of the keys' hashes.
+  /// For tests: a clock that they set, a seed of the keys' hashes, an order of their own.
   convenience init(
     name: String = "cache", countLimit: Int? = nil, costLimit: Int? = nil, byteLimit: Int? = nil,
     idleTime: Duration? = nil, tracksKeys: Bool = false, clock: MonotonicClock, hashSeed: UInt64? = nil,
-    onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
+    entryOrder: (@Sendable () -> any EntryOrder)? = nil, onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
     var options = CacheOptions(name: name, countLimit: countLimit, costLimit: costLimit, byteLimit: byteLimit)
     (options.idleTime, options.tracksKeys) = (idleTime, tracksKeys)
-    try self.init(options, clock: clock, hashSeed: hashSeed, onDeparture: onDeparture)
+    try self.init(options, clock: clock, hashSeed: hashSeed, entryOrder: entryOrder, onDeparture: onDeparture)
   }
 
   /// `clock`: nil for the one of the options. `hashSeed`: nil for a random one.
   private init(
     _ options: CacheOptions, clock: MonotonicClock?, hashSeed: UInt64? = nil,
-    onDeparture: (@Sendable (Departure<Key, Value>) -> Void)?
+    entryOrder: (@Sendable () -> any EntryOrder)? = nil, onDeparture: (@Sendable (Departure<Key, Value>) -> Void)?
   ) throws(PurgeableError) {
     // Swift's runtime ends the program when it gets no memory for objects and arrays.
     guard MemoryReserve.isThere(MemoryReserve.ofObjects) else {
@@ -165,7 +167,8 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
       case .integer, .bytes, .custom: nil
       }
     let engine = try CacheEngine(
-      options, keyLayout: form.layout, clock: clock ?? options.monotonicClock, hashSeed: hashSeed, observer: teller, loads: loads)
+      options, keyLayout: form.layout, clock: clock ?? options.monotonicClock, hashSeed: hashSeed, observer: teller, loads: loads,
+      entryOrder: entryOrder)
     // Needed by this cache when it is empty, tracked keys included.
     let (limit, needed) = (engine.base.limits.bytes.load(ordering: .relaxed), engine.base.neededBytes)
     engine.base.limits.leastBytes.store(needed, ordering: .relaxed)
@@ -188,6 +191,9 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
     teller?.end()
     if teller != nil { engine.endKeys() }
   }
+
+  /// Which entry goes first: for the cache's life.
+  public var evictionOrder: EvictionOrder { engine.base.evictionOrder }
 
   // MARK: Totals
 

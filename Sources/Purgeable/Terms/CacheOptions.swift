@@ -24,6 +24,8 @@ public struct CacheOptions: Sendable {
   public var lockedByteLimit: Int?
   /// Give back entries that were not read for this long; nil: never. For caches of bytes.
   public var idleTime: Duration?
+  /// Which entry goes first. For caches of bytes; caches of objects are exactly least recently used.
+  public var evictionOrder = EvictionOrder.s3FIFO
   /// Keep keys in ordinary memory, where the kernel cannot take them. Caches of objects always do.
   public var tracksKeys = false
   /// Whether an entry leaves when its object's content is found discarded. Caches of bytes always drop what is lost.
@@ -64,6 +66,7 @@ extension CacheOptions: CustomStringConvertible {
     add("memoryShare", memoryShare)
     add("lockedByteLimit", lockedByteLimit)
     add("idleTime", idleTime)
+    add("evictionOrder", evictionOrder == .s3FIFO ? nil : evictionOrder)
     add("tracksKeys", tracksKeys ? true : nil)
     add("evictsEntriesWithDiscardedContent", evictsEntriesWithDiscardedContent ? nil : false)
     add("clock", clock)

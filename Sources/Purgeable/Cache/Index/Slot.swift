@@ -25,7 +25,7 @@ struct Slot: Equatable {
 
   @inline(__always) init(identity: UInt64, place: UInt64, counter: UInt64, isCosted: Bool) {
     assert(place < Self.placeLimit, "PurgeableCache: a place that no slot can name")
-    assert(counter <= EvictionOrder.highestCounter, "PurgeableCache: a counter of more than two bits")
+    assert(counter <= S3FIFOOrder.highestCounter, "PurgeableCache: a counter of more than two bits")
     assert(identity & ~Self.identityMask == 0, "PurgeableCache: an identity with other bits than tag and flag")
     bits = identity | (place + 1) | counter << Self.counterShift | (isCosted ? Self.costedFlag : 0)
   }

@@ -53,14 +53,14 @@ import Synchronization
 
   /// Counts a use of the entry that `slot` was. Does nothing when the slot has changed: the use was not of the new entry.
   @inline(__always) func countUse(of slot: Slot) {
-    guard slot.counter < EvictionOrder.highestCounter else { return }
+    guard slot.counter < S3FIFOOrder.highestCounter else { return }
     // Weak and relaxed: counters are only hints, so a use may go uncounted.
     tryExchange(slot.bits, for: slot.bits &+ 1 << Slot.counterShift)
   }
 
   /// Sets a slot's counter. The shard's mutex is held, so only readers change the slot meanwhile.
   func setCounter(_ counter: UInt64) {
-    assert(counter <= EvictionOrder.highestCounter, "PurgeableCache: a counter of more than two bits")
+    assert(counter <= S3FIFOOrder.highestCounter, "PurgeableCache: a counter of more than two bits")
     while true {
       let now = relaxed
       if exchange(now, for: Slot(bits: now).with(counter: counter)).exchanged { return }
@@ -337,29 +337,29 @@ import Synchronization
     let start = Int(hand % stepsPerRound) * Self.slotsPerAging
     for i in start..<start + Self.slotsPerAging {
       let slot = Slot(bits: slots[i].relaxed)
-      if slot.counter > 0 { slots[i].tryExchange(slot.bits, for: slot.with(counter: EvictionOrder.s3FIFO.aged(slot.counter))) }
+      if slot.counter > 0 { slots[i].tryExchange(slot.bits, for: slot.with(counter: S3FIFOOrder().aged(slot.counter))) }
     }
   }
 
   // MARK: Changing (the shard's mutex held)
 
-  /// Puts a slot into the emptier of its two buckets. False: both are full.
-  func insert(_ slot: Slot) -> Bool {
+  /// Puts a slot into the emptier of its two buckets. Answers its number in the table; nil: both are full.
+  func insert(_ slot: Slot) -> Int? {
     assert(!slot.isEmpty, "PurgeableCache: an empty slot is inserted")
     return insert(slot, into: current())
   }
 
-  private func insert(_ slot: Slot, into table: Table) -> Bool {
-    guard let slots = table.slots else { return false }
+  private func insert(_ slot: Slot, into table: Table) -> Int? {
+    guard let slots = table.slots else { return nil }
     let (first, second) = table.buckets(of: slot.identity)
     let inFirst = Self.room(in: slots, at: first)
     // When more than half of the first bucket is empty, the second is not looked at.
     let inSecond = inFirst.count > Self.slotsPerBucket / 2 ? (count: 0, at: 0) : Self.room(in: slots, at: second)
-    guard inFirst.count + inSecond.count > 0 else { return false }
+    guard inFirst.count + inSecond.count > 0 else { return nil }
     let best = inFirst.count >= inSecond.count ? inFirst.at : inSecond.at
     // Release: a reader that sees the slot sees the committed element.
     slots[best].store(releasing: slot.bits)
-    return true
+    return best
   }
 
   /// How many slots of a bucket are empty, and one of them.
@@ -390,8 +390,11 @@ import Synchronization
   }
 
   /// Moves every slot into the table of another size. False, with nothing changed, when there is no memory or the slots do not
-  /// fit.
-  func resize(to sizeClass: Int) -> Bool {
+  /// fit. `pass`: carries all slots over in an order of its own, by their numbers, each of which gets another one; false to give
+  /// up. `slotCount`: of the new table.
+  func resize(
+    to sizeClass: Int, _ pass: ((_ slotCount: Int, _ carry: (UInt32) -> UInt32?) -> Bool)? = nil
+  ) -> Bool {
     let old = current()
     let oldClass = Int(old.word & 0xFF)
     guard sizeClass >= 0, sizeClass < Self.classCount, sizeClass != oldClass, map(sizeClass) else { return false }
@@ -403,15 +406,16 @@ import Synchronization
     if let newSlots = new.slots {
       for i in stride(from: 0, to: new.slotCount, by: Self.slotsPerTouch) { newSlots[i].store(relaxed: 0) }
     }
-    for i in 0..<old.slotCount {
-      let slot = Slot(bits: slots[i].relaxed)
-      if slot.isEmpty { continue }
-      if !insert(slot, into: new) {
-        if let newSlots = new.slots {
-          clear(newSlots, sizeClass)
-        }
-        return false
+    func carry(_ number: Int) -> Int? { insert(Slot(bits: slots[number].relaxed), into: new) }
+    let isDone =
+      if let pass {
+        pass(new.slotCount) { carry(Int($0)).map { UInt32(truncatingIfNeeded: $0) } }
+      } else {
+        (0..<old.slotCount).allSatisfy { slots[$0].relaxed == 0 || carry($0) != nil }
       }
+    guard isDone else {
+      if let newSlots = new.slots { clear(newSlots, sizeClass) }
+      return false
     }
     let version = (old.word >> 8) &+ 1
     // Release: pairs with `current`. The old table is emptied only after this, so a reader that finds it empty finds the new word

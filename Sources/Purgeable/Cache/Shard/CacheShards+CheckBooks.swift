@@ -60,6 +60,7 @@
       var (pages, slotCount) = recountPages(held)
       let noted = held.slots.count
       expect(slotCount == noted, "\(who): \(slotCount) slots, \(noted) noted")
+      if let order = held.entryOrder { checkOrder(order, held, who) }
       var livingCount = 0
       for queue in EvictionQueue.both {
         var sums = QueueSums()
@@ -75,6 +76,15 @@
       }
       expect(pages.isEmpty, "\(who): entries on pages of no slab of this shard: \(pages.count)")
       expect(livingCount == slotCount, "\(who): \(livingCount) living elements, \(slotCount) slots")
+    }
+
+    /// Compares an order that names entries with the index.
+    private mutating func checkOrder(_ order: any EntryOrder, _ held: borrowing HeldShard, _ who: String) {
+      var (named, position) = (Set<UInt32>(), order.next(after: nil))
+      while let now = position, named.insert(now).inserted { position = order.next(after: now) }
+      expect(position == nil, "\(who): the order names an entry twice")
+      let isRight = named.allSatisfy { held.index.current().slots?[Int($0)].relaxed ?? 0 != 0 }
+      expect(isRight && named.count == held.slots.count, "\(who): the order names other entries than there are")
     }
 
     /// Compares the sums of a slab's pages with the recount, and adds the sums up. Returns how many elements live in the slab.

@@ -47,7 +47,7 @@ extension CacheShards {
 
   /// The number of shards that the limits allow, a power of two; 1 for the founder alone.
   var wantedShardCount: Int {
-    guard base.limits.cost.load(ordering: .relaxed) == .max else { return 1 }
+    guard base.namesSlabs, base.limits.cost.load(ordering: .relaxed) == .max else { return 1 }
     var count = ShardSizes.otherCount
     let bytes = base.limits.bytes.load(ordering: .relaxed)
     if bytes != .max { count = min(count, bytes / (base.heap.slabBytes * sizes.slabsPerShard.load(ordering: .relaxed))) }

@@ -22,7 +22,7 @@ struct Victim {
   /// How many entries are noted.
   var entryCount: UInt32 = 0
   var hasTracked = false
-  var rule: EvictionOrder.Rule
+  var rule: S3FIFOOrder.Rule
   /// The first noted entry that may be spared.
   fileprivate(set) var first = EntryNote.none
   /// All that lives in the slab is noted, and leaves it: the entries leave the books page by page, and the elements are freed at
@@ -32,7 +32,7 @@ struct Victim {
   init(_ slab: purgeable_slab_t, _ information: SlabInformation, _ queue: EvictionQueue) {
     (self.slab, self.information, self.queue) = (slab, information, queue)
     averageByteCount = Int(information.payload_bytes) / max(1, Int(information.element_count)) + SlabHeap.elementOverhead
-    rule = EvictionOrder.Rule(queue: queue, cause: .idle, threshold: 0)
+    rule = S3FIFOOrder.Rule(queue: queue, cause: .idle, threshold: 0)
   }
 }
 

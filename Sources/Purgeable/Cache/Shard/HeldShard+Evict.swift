@@ -71,6 +71,7 @@ extension HeldShard {
 
   /// Evicts the one entry that the order names. False when no entry could be evicted.
   mutating func evictEntry(_ reason: DepartureReason) -> Bool {
+    if let entryOrder { return evictNext(by: entryOrder, reason) }
     let before = slots.count
     if case .limit = reason.cause { index.noteEviction() }
     if reason == .cost, books.cost == 0 { return false }
@@ -87,7 +88,7 @@ extension HeldShard {
         // An entry without cost stays where it is: its eviction would free no cost.
         if reason == .cost, elements.cost(of: found.slot, facts) == 0 { continue }
         var rule = order.rule(
-          heap.queue(at: reference.place), reason.cause, spares: spared < EvictionOrder.mostSpared)
+          heap.queue(at: reference.place), reason.cause, spares: spared < S3FIFOOrder.mostSpared)
         let byteCount = facts.payloadByteCount + SlabHeap.elementOverhead
         let fate = order.fate(counter: found.slot.counter, byteCount: byteCount, &rule)
         outcome = apply(fate, reason.cause, to: FoundEntry(found: found, facts: facts))
@@ -144,7 +145,7 @@ extension HeldShard {
 
   /// Does to an entry what its fate says. `freesOld`: false when the caller frees the slab's elements afterwards.
   mutating func apply(
-    _ fate: EvictionOrder.Fate, _ cause: EvictionCause, to entry: FoundEntry, freesOld: Bool = true
+    _ fate: S3FIFOOrder.Fate, _ cause: EvictionCause, to entry: FoundEntry, freesOld: Bool = true
   ) -> Outcome {
     let found = entry.found
     switch fate {

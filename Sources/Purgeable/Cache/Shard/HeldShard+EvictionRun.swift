@@ -28,7 +28,7 @@ import CPurgeable
 extension HeldShard {
   // MARK: One slab
 
-  /// Runs over a slab, piece by piece, and gives it back if nothing is left in it. `spares`: as in `EvictionOrder.rule`.
+  /// Runs over a slab, piece by piece, and gives it back if nothing is left in it. `spares`: as in `S3FIFOOrder.rule`.
   /// `isNoted`: whether an element takes part, by its place. False when nothing was freed.
   mutating func run(
     over slab: purgeable_slab_t, _ cause: EvictionCause, spares: Bool = true, where isNoted: (UInt64) -> Bool = { _ in true }
@@ -85,6 +85,7 @@ extension HeldShard {
   /// large entry, only that one: a large entry that was used moves with its slab, which frees nothing. False when nothing could
   /// be given back.
   mutating func evictSlabs(ofBytes byteCount: Int, _ reason: DepartureReason) -> Bool {
+    if let entryOrder { return evictEntries(ofBytes: byteCount, by: entryOrder, reason) }
     let before = slots.count
     let isGone = GivingBackTurn.shared.use { notes -> Bool? in
       choose(byteCount, &notes)
@@ -232,7 +233,7 @@ extension HeldShard {
     var next = InlineArray<2, purgeable_slab_t?>(repeating: nil)
     for queue in EvictionQueue.both {
       next[queue.rawValue] = heap.oldest(of: stream(queue))
-      for slab in heap.slabs(of: stream(queue)).prefix(EvictionOrder.sparseLooks) {
+      for slab in heap.slabs(of: stream(queue)).prefix(S3FIFOOrder.sparseLooks) {
         guard let information = heap.information(slab) else { break }
         if order.isSparse(information.facts), body(slab, information, queue) == .last { return }
       }
@@ -262,18 +263,19 @@ extension HeldShard {
   mutating func evictSlab(_ reason: DepartureReason) -> Bool {
     // Memory of entries that another thread is removing goes before entries that live.
     if base.removalCount.load(ordering: .relaxed) > 0, base.giveBackRemoved(heap.slabBytes) > 0 { return true }
+    if let entryOrder { return evictEntries(ofBytes: heap.slabBytes, by: entryOrder, reason) }
     if case .limit = reason.cause { index.noteEviction() }
     // A large entry that is spared frees nothing. The attempts are bounded, because readers may use large entries all the time.
-    for attempt in 0...EvictionOrder.mostLargeSpared {
+    for attempt in 0...S3FIFOOrder.mostLargeSpared {
       var chosen: purgeable_slab_t?
-      forEachSlabInTurn(looks: EvictionOrder.lockedLooks) { slab, information, _ in
+      forEachSlabInTurn(looks: S3FIFOOrder.lockedLooks) { slab, information, _ in
         // A locked slab cannot be given back now. It keeps its place in the queue.
         if information.lock_count > 0 { return .passed }
         chosen = slab
         return .last
       }
       guard let slab = chosen else { return false }
-      let hasFreed = run(over: slab, reason.cause, spares: attempt < EvictionOrder.mostLargeSpared)
+      let hasFreed = run(over: slab, reason.cause, spares: attempt < S3FIFOOrder.mostLargeSpared)
       // After the run, because shrinking moves the slots to another table.
       shrinkIndex()
       if hasFreed { return true }
@@ -289,10 +291,12 @@ extension HeldShard {
     let living = books.byteCount + SlabHeap.elementOverhead * books.count
     let open = base.openCount.load(ordering: .relaxed)
     guard order.wantsCompaction(livingBytes: living * open, heldBytes: heap.heldBytes) else { return }
+    // There, no slab may be sparse though half of all is dead.
+    if entryOrder != nil { _ = compactSparsest() }
     for queue in EvictionQueue.both {
       var at = compaction.cursor.isNone ? heap.oldest(of: stream(queue)) : compaction.cursor
       compaction.cursor = .none
-      for _ in 0..<EvictionOrder.compactionLooks {
+      for _ in 0..<S3FIFOOrder.compactionLooks {
         guard let slab = at, let information = heap.information(slab) else {
           at = nil
           break
@@ -314,7 +318,7 @@ extension HeldShard {
     for queue in EvictionQueue.both {
       var relieved = 0
       for slab in heap.slabs(of: stream(queue)) {
-        if relieved == EvictionOrder.mostRelieved { break }
+        if relieved == S3FIFOOrder.mostRelieved { break }
         guard let information = heap.information(slab),
           order.isBusy(information.facts, rounds: Int(information.busy_round_count))
         else { continue }

@@ -49,6 +49,7 @@ extension HeldShard {
       if countsAsUse, byteCount <= buffer.count {
         index.countHit()
         found.pointer.countUse(of: found.slot)
+        entryOrder?.used(position(of: found))
       }
       if byteCount > buffer.count { return .tooSmall(byteCount: byteCount) }
       if removes { drop(found, .removed) }
@@ -78,6 +79,7 @@ extension HeldShard {
       guard outcome == .intact else { continue }
       index.countHit()
       found.pointer.countUse(of: found.slot)
+      entryOrder?.used(position(of: found))
       let skip = prefix.count + (found.slot.isCosted ? 8 : 0)
       return unsafe .locked(reference, UnsafeRawBufferPointer(rebasing: payload[skip...]))
     }

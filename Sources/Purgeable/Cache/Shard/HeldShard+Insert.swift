@@ -12,9 +12,14 @@ extension HeldShard {
       sweepBeforeGrowth()
       if isIndexFull { _ = growIndex() }
     }
+    if let entryOrder, entryOrder.byteCount == 0 {
+      guard entryOrder.resize(slotCount: index.current().slotCount, { _ in nil }) else { return false }
+      noteIndexBytes()
+    }
     for attempt in 0..<8 {
-      if index.insert(slot) {
+      if let number = index.insert(slot) {
         slots.fill()
+        entryOrder?.entered(UInt32(truncatingIfNeeded: number))
         if ghost.rememberedLimit == 0 { prepareGhost() }
         return true
       }

@@ -66,9 +66,12 @@ extension HeldShard {
   /// entry was evicted or lost not long ago goes to main.
   @inline(__always)
   func queue(of key: EngineKey, replacing old: FoundSlot?) -> (queue: EvictionQueue, isRemembered: Bool) {
-    if let old { return (heap.queue(at: old.slot.place), false) }
+    if let old {
+      entryOrder?.used(position(of: old))
+      return (heap.queue(at: old.slot.place), false)
+    }
     let reason = ghost.reason(of: key.ghostIdentity)
-    return (order.queue(ofNew: reason), reason != nil)
+    return (entryOrder == nil ? order.queue(ofNew: reason) : .main, reason != nil)
   }
 
   /// Commits an element that has been written, and has the index lead to it. `hadOld`: the key had a value when the store began.
@@ -276,11 +279,14 @@ extension HeldShard {
 
   /// Moves the slots to a table of another size. False, with nothing changed, when there is no memory or the slots do not fit.
   mutating func resizeIndex(to sizeClass: Int) -> Bool {
-    guard index.resize(to: sizeClass) else { return false }
+    guard index.resize(to: sizeClass, entryOrder.map { order in { order.resize(slotCount: $0, $1) } }) else { return false }
     slots.exchange()
-    books.noteIndexBytes(index.byteCount)
+    noteIndexBytes()
     return true
   }
+
+  /// Called when the index, or what an order keeps of its positions, has another size.
+  mutating func noteIndexBytes() { books.noteIndexBytes(index.byteCount + (entryOrder?.byteCount ?? 0)) }
 
   // MARK: Removing
 

@@ -8,6 +8,7 @@
 //     HeldShard+Insert.swift       an entry's slot in the index
 //     HeldShard+Evict.swift        eviction by entry, and what is done to an entry whose turn has come
 //     HeldShard+EvictionRun.swift  eviction by slab: one slab, or many together
+//     HeldShard+EntryOrder.swift   eviction by an order that names entries
 //     HeldShard+Idle.swift         eviction of entries not used for a time
 //     HeldShard+Sweep.swift        dropping lost entries
 //     EvictionNotes.swift          what an eviction run notes
@@ -90,6 +91,8 @@ struct HeldShard: ~Copyable {
   var queues: InlineArray<2, ShardQueue>
   /// Of the eager mode, by queue.
   var idleMarks = InlineArray<2, IdleMarks>(repeating: IdleMarks())
+  /// nil where slabs are named.
+  let entryOrder: (any EntryOrder)?
   var books: ShardBooks
   var ghost: Ghost
   var keys: ShardKeys
@@ -110,6 +113,7 @@ struct HeldShard: ~Copyable {
     heap = base.heap
     self.index = index
     queues = [ShardQueue(stream: probation), ShardQueue(stream: main)]
+    entryOrder = base.makeEntryOrder()
     books = ShardBooks(base.pageSums, base.totals, index)
     ghost = Ghost(countedIn: base.totals)
     keys = ShardKeys(base.observer?.nodes)
@@ -117,7 +121,7 @@ struct HeldShard: ~Copyable {
     books.noteIndexBytes(index.byteCount)
   }
 
-  var order: EvictionOrder { base.order }
+  var order: S3FIFOOrder { base.order }
   var elements: ElementReader { base.elements }
 
   func stream(_ queue: EvictionQueue) -> purgeable_stream_t { queues[queue.rawValue].stream }
@@ -126,7 +130,6 @@ struct HeldShard: ~Copyable {
   mutating func beginAnew() {
     assert(index.isWiped, "PurgeableCache: a shard begins anew in a forked child only")
     index.beginAnew()
-    books.noteIndexBytes(index.byteCount)
     // In a forked child, any call but a read makes the heap begin anew.
     _ = heap.oldest(of: stream(.probation))
     books.forgetAll()
@@ -146,6 +149,8 @@ struct HeldShard: ~Copyable {
     slots.empty(slots.count)
     for queue in EvictionQueue.both { queues[queue.rawValue] = ShardQueue(stream: stream(queue)) }
     idleMarks = InlineArray(repeating: IdleMarks())
+    entryOrder?.removeAll()
+    noteIndexBytes()
     compaction = CompactionProgress()
     passedLostCount = 0
   }
@@ -182,6 +187,7 @@ struct HeldShard: ~Copyable {
   mutating func leave(
     _ found: FoundSlot, _ reason: DepartureReason, _ copy: ValueCopy, freeing element: purgeable_reference_t?
   ) {
+    entryOrder?.left(position(of: found))
     found.pointer.store(releasing: 0)
     slots.empty(1)
     if let element { heap.free(element) }

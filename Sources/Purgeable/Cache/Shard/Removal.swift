@@ -22,7 +22,6 @@ extension HeldShard {
     counters.departures[reason.rawValue] += UInt64(slots.count)
     // The index first: a reader that is still looking at it finds its version raised before any element is freed.
     index.empty()
-    books.noteIndexBytes(index.byteCount)
     for queue in EvictionQueue.both {
       heap.seal(stream(queue))
       // A slab that was locked and has no elements may end at any moment: so it is always the oldest that leaves.

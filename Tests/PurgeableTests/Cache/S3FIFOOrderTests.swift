@@ -13,7 +13,7 @@ private struct OrderedEntries {
     var queue: EvictionQueue
     var counter: UInt64
   }
-  private let order = EvictionOrder.s3FIFO
+  private let order = S3FIFOOrder()
   private let capacity: Int
   private var entries: [Int: Entry] = [:]
   private var queues = [KeyQueue(), KeyQueue()]
@@ -25,7 +25,7 @@ private struct OrderedEntries {
   /// Requests a key. Returns whether it was a hit.
   mutating func request(_ key: Int) -> Bool {
     if let entry = entries[key] {
-      entries[key]!.counter = min(EvictionOrder.highestCounter, entry.counter + 1)
+      entries[key]!.counter = min(S3FIFOOrder.highestCounter, entry.counter + 1)
       return true
     }
     let queue = order.queue(ofNew: ghosts.remove(key) == nil ? nil : .evicted)
@@ -57,9 +57,9 @@ private struct OrderedEntries {
   }
 }
 
-@Suite("EvictionOrder")
-struct EvictionOrderTests {
-  private let order = EvictionOrder.s3FIFO
+@Suite("S3FIFOOrder")
+struct S3FIFOOrderTests {
+  private let order = S3FIFOOrder()
 
   @Test("one entry at a time it is S3-FIFO: the same hits, request by request", arguments: [10, 80, 800], [1, 2, 3] as [UInt64])
   func againstSimulation(capacity: Int, seed: UInt64) {
@@ -104,7 +104,7 @@ struct EvictionOrderTests {
   }
 
   /// The fates of entries with the counters 0 to 3, each of so many bytes.
-  private func fates(_ rule: EvictionOrder.Rule, byteCount: Int = 100) -> [EvictionOrder.Fate] {
+  private func fates(_ rule: S3FIFOOrder.Rule, byteCount: Int = 100) -> [S3FIFOOrder.Fate] {
     (0...3 as ClosedRange<UInt64>).map { counter in
       var rule = rule
       return order.fate(counter: counter, byteCount: byteCount, &rule)
@@ -113,9 +113,9 @@ struct EvictionOrderTests {
 
   @Test("an entry alone: the counter from which it stays, and what is left of it")
   func entries() {
-    func main(_ counter: UInt64) -> EvictionOrder.Fate { .move(.main, counter: counter) }
+    func main(_ counter: UInt64) -> S3FIFOOrder.Fate { .move(.main, counter: counter) }
     // By queue and cause: the fates for counters 0 to 3.
-    let expected: [(EvictionQueue, EvictionCause, [EvictionOrder.Fate])] = [
+    let expected: [(EvictionQueue, EvictionCause, [S3FIFOOrder.Fate])] = [
       (.probation, .limit(.count), [.drop(.count), .drop(.count), main(0), main(0)]),
       (.main, .limit(.bytes), [.drop(.bytes), main(0), main(1), main(2)]),
       (.probation, .relief(.pressure), [.drop(.pressure), main(0), main(1), main(2)]),
@@ -153,7 +153,7 @@ struct EvictionOrderTests {
           let lowest = Int(order.rule(queue, cause).threshold)
           let fitting = (lowest...3).first { from in (from...3).reduce(0) { $0 + bytes[$1] } <= room }
           let rule = order.rule(queue, cause, of: slab, byteCounts: bytes)
-          #expect(rule == EvictionOrder.Rule(queue: queue, cause: cause, threshold: UInt64(fitting ?? 3), room: room))
+          #expect(rule == S3FIFOOrder.Rule(queue: queue, cause: cause, threshold: UInt64(fitting ?? 3), room: room))
         }
       }
     }
@@ -201,8 +201,8 @@ struct EvictionOrderTests {
   @Test("of a slab whose time has come, used entries move to main; of one that is locked or mostly in use, they stay")
   func idleSlabs() {
     let bytes = SIMD4<Int>(1000, 200, 0, 300)
-    let moving = [EvictionOrder.Fate.drop(.idle)] + Array(repeating: .move(.main, counter: 0), count: 3)
-    let staying = [EvictionOrder.Fate.drop(.idle)] + Array(repeating: .stay(counter: 0), count: 3)
+    let moving = [S3FIFOOrder.Fate.drop(.idle)] + Array(repeating: .move(.main, counter: 0), count: 3)
+    let staying = [S3FIFOOrder.Fate.drop(.idle)] + Array(repeating: .stay(counter: 0), count: 3)
     var slab = SlabFacts(heldBytes: 1000, livingBytes: 1500)
     #expect(fates(order.rule(.probation, .idle, of: slab, byteCounts: bytes)) == moving)
     #expect(fates(order.rule(.probation, .idle, of: slab, byteCounts: bytes &+ SIMD4(0, 1, 0, 0))) == staying)

@@ -80,9 +80,7 @@ extension DepartureReason {
   }
 }
 
-struct EvictionOrder: Sendable {
-  static let s3FIFO = EvictionOrder()
-
+struct S3FIFOOrder: Sendable {
   /// Uses are counted up to here. Two bits of a slot.
   static let highestCounter: UInt64 = 3
   /// Probation gets one of so many parts.

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+// Orders that name the entry that goes, one by one; S3-FIFO names slabs (S3FIFOOrder.swift), and what its queues hold is in order
+// already.
+//
+// To add one: a file with a type that conforms, and a row in the table below.
+
+/// The order of one shard's entries, and its state. Used under the shard's mutex.
+///
+/// An entry is known by its position, the number of its slot in the present table of the index. It keeps its position while it
+/// moves within the heap and while its value is replaced; a resized table gives new ones (`resize`). Nothing here may allocate
+/// but `resize`.
+protocol EntryOrder: AnyObject {
+  /// Whether a hit changes the order: then it takes the shard's mutex for a moment.
+  var heedsHits: Bool { get }
+  /// Bookkeeping in ordinary memory.
+  var byteCount: Int { get }
+
+  /// The table gets so many slots: goes through all entries in order and has each carried over, which answers its new position;
+  /// their order stays. False, with nothing changed, when an entry was not carried or there is no memory. Called for the first
+  /// table too.
+  func resize(slotCount: Int, _ carry: (UInt32) -> UInt32?) -> Bool
+  /// An entry came.
+  func entered(_ position: UInt32)
+  /// An entry was hit, or another value is stored under its key.
+  func used(_ position: UInt32)
+  func left(_ position: UInt32)
+  /// All entries have left. Gives its memory back.
+  func removeAll()
+  /// The entry that goes before all others, or that goes after another one; nil when there is none.
+  func next(after position: UInt32?) -> UInt32?
+}
+
+extension EvictionOrder {
+  /// The table: a fresh order of a shard; nil where slabs are named.
+  func makeEntryOrder() -> (any EntryOrder)? {
+    switch self {
+    case .s3FIFO: nil
+    case .lru: LRUOrder()
+    }
+  }
+}

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+// Exactly least recently used.
+
+/// The entries in the order of their last use.
+final class LRUOrder: EntryOrder {
+  private var list = EntryList()
+
+  let heedsHits = true
+  var byteCount: Int { list.byteCount }
+
+  func resize(slotCount: Int, _ carry: (UInt32) -> UInt32?) -> Bool { list.resize(slotCount: slotCount, carry) }
+  func entered(_ position: UInt32) { list.append(position) }
+  func used(_ position: UInt32) { list.moveToEnd(position) }
+  func left(_ position: UInt32) { list.remove(position) }
+  func removeAll() { list = EntryList() }
+  func next(after position: UInt32?) -> UInt32? { list.next(after: position) }
+}

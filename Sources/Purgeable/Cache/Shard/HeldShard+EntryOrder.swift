@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+// Eviction by an order that names entries (EntryOrder.swift).
+//
+// The entries that go lie anywhere in the slabs, and memory goes back by whole slabs. So an eviction for bytes has two parts:
+// entries go until a quarter of what is to stay held would be holes; then what lives in the slabs with the most holes moves
+// together. Where all entries are used alike, the least recently used lie together in the oldest slab, and nothing moves.
+
+import CPurgeable
+
+extension HeldShard {
+  /// Notes that an entry was hit, if it is still there. `table`: in which it was found, where that
+  /// is known.
+  mutating func noteHit(_ found: FoundSlot, in table: SlotIndex.Table?) {
+    let slot = found.slot
+    // Most likely nothing has changed since.
+    let isThere = index.current().word == table?.word && Slot(bits: found.pointer.relaxed).isSameEntry(as: slot)
+    guard let now = isThere ? found : index.find(identity: slot.identity, place: slot.place) else { return }
+    entryOrder?.used(position(of: now))
+  }
+
+  func position(of found: FoundSlot) -> UInt32 { UInt32(truncatingIfNeeded: index.number(of: found.pointer)) }
+
+  /// As `evictEntry`.
+  mutating func evictNext(by entryOrder: any EntryOrder, _ reason: DepartureReason) -> Bool {
+    if case .limit = reason.cause { index.noteEviction() }
+    if reason == .cost, books.cost == 0 { return false }
+    guard let position = entryOrder.next(after: nil), let slots = index.current().slots else { return false }
+    let pointer = slots[Int(position)]
+    let slot = Slot(bits: pointer.relaxed)
+    assert(!slot.isEmpty, "PurgeableCache: the order names an entry that has left")
+    drop(FoundSlot(pointer: pointer, slot: slot), elements.isGone(slot.place) ? .discarded : reason)
+    return true
+  }
+
+  /// Gives back so many bytes at least, counting the entries that are copied. False when nothing could be given back.
+  mutating func evictEntries(ofBytes byteCount: Int, by entryOrder: any EntryOrder, _ reason: DepartureReason) -> Bool {
+    let (countBefore, heldBefore) = (slots.count, heap.heldBytes)
+    let goal = heldBefore - min(heldBefore, byteCount)
+    while livingBytes > goal / 4 * 3, evictNext(by: entryOrder, reason) {}
+    while heap.heldBytes > goal {
+      // Without memory for copies, and where what lives is locked, slabs go that have nothing left.
+      if !compactSparsest(), !evictNext(by: entryOrder, reason) { break }
+    }
+    shrinkIndex()
+    return slots.count < countBefore || heap.heldBytes < heldBefore
+  }
+
+  private var livingBytes: Int { books.byteCount + SlabHeap.elementOverhead * books.count }
+
+  /// Of some slabs from where the last search stopped, moves together what lives in the one with the fewest living bytes. False
+  /// when no memory went back.
+  mutating func compactSparsest() -> Bool {
+    let heldBefore = heap.heldBytes
+    for queue in EvictionQueue.both {
+      var at = compaction.cursor.isNone ? nil : compaction.cursor
+      if let slab = at, heap.information(slab)?.stream != stream(queue) { at = nil }
+      var sparsest: (slab: purgeable_slab_t, living: Double)?
+      for _ in 0..<S3FIFOOrder.compactionLooks {
+        guard let slab = at ?? heap.oldest(of: stream(queue)), let information = heap.information(slab) else { break }
+        at = heap.next(after: slab)
+        let facts = information.facts
+        let living = Double(facts.livingBytes) / Double(max(1, facts.heldBytes))
+        if !facts.isOpen, !facts.isLarge, !facts.isLocked, living < sparsest?.living ?? 0.95 { sparsest = (slab, living) }
+        if at == nil { break }
+      }
+      compaction.cursor = at ?? .none
+      guard let sparsest else { continue }
+      _ = run(over: sparsest.slab, .compaction)
+      if heap.heldBytes < heldBefore || heap.information(sparsest.slab) == nil { return true }
+    }
+    return false
+  }
+}

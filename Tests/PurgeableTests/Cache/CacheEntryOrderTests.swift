@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: MIT
+// Orders that name entries: exactly least recently used, and one that only this file has.
+
+import Glibc
+import PurgeableTestSupport
+import Synchronization
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+/// First in, first out: an order that a stranger might add.
+private final class FIFOOrder: EntryOrder {
+  private var list = EntryList()
+  let heedsHits = false
+  var byteCount: Int { list.byteCount }
+  func resize(slotCount: Int, _ carry: (UInt32) -> UInt32?) -> Bool { list.resize(slotCount: slotCount, carry) }
+  func entered(_ position: UInt32) { list.append(position) }
+  func used(_ position: UInt32) {}
+  func left(_ position: UInt32) { list.remove(position) }
+  func removeAll() { list = EntryList() }
+  func next(after position: UInt32?) -> UInt32? { list.next(after: position) }
+}
+
+private final class Told: Sendable {
+  let list = Guarded<[(key: Int, reason: DepartureReason)]>([])
+}
+
+/// A cache and a plain simulation of its order, step by step.
+private final class Simulated {
+  enum Order: String, CaseIterable, Sendable { case lru, fifo }
+
+  let cache: PurgeableCache<Int, [UInt8]>
+  private let order: Order
+  private let told = Told()
+  /// The keys by their last use, and the other way round.
+  private var turns: [Int: Int] = [:]
+  private var keys: [Int: Int] = [:]
+  private var now = 0
+  private var first = 0
+  private(set) var evictedCount = 0
+
+  init(_ order: Order, countLimit: Int? = nil, costLimit: Int? = nil, byteLimit: Int? = nil) throws {
+    self.order = order
+    let told = told
+    cache = try PurgeableCache(
+      countLimit: countLimit, costLimit: costLimit, byteLimit: byteLimit, clock: .system, hashSeed: chosenSeed,
+      entryOrder: { if order == .lru { LRUOrder() } else { FIFOOrder() } },
+      onDeparture: { departure in told.list.withLock { $0.append((departure.key, departure.reason)) } })
+  }
+
+  private func enter(_ key: Int) {
+    now += 1
+    (turns[key], keys[now]) = (now, key)
+  }
+
+  private func leave(_ key: Int) { if let turn = turns.removeValue(forKey: key) { keys[turn] = nil } }
+
+  private func use(_ key: Int) {
+    guard order == .lru, turns[key] != nil else { return }
+    leave(key)
+    enter(key)
+  }
+
+  /// Compares the evictions since the last step with the simulation's order. False when another entry went. `stored`: the key
+  /// that is being stored, whose old value is told of last.
+  private func takeEvictions(storing stored: Int? = nil) -> Bool {
+    let departures = told.list.withLock { told in
+      defer { told = [] }
+      return told
+    }
+    let evicted = departures.filter { $0.reason != .replaced && $0.reason != .removed }.map(\.key)
+    let losesOld = stored.map { evicted.contains($0) } ?? false
+    for key in evicted where key != stored {
+      if oldest == stored, losesOld { leave(stored!) }
+      guard oldest == key else { return false }
+      leave(key)
+      evictedCount += 1
+    }
+    if losesOld, turns[stored!] != nil {
+      guard oldest == stored else { return false }
+      leave(stored!)
+    }
+    return true
+  }
+
+  private var oldest: Int? {
+    while keys[first] == nil, first <= now { first += 1 }
+    return keys[first]
+  }
+
+  func store(_ key: Int, byteCount: Int, cost: Int? = nil) -> Bool {
+    use(key)
+    cache.setValue(pattern(byteCount), forKey: key, cost: cost)
+    guard takeEvictions(storing: key) else { return false }
+    if turns[key] == nil { enter(key) }
+    return true
+  }
+
+  func read(_ key: Int) -> Bool {
+    let isThere = cache.value(forKey: key) != nil
+    use(key)
+    return isThere == (turns[key] != nil)
+  }
+
+  func lend(_ key: Int) -> Bool {
+    let isThere = cache.withBytes(forKey: key) { _ in } != nil
+    use(key)
+    return isThere == (turns[key] != nil)
+  }
+
+  func peek(_ key: Int) -> Bool {
+    let isThere = turns[key] != nil
+    return cache.containsValue(forKey: key) == isThere && (cache.peekValue(forKey: key) != nil) == isThere
+  }
+
+  func remove(_ key: Int) -> Bool {
+    defer { leave(key) }
+    return cache.remove(forKey: key) == (turns[key] != nil) && takeEvictions()
+  }
+
+  func change(_ body: (PurgeableCache<Int, [UInt8]>) throws -> Void) rethrows -> Bool {
+    try body(cache)
+    return takeEvictions()
+  }
+
+  var isSame: Bool { cache.count == turns.count && turns.keys.allSatisfy { cache.containsValue(forKey: $0) } }
+}
+
+@Suite("Cache: orders that name entries", .serialized)
+struct CacheEntryOrderTests {
+  @Test(
+    "entries leave exactly as in a plain simulation", .notUnderThreadSanitizer, arguments: Simulated.Order.allCases, [0, 1, 2])
+  fileprivate func exact(order: Simulated.Order, limit: Int) throws {
+    var random = SplitMix64(seed: chosenSeed)
+    let simulated = try Simulated(
+      order, countLimit: limit == 0 ? 700 : nil, costLimit: limit == 1 ? 9000 : nil, byteLimit: limit == 2 ? 1 << 20 : nil)
+    let steps = isOptimized ? 1_000_000 : 40_000
+    for step in 0..<steps {
+      // Half of all is asked of a tenth of the keys.
+      let key = random.index(below: random.index(below: 2) == 0 ? 200 : 2000)
+      let isRight =
+        switch random.index(below: 16) {
+        case 0..<6: simulated.store(key, byteCount: random.index(below: 1200), cost: limit == 1 ? random.index(below: 60) : nil)
+        case 6: simulated.store(key, byteCount: random.index(below: 60_000), cost: limit == 1 ? 10 : nil)
+        case 7..<12: simulated.read(key)
+        case 12: simulated.lend(key)
+        case 13: simulated.remove(key)
+        default: simulated.peek(key)
+        }
+      try #require(isRight, "step \(step)")
+      if step % (steps / 8) == steps / 9 {
+        #expect(simulated.isSame)
+        simulated.cache.recountBooks()
+        // Trims and pressure take the same order, also while the index shrinks and grows.
+        try #require(simulated.change { $0.trim(toCount: $0.count * 2 / 3) }, "trim by count")
+        try #require(simulated.change { $0.trim(toBytes: $0.byteCount / 2) }, "trim by bytes")
+        try #require(simulated.change { $0.trim(level: .critical) }, "trim by level")
+        #expect(simulated.isSame)
+        simulated.cache.recountBooks()
+      }
+    }
+    #expect(simulated.isSame && simulated.evictedCount > steps / 100, "\(simulated.evictedCount)")
+    simulated.cache.checkBooksSwept()
+    let all = simulated.cache.count
+    try #require(simulated.change { try $0.setByteLimit(0) } && simulated.cache.isEmpty && all > 100)
+  }
+
+  @Test("keys without bytes of their own, and keys that nobody tracks, are in the order too")
+  func forms() throws {
+    let tracked = try PurgeableCache<StructKey, Int>(countLimit: 3, evictionOrder: .lru)
+    let plain = try PurgeableCache<Int, Int>(countLimit: 3, evictionOrder: .lru)
+    func key(_ i: Int) -> StructKey { StructKey(a: i, b: "key") }
+    for i in 0..<3 { (tracked[key(i)], plain[i]) = (i, i) }
+    #expect(tracked[key(0)] == 0 && plain[0] == 0)
+    #expect(tracked.peekValue(forKey: key(1)) == 1 && plain.peekValue(forKey: 1) == 1)
+    #expect(tracked.values(forKeys: [key(2)]) == [2] && plain.values(forKeys: [2]) == [2])
+    (tracked[key(0)], plain[0]) = (9, 9)
+    for i in 3..<5 { (tracked[key(i)], plain[i]) = (i, i) }
+    #expect((0..<5).map { tracked.containsValue(forKey: key($0)) } == [true, false, false, true, true])
+    #expect((0..<5).map { plain.containsValue(forKey: $0) } == [true, false, false, true, true])
+    #expect(plain.evictionOrder == .lru)
+    plain.checkBooksSwept()
+    tracked.checkBooksSwept()
+  }
+
+  @Test("a byte limit holds, and three quarters of it are full however entries are used", arguments: [100, 3000])
+  func bytes(byteCount: Int) throws {
+    let limit = 4 << 20
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: limit, evictionOrder: .lru)
+    var random = SplitMix64(seed: chosenSeed)
+    let keyCount = 3 * limit / byteCount
+    for step in 0..<4 * keyCount / (isOptimized ? 1 : 3) {
+      let key = random.index(below: random.index(below: 2) == 0 ? keyCount / 10 : keyCount)
+      if cache.value(forKey: key) == nil { cache[key] = pattern(byteCount) }
+      if step % 64 == 0 { try #require(cache.byteCount <= limit) }
+    }
+    let living = cache.count * byteCount
+    // Beside the values: keys, headers, index and order, which are up to 60 bytes an entry.
+    #expect(living * (byteCount + 60) / byteCount > limit * 2 / 3, "\(cache.count) entries")
+    cache.checkBooksSwept()
+  }
+
+  @Test("what the kernel takes leaves the order")
+  func losses() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 3000, evictionOrder: .lru)
+    for round in 0..<3 {
+      for i in 0..<3000 { cache[i] = described(UInt32(i), version: UInt32(round), count: 500) }
+      cache.discardEveryThirdPage()
+      for i in stride(from: 0, to: 3000, by: 7) {
+        if let bytes = cache[i] { #expect(versionDescribed(in: bytes, key: UInt32(i)) == UInt32(round)) }
+      }
+      cache.checkBooksSwept()
+      #expect(cache.count > 100 && cache.count < 3000, "\(cache.count)")
+    }
+    cache.removeAll()
+    cache.checkBooksSwept()
+    #expect(cache.isEmpty)
+  }
+
+  @Test("threads: hits, stores, removals and trims at the same time")
+  func threads() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 4000, byteLimit: 2 << 20, evictionOrder: .lru)
+    let wrongCount = Atomic<Int>(0)
+    onThreads(4) { thread in
+      var random = SplitMix64(seed: chosenSeed &+ UInt64(thread))
+      for step in 0..<(isOptimized ? 100_000 : 10_000) / slowness {
+        let key = random.index(below: 8000)
+        switch random.index(below: 8) {
+        case 0..<3: cache[key] = described(UInt32(key), version: UInt32(step), count: 20 + key % 900)
+        case 3: cache.remove(forKey: key)
+        case 4 where step % 500 == 0: cache.trim(toCount: 1000)
+        default:
+          if let bytes = cache[key], versionDescribed(in: bytes, key: UInt32(key)) == nil {
+            wrongCount.add(1, ordering: .relaxed)
+          }
+        }
+        if step % 2000 == 0 { cache.recountBooks() }
+      }
+    }
+    #expect(wrongCount.load(ordering: .relaxed) == 0 && cache.count <= 4000)
+    cache.checkBooksSwept()
+  }
+
+  @Test("a forked child begins with an empty order", .forks)
+  func forking() async {
+    await #expect(processExitsWith: .success) {
+      let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 500, evictionOrder: .lru)
+      for i in 0..<1000 { cache[i] = pattern(300) }
+      let isWell = childSays {
+        guard cache.isEmpty else { return false }
+        for i in 0..<600 { cache[i] = pattern(300) }
+        return cache.count == 500 && cache[0] == nil && cache[100] == pattern(300)
+      }
+      require(isWell, "the child's")
+      require(cache.count == 500 && cache[999] == pattern(300), "the parent's")
+    }
+  }
+}
