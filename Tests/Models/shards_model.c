@@ -4,7 +4,7 @@
 // Stands for, in Sources/Purgeable/Cache: CacheShards+Opening.swift (`openShards`, `bringHome`), `hold(toStore:)` in
 // CacheShards.swift, `ShardLooks` and CacheEngine+Read.swift (`read`). Opening publishes a mask and moves nothing. A writer looks
 // without a mutex whether the founder has the key's entry, and moves it home under both mutexes before it stores. A reader looks
-// at home, in the founder, and at home once more; then at the mask. Change one, change the other.
+// at home, in the founder, and at home once more; then at the mask. Change one, change the other. Closing is not in here.
 //
 // One key, which belongs to the founder until the mask says that it belongs to the other shard, its home. An index has one slot.
 // Each RULE_... is 1; a run with one of them 0 has to find the wrong result.

@@ -31,6 +31,8 @@ final class CacheBase: Sendable {
   #if DEBUG
     /// Called by an eviction run when it has taken notes, so that a test can do something before they are used.
     let notesHook = AtomicLazyReference<NotesHook>()
+    /// Called by a shard that takes an entry over: 1 when it has the copy, 2 when the entry has slots in both shards.
+    let moveHook = AtomicLazyReference<LookHook>()
   #endif
 
   init(

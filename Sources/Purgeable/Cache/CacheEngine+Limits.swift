@@ -13,9 +13,8 @@ extension CacheEngine {
 
   /// Called after a limit was lowered.
   func enforceLimits() {
-    shards.reviewOpening()
     // Who lowers a limit wants the memory: no slab is kept for the next store.
-    heap.givingBackTogether { evictAboveLimits() }
+    repeat { heap.givingBackTogether { evictAboveLimits() } } while shards.reviewOpening()
   }
 
   /// Brings the cache below its limits by evicting from the shard that is next by age, again and again. After a store whose own

@@ -22,7 +22,7 @@ extension CacheEngine {
       base.limits.apply(to: heap)
       if base.isOverLimits { enforceByteLimit() }
     }
-    shards.reviewOpening()
+    if shards.reviewOpening() { enforceByteLimit() }
     guard let due = nextIdleRound() else { return heap.hasPending ? 0 : .max }
     if base.clock.now() >= due { giveBackIdle() }
     return 0

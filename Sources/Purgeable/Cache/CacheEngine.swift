@@ -77,18 +77,18 @@ final class CacheEngine: ForkProtected {
   /// Ends all tracked keys, untold: called when the cache has ended, under no mutex. Entries that are left have none from here
   /// on.
   func endKeys() {
-    for shard in shards.all { shards.hold(shard) { held in held.departures.append(held.keys.takeAll()) } }
+    shards.visit { shard in shards.hold(shard) { held in held.departures.append(held.keys.takeAll()) } }
   }
 
   // MARK: Forks (ForkGuard.swift)
 
   func lockForFork() {
-    shards.lockForFork()
+    shards.lockAll()
     base.limits.budget.lock()
   }
 
   func unlockAfterFork() {
     base.limits.budget.unlock()
-    shards.unlockAfterFork()
+    shards.unlockAll()
   }
 }

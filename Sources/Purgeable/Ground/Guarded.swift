@@ -49,7 +49,7 @@ import Glibc
     return try unsafe body(&value.pointee)
   }
 
-  /// Without a scope: for the length of a fork (ForkGuard.swift), and for two at once (CacheShards+Opening.swift).
+  /// Without a scope: for the length of a fork (ForkGuard.swift), and for several at once (CacheShards+Opening.swift).
   borrowing func lock() { unsafe pthread_mutex_lock(mutex) }
   borrowing func unlock() { unsafe pthread_mutex_unlock(mutex) }
 

@@ -11,8 +11,8 @@ import Testing
 import ToolSupport
 @testable import Purgeable
 
-/// The readers that take no mutex.
-private enum Reader: CaseIterable {
+/// The readers that take no mutex, where keys are not tracked.
+enum Reader: CaseIterable {
   case value, lock, contains
 
   /// The version of a key's value; -1 where there is one whose bytes are not looked at, nil where there is none.
@@ -46,7 +46,7 @@ struct CacheShardsRulesTests {
     @Test(
       "a reader that loaded the mask before the shards opened misses no value brought home meanwhile",
       arguments: Reader.allCases)
-    fileprivate func oldMask(reader: Reader) throws {
+    func oldMask(reader: Reader) throws {
       let cache = try filled()
       before(look: 0, of: cache) {
         cache.open()
@@ -58,7 +58,7 @@ struct CacheShardsRulesTests {
     @Test(
       "a reader that looked at home too early and in the founder too late finds the value all the same",
       arguments: Reader.allCases)
-    fileprivate func movedBetween(reader: Reader) throws {
+    func movedBetween(reader: Reader) throws {
       let cache = try filled()
       cache.open()
       before(look: 1, of: cache) { cache[5] = described(5, version: 2, count: 300) }
@@ -70,7 +70,7 @@ struct CacheShardsRulesTests {
     @Test(
       "a removal between two looks is no miss of another entry, and one of the key itself is a miss",
       arguments: Reader.allCases)
-    fileprivate func removedBetween(reader: Reader) throws {
+    func removedBetween(reader: Reader) throws {
       let cache = try filled()
       cache.open()
       before(look: 1, of: cache) {
@@ -213,6 +213,8 @@ struct CacheShardsRulesTests {
 
     let small = try PurgeableCache<UInt32, [UInt8]>()
     for key in 0..<UInt32(20) { small[key] = described(key, version: 1, count: 1000) }
+    // Two, which no limit closes.
+    try small.setByteLimit(3 * small.engine.heap.slabBytes)
     small.open()
     let held = small.withBytes(forKey: 3) { _ -> StoreOutcome in
       try! small.setByteLimit(small.byteCount + small.engine.heap.slabBytes / 4 * 3)

@@ -91,7 +91,7 @@ struct CacheShardsTests {
     #expect(count(try PurgeableCache(byteLimit: 64 << 20)) == 16)
     #expect(count(try PurgeableCache(byteLimit: 20 << 20)) == 4)
     #expect(count(try PurgeableCache(byteLimit: 6 << 20)) == 1)
-    // A limit that goes lets others open; one that comes closes none.
+    // A limit that goes lets others open; of those that come, only one of bytes closes any.
     let cache = try PurgeableCache<Int, Int>(costLimit: 1 << 40)
     #expect(count(cache) == 1)
     try cache.setCostLimit(nil)

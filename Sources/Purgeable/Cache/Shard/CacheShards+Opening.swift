@@ -1,26 +1,33 @@
 // SPDX-License-Identifier: MIT
-// From one shard to several.
+// From one shard to several, and back.
 //
 // One shard keeps one order of eviction and costs little; several let as many threads store at a time. So a cache begins with
-// one, the founder, and opens the others when it has grown: once, and for good. Opening copies nothing but entries of tracked
-// keys.
+// one, the founder, and opens the others when it has grown. Opening copies nothing but entries of tracked keys. Each shard fills
+// slabs of its own, so under a lower byte limit there may be too many: then they close, and the founder gets all entries back.
 //
 //     mask 0              all keys belong to the founder
 //     mask M | draining   each key belongs to one of the others, its home; the founder still has the entries it had
 //     mask M              the founder has no entries any more
+//     mask M | draining   closing, with the mutexes of all shards held: the entries move to the founder
+//     mask 0
+//
+// Above these bits the mask has a version, the number of times that closing has begun or ended. Between two of those, the mask
+// takes its values in this order and no other. So a mask that is what it was has not been another meanwhile.
 //
 // Tracked keys go home with their entries while the shards open, before the mask is published: who looks for one takes a mutex,
 // so nobody looks meanwhile. New values go to their keys' homes. The founder's entries leave one by one: they are evicted or lost
 // like others, by their age among all shards, they are removed, or a store under their key brings them home first, with the
 // mutexes of both shards held: the new slot is inserted (release), then the old one is emptied (release). A store then works in
-// the home alone. Every other operation under a mutex works where the entry is.
+// the home alone. Every other operation under a mutex works where the entry is. Closing moves entries in the same way.
 //
 // Readers take no mutex. A reader loads the mask, and looks in the key's home; while the founder is draining, in the founder, and
 // in the home once more; then it looks at the mask again, and begins anew if that has changed. Why that is right:
 //
-//  1. Nothing comes to the founder after the mask: a thread inserts there under the founder's mutex, and looks at the mask under
-//     it; the mask changes under it too. So whoever has loaded the mask (acquire) and finds no slot of a key's identity in the
-//     founder, in a table that is still the present one, knows that the founder has no entry of the key, for good.
+//  1. While keys belong to the others, nothing comes to the founder but by closing, which publishes another mask first: a thread
+//     inserts there under the founder's mutex, and looks at the mask under it; the mask changes under it too. So whoever has
+//     loaded the mask (acquire) and finds no slot of a key's identity in the founder, in a table that is still the present one,
+//     knows that the founder has no entry of the key as long as the mask is the same. Writers look whether it is under the mutex
+//     of the key's home, without which no shard closes.
 //  2. A store in a home has looked in the founder first (1) and brought home what it found. So a key has slots in two shards only
 //     while both mutexes are held, and both lead to the same value. No value that a finished write replaced or removed is left
 //     anywhere.
@@ -28,11 +35,13 @@
 //     it, or finds the slot emptied: then the entry has a slot in its home, which the third look sees (acquire). A reader that
 //     loaded 0 looks in the founder alone. An entry that is not there was stored, or brought home, after the mask was published;
 //     if its slot is missed though it was there when the read began, the mask is visible too, and the reader begins anew.
+//     Closing publishes its mask before it empties a slot in a home. A reader with an earlier mask that finds the slot emptied
+//     sees that the mask has changed. A reader with the mask of closing, whose first look finds the slot emptied, sees the one
+//     in the founder in its second look. A reader that loads the 0 sees all of them (acquire).
 //  4. A read that begins after a write has returned sees it. A write under the mask 0 happens before the mask is published, under
 //     the founder's mutex: the entry is in the founder, and 3 holds. A write under a later mask has loaded it, so the reader
-//     loads that mask too, and by 2 there is nothing else to find.
+//     loads that mask or a later one, and by 2 there is nothing else to find.
 //
-// The mask takes its three values in this order and no other, so that a mask that is what it was has not been another meanwhile.
 // A fork waits for the mutexes of all shards, so a child finds no entry half moved; there, all shards are empty.
 
 import CPurgeable
@@ -42,27 +51,45 @@ extension CacheShards {
   /// The bit of the mask that says that the founder may have entries, though keys belong to the others. No hash of a key has it
   /// (`EngineKey.shardHash`), so it changes no position.
   static let draining: UInt64 = 1 << 5
+  /// What the mask has below that bit; above it, a version.
+  private static let positionBits = draining - 1
+
+  private var isOpen: Bool { mask.load(ordering: .relaxed) & Self.positionBits != 0 }
 
   // MARK: When
 
   /// The number of shards that the limits allow, a power of two; 1 for the founder alone.
   var wantedShardCount: Int {
     guard base.namesSlabs, base.limits.cost.load(ordering: .relaxed) == .max else { return 1 }
-    var count = ShardSizes.otherCount
-    let bytes = base.limits.bytes.load(ordering: .relaxed)
-    if bytes != .max { count = min(count, bytes / (base.heap.slabBytes * sizes.slabsPerShard.load(ordering: .relaxed))) }
+    var count = min(ShardSizes.otherCount, countOfBytes)
     let entries = base.limits.count.load(ordering: .relaxed)
     if entries != .max { count = min(count, entries / sizes.entriesPerShard.load(ordering: .relaxed)) }
     return count < 2 ? 1 : 1 << (Int.bitWidth - 1 - count.leadingZeroBitCount)
   }
 
-  /// Called after limits may have changed, and in the rounds of the library's thread.
-  func reviewOpening() { mayOpen.store(wantedShardCount > 1, ordering: .relaxed) }
+  /// How many shards the byte limit leaves room for.
+  private var countOfBytes: Int {
+    let bytes = base.limits.bytes.load(ordering: .relaxed)
+    return bytes == .max ? .max : bytes / (base.heap.slabBytes * sizes.slabsPerShard.load(ordering: .relaxed))
+  }
+
+  /// Whether the byte limit leaves room for fewer than half of the shards that are open.
+  private var areTooMany: Bool { openCount / 2 > max(1, countOfBytes) }
+
+  /// Called after limits may have changed and the cache was brought below them, and in the rounds of the library's thread.
+  /// Returns whether the shards have closed, for which bookkeeping may have grown.
+  @discardableResult
+  func reviewOpening() -> Bool {
+    mayOpen.store(wantedShardCount > 1, ordering: .relaxed)
+    guard areTooMany else { return false }
+    closeShards()
+    return true
+  }
 
   /// Called after each store, with no mutex held.
   @inline(__always)
   func openIfLarge() {
-    guard mask.load(ordering: .relaxed) == 0, mayOpen.load(ordering: .relaxed),
+    guard !isOpen, mayOpen.load(ordering: .relaxed),
       base.count >= sizes.count.load(ordering: .relaxed) || base.heldBytes >= sizes.byteCount.load(ordering: .relaxed)
     else { return }
     openShards()
@@ -74,20 +101,21 @@ extension CacheShards {
   @inline(never)
   func openShards() {
     hold(founder) { held in
-      let count = wantedShardCount
-      guard mask.load(ordering: .relaxed) == 0, count > 1 else { return }
-      guard let others = makeOthers(count) else { return mayOpen.store(false, ordering: .relaxed) }
+      let wanted = wantedShardCount
+      guard !isOpen, wanted > 1 else { return }
+      guard let others = others.load() ?? makeOthers(wanted) else { return mayOpen.store(false, ordering: .relaxed) }
+      // Those that were made first are all that there ever are.
+      let count = min(wanted, others.others.count)
       for queue in EvictionQueue.both { held.endQueue(queue) }
-      base.indexes.publish(others)
       base.openCount.store(count, ordering: .relaxed)
-      let opened = EngineKey.firstOther | UInt64(count - 1) | Self.draining
+      let opened = mask.load(ordering: .relaxed) | EngineKey.firstOther | UInt64(count - 1) | Self.draining
       for queue in EvictionQueue.both where held.keys.count > 0 { bringTrackedHome(queue, from: &held, opened) }
       // Release: pairs with the acquire of all who load the mask, who see the shards it leads to, and all of the founder's slots.
       mask.store(opened, ordering: .releasing)
     }
   }
 
-  /// Called under the founder's mutex after each use of it. Nothing comes to the founder again, so empty once is empty for good.
+  /// Called under the founder's mutex after each use of it. Nothing comes to the founder before the shards close.
   @inline(__always)
   func endDraining(_ held: inout HeldShard) {
     let now = mask.load(ordering: .relaxed)
@@ -96,7 +124,8 @@ extension CacheShards {
     for queue in EvictionQueue.both { held.endQueue(queue) }
   }
 
-  /// Whether the founder may have the entry of a key that belongs elsewhere under `mask`. Under no mutex: "no" is right for good.
+  /// Whether the founder may have the entry of a key that belongs elsewhere under `mask`. Under no mutex: "no" is right as long
+  /// as the mask is the same.
   @inline(__always)
   func founderMayHave(_ key: EngineKey, _ mask: UInt64) -> Bool {
     mask & Self.draining != 0 && founderHas(key.identity)
@@ -112,13 +141,64 @@ extension CacheShards {
     }
   }
 
+  // MARK: Closing
+
+  /// Moves all entries to the founder. The limit that leaves room for so few shards has been enforced, so that takes
+  /// milliseconds.
+  @inline(never)
+  private func closeShards() {
+    var departed = DepartureList()
+    lockAll()
+    // Another thread may have closed them. In a forked child, they begin anew first.
+    if areTooMany, !all.contains(where: { $0.index.isWiped }) {
+      founder.held.whileHeld { founder in
+        closeShards(&founder)
+        departed = founder.departures.take()
+      }
+    }
+    unlockAll()
+    base.heap.wipeDeferred()
+    deliver(departed)
+  }
+
+  private func closeShards(_ founder: inout HeldShard) {
+    let version = base.indexes.closings.load(ordering: .relaxed) + 1
+    // Release, four times: pairs with the acquire of all who load the version or the mask.
+    base.indexes.closings.store(version, ordering: .releasing)
+    mask.store(mask.load(ordering: .relaxed) & Self.positionBits | Self.draining | version << 6, ordering: .releasing)
+    for shard in all.dropFirst() {
+      shard.held.whileHeld { held in
+        for queue in EvictionQueue.both { held.endQueue(queue) }
+        // Makes room.
+        held.ghost.removeAll()
+      }
+    }
+    // The oldest slab of all shards first: so the founder evicts about in the order of age.
+    var next = InlineArray<34, purgeable_slab_t?>(repeating: nil)
+    let shardLimit = ShardSizes.otherCount + 1
+    for i in streams.indices where i % shardLimit > 0 { next[i] = base.heap.nextInUse(after: nil, of: streams[i]) }
+    func age(_ i: Int) -> UInt64 { next[i].map { base.heap.information($0)?.first_age ?? 0 } ?? .max }
+    while let i = streams.indices.min(by: { age($0) < age($1) }), let slab = next[i] {
+      next[i] = base.heap.nextInUse(after: slab, of: streams[i])
+      all[i % shardLimit].held.whileHeld { $0.send(slab, to: &founder) }
+    }
+    for shard in all.dropFirst() { shard.held.whileHeld { $0.endClosing(&founder) } }
+    base.openCount.store(1, ordering: .relaxed)
+    mask.store((version + 1) << 6, ordering: .releasing)
+    base.indexes.closings.store(version + 1, ordering: .releasing)
+  }
+
   // MARK: Home
 
   /// Moves the founder's entries of an identity to the homes of their keys: the key's whose identity it is, and, with hardly any
   /// odds, those of other keys.
   @inline(never)
   func bringHome(_ identity: UInt64) {
-    hold(founder) { from in bringHome(identity, from: &from, mask.load(ordering: .relaxed)) }
+    hold(founder) { from in
+      // 0 where the shards have closed: the founder is the home.
+      let mask = mask.load(ordering: .relaxed)
+      if mask & Self.draining != 0 { bringHome(identity, from: &from, mask) }
+    }
   }
 
   private func bringHome(_ identity: UInt64, from: inout HeldShard, _ mask: UInt64) {
@@ -181,8 +261,8 @@ private enum Homecoming {
 }
 
 extension HeldShard {
-  /// Takes an entry over from the founder, whose mutex is held too. Without memory it stays where it is.
-  fileprivate mutating func takeOver(_ entry: FoundEntry, from founder: inout HeldShard) -> Homecoming {
+  /// Takes an entry over from another shard, whose mutex is held too. Without memory it stays where it is.
+  fileprivate mutating func takeOver(_ entry: FoundEntry, from other: inout HeldShard) -> Homecoming {
     let (found, facts) = (entry.found, entry.facts)
     let queue = heap.queue(at: found.slot.place)
     guard let cost = elements.cost(of: found.slot, facts) else { return .lost }
@@ -202,7 +282,7 @@ extension HeldShard {
         return .lost
       }
       if found.slot.isTracked {
-        guard let number = keys.adopt(EngineKey.trackedNumber(of: found.slot), of: &founder.keys) else {
+        guard let number = keys.adopt(EngineKey.trackedNumber(of: found.slot), of: &other.keys) else {
           heap.free(new)
           return .noMemory
         }
@@ -213,27 +293,57 @@ extension HeldShard {
     }
     // A use that a reader counts in the old slot from here on is lost. Counters are only hints.
     let slot = Slot(identity: identity, place: new.place, counter: found.slot.counter, isCosted: found.slot.isCosted)
+    #if DEBUG
+      base.moveHook.load()?.body(1)
+    #endif
     guard insert(slot) else {
       if !isLarge { heap.free(new) }
       // It gets the number back that it had: nobody has asked for one since.
-      if slot.isTracked { _ = founder.keys.adopt(EngineKey.trackedNumber(of: slot), of: &keys) }
+      if slot.isTracked { _ = other.keys.adopt(EngineKey.trackedNumber(of: slot), of: &keys) }
       return .noSlot
     }
     // Booked here first: for a moment the totals count the entry twice, so a limit may evict one entry too many, and never one
     // too few.
     books.book(new.place, queue, cost: cost, byteCount: facts.payloadByteCount)
+    #if DEBUG
+      base.moveHook.load()?.body(2)
+    #endif
     found.pointer.store(releasing: 0)
-    founder.slots.empty(1)
-    founder.books.unbook(old.place, queue, cost: cost, byteCount: facts.payloadByteCount)
+    other.slots.empty(1)
+    other.books.unbook(old.place, queue, cost: cost, byteCount: facts.payloadByteCount)
     if isLarge {
       // To the young end there first, which takes marks and cursors off it.
-      founder.restream(slab, queue, to: queue)
+      other.restream(slab, queue, to: queue)
       heap.move(slab, to: stream(queue))
       noteBirth(new, queue)
     } else {
       heap.free(old)
     }
     return .isHome
+  }
+
+  /// Sends the entries of a slab to the founder, whose mutex is held too. Where the byte limit leaves no memory, they leave.
+  fileprivate mutating func send(_ slab: purgeable_slab_t, to founder: inout HeldShard) {
+    var cursor: UInt32 = 0
+    while let reference = heap.nextElement(of: slab, &cursor) {
+      guard let facts = elements.facts(of: reference),
+        let found = index.find(identity: facts.identity, place: reference.place)
+      else { continue }
+      switch founder.takeOver(FoundEntry(found: found, facts: facts), from: &self) {
+      case .isHome: break
+      case .lost: drop(found, .discarded)
+      case .noMemory, .noSlot: drop(found, base.refusalReason)
+      }
+    }
+    shrinkIndex()
+  }
+
+  /// Drops what could not be read, and gives the memory back.
+  fileprivate mutating func endClosing(_ founder: inout HeldShard) {
+    var removal = TrackedRemoval()
+    while !removal.removeSlice(.discarded, from: &self) {}
+    detachAll(.removed)
+    founder.departures.append(departures.take())
   }
 
   /// Seals a queue's open slab, which gets no more elements, and gives back the slabs that are empty.

@@ -10,14 +10,14 @@ struct CacheShards: ~Copyable, Sendable {
   /// The only shard while the cache is small, or has to keep one order of eviction. Later it has the entries that were there
   /// when the others opened, until they leave.
   let founder: EngineShard
-  /// A key's `shardHash` masked with this is the position of its shard. Changed under the founder's mutex, twice at most
+  /// A key's `shardHash` masked with this is the position of its shard. Changed under the founder's mutex
   /// (CacheShards+Opening.swift).
   let mask = Atomic<UInt64>(0)
   let positions: ShardPositions<EngineShard>
   /// All shards, once the others have been made.
   let others = AtomicLazyReference<OtherShards>()
   private let alone: [EngineShard]
-  private let streams: [purgeable_stream_t]
+  let streams: [purgeable_stream_t]
   /// Whether the limits allow other shards, as far as is known, and memory for them was not refused since the last review.
   let mayOpen = Atomic<Bool>(false)
   let sizes = ShardSizes()
@@ -54,7 +54,9 @@ struct CacheShards: ~Copyable, Sendable {
         Int(EngineKey.firstOther) + i, base, index, probation: streams[1 + i], main: streams[ShardSizes.otherCount + 2 + i])
     }
     for shard in shards { positions.set(shard.number, shard) }
-    return others.storeIfNil(OtherShards(founder: founder, others: shards))
+    let made = others.storeIfNil(OtherShards(founder: founder, others: shards))
+    base.indexes.publish(made)
+    return made
   }
 
   // MARK: Which
@@ -114,7 +116,7 @@ struct CacheShards: ~Copyable, Sendable {
     }
   }
 
-  /// As `hold(_:_:)`, for the shard that a tracked key with this hash belongs to: the founder has none once others are open.
+  /// As `hold(_:_:)`, for the shard that a tracked key with this hash belongs to: the founder has none while others are open.
   func hold<R>(ofTracked hash: UInt64, _ body: (inout HeldShard) -> R) -> R {
     let key = EngineKey(hash: hash)
     while true {
@@ -122,12 +124,12 @@ struct CacheShards: ~Copyable, Sendable {
     }
   }
 
-  /// nil where the key belongs to another shard by now.
+  /// nil where the key may belong to another shard by now, or the founder may have its entry.
   private func hold<R>(homeOf key: EngineKey, _ mask: UInt64, _ body: (inout HeldShard) -> R) -> R? {
     let shard = positions[key.shardHash & mask]
     return hold(shard) { held in
       // Checked again under the mutex: while it is held, the mask cannot change away from this shard.
-      key.shardHash & self.mask.load(ordering: .relaxed) == UInt64(shard.number) ? body(&held) : nil
+      self.mask.load(ordering: .relaxed) == mask ? body(&held) : nil
     }
   }
 
@@ -150,13 +152,13 @@ struct CacheShards: ~Copyable, Sendable {
     for shard in all where shard.index.isWiped { hold(shard) { _ in } }
   }
 
-  func lockForFork() {
+  func lockAll() {
     // While the founder's mutex is held, no other shards are made.
     founder.held.lock()
     for shard in all.dropFirst() { shard.held.lock() }
   }
 
-  func unlockAfterFork() {
+  func unlockAll() {
     for shard in all.reversed() { shard.held.unlock() }
   }
 
@@ -170,11 +172,16 @@ struct CacheShards: ~Copyable, Sendable {
     }
   }
 
-  /// Visits all shards, and misses no entry that stays: entries move from the founder only, which is first, and the others are
-  /// looked up after that.
+  /// Visits all shards, and misses no entry that stays: entries move from the founder, which is first, and the others are looked
+  /// up after that. Where they move to the founder meanwhile, visits all shards again.
   func visit(_ body: (EngineShard) -> Void) {
-    body(founder)
-    for shard in all.dropFirst() { body(shard) }
+    while true {
+      // Acquire, twice: pairs with the release in `closeShards`.
+      let version = base.indexes.closings.load(ordering: .acquiring)
+      body(founder)
+      for shard in all.dropFirst() { body(shard) }
+      if base.indexes.closings.load(ordering: .acquiring) == version { return }
+    }
   }
 
   /// Calls `evict` on the shard with the lowest `age`, again and again, until `isDone` or until no shard has anything left. A

@@ -17,7 +17,7 @@ extension HeldShard {
   /// Removes all entries, none of which may have a tracked key. Their slabs are the removed stream's then. About 1 us for a slab,
   /// and one system call.
   mutating func detachAll(_ reason: DepartureReason) {
-    assert(base.observer == nil, "PurgeableCache: a tracked entry leaves untold")
+    assert(base.observer == nil || slots.count == 0, "PurgeableCache: a tracked entry leaves untold")
     if reason != .removed { rememberAll() }
     counters.departures[reason.rawValue] += UInt64(slots.count)
     // The index first: a reader that is still looking at it finds its version raised before any element is freed.

@@ -52,6 +52,8 @@ final class OtherShards: Sendable {
 struct ShardIndexes: ~Copyable, Sendable {
   private let positions: ShardPositions<SlotIndex>
   private let others = Atomic<Int>(0)
+  /// Raised where the shards begin to close, and where they have closed: odd meanwhile. Under the mutexes of all shards.
+  let closings = Atomic<UInt64>(0)
 
   init(_ founder: SlotIndex) { positions = ShardPositions(founder) }
 
@@ -68,12 +70,19 @@ struct ShardIndexes: ~Copyable, Sendable {
   /// The number of indexes beside the founder's.
   var otherCount: Int { others.load(ordering: .acquiring) }
 
-  /// The founder's part is read first: an entry that has left it for its home is counted there by then.
+  /// The founder's part is read first: an entry that has left it for its home is counted there by then. While the shards close,
+  /// it is read last.
   @inline(__always)
   private func sum<Part: AdditiveArithmetic>(_ part: (SlotIndex) -> Part) -> Part {
-    var sum = part(positions[0])
-    for i in 0..<UInt64(otherCount) { sum += part(positions[EngineKey.firstOther + i]) }
-    return sum
+    while true {
+      // Acquire: pairs with the release in `closeShards`. So do the loads of the parts: who sees that an entry has left, sees
+      // that the version was raised before.
+      let version = closings.load(ordering: .acquiring)
+      var sum = version & 1 == 0 ? part(positions[0]) : .zero
+      for i in 0..<UInt64(otherCount) { sum += part(positions[EngineKey.firstOther + i]) }
+      if version & 1 != 0 { sum += part(positions[0]) }
+      if closings.load(ordering: .relaxed) == version { return sum }
+    }
   }
 
   /// How many elements were ever allocated in all shards. Relaxed loads: a sum that is a little behind will do.

@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: MIT
+// A cache that closes its shards under a lower byte limit, and opens others again: what stays, what readers find meanwhile, what
+// leaves.
+
+import CPurgeable
+import Glibc
+import PurgeableTestSupport
+import Synchronization
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+extension PurgeableCache {
+  /// Closes the shards by a limit that leaves room for one, and for all that the cache holds.
+  fileprivate func close() {
+    engine.shards.sizes.slabsPerShard.store(1 << 20, ordering: .relaxed)
+    try! setByteLimit(1 << 36)
+  }
+
+  /// As `open`, in any process.
+  fileprivate func openAgain() {
+    openEarly(count: .max)
+    engine.shards.openShards()
+  }
+}
+
+extension PurgeableCache<UInt32, [UInt8]> {
+  fileprivate func isWhole(_ keys: Range<UInt32>, version: UInt32 = 1) -> Bool {
+    keys.allSatisfy { versionDescribed(in: peekValue(forKey: $0) ?? [], key: $0) == version }
+  }
+}
+
+/// Called by `==` with its result, once.
+private let comparing = Mutex<(@Sendable (Bool) -> Bool)?>(nil)
+
+/// Eight keys of each hash.
+private struct ComparedKey: Hashable, Sendable {
+  var number: Int
+  static func == (left: Self, right: Self) -> Bool {
+    let isEqual = left.number == right.number
+    if let hook = comparing.withLock({ $0 }), hook(isEqual) { comparing.withLock { $0 = nil } }
+    return isEqual
+  }
+  func hash(into hasher: inout Hasher) { hasher.combine(number % 8) }
+}
+
+@Suite("Cache: shards that close")
+struct CacheShardsClosingTests {
+  private func filled(tracksKeys: Bool = false, count: UInt32 = 300) throws -> PurgeableCache<UInt32, [UInt8]> {
+    let cache = try PurgeableCache<UInt32, [UInt8]>(tracksKeys: tracksKeys)
+    for key in 0..<count { cache[key] = described(key, version: 1, count: 200) }
+    return cache
+  }
+
+  @Test("a byte limit with room for fewer than half of the open shards closes them, and they open again, as many as it allows")
+  func when() throws {
+    let cache = try PurgeableCache<Int, Int>()
+    // The second time, they are stored at home.
+    for i in 0..<34_000 { cache[i % 17_000] = i % 17_000 }
+    func isWhole() -> Bool { cache.count == 17_000 && (0..<17_000).allSatisfy { cache.peekValue(forKey: $0) == $0 } }
+    let share = 64 * cache.engine.heap.slabBytes
+    try cache.setByteLimit(8 * share)
+    #expect(cache.engine.shards.openCount == 16 && !cache.isDraining)
+    try cache.setByteLimit(8 * share - 1)
+    #expect(cache.engine.shards.openCount == 1 && cache.founderCount == 17_000 && isWhole())
+    cache.recountBooks()
+    cache[0] = 0
+    #expect(cache.engine.shards.openCount == 4 && cache.isDraining && isWhole())
+    for i in 0..<17_000 { cache[i] = i }
+    #expect(cache.founderCount == 0 && isWhole())
+    try cache.setByteLimit(2 * share)
+    #expect(cache.engine.shards.openCount == 4)
+    try cache.setByteLimit(2 * share - 1)
+    cache[0] = 0
+    #expect(cache.engine.shards.openCount == 1 && isWhole())
+    try cache.setByteLimit(nil)
+    cache[0] = 0
+    #expect(cache.engine.shards.openCount == 16 && isWhole())
+    cache.checkBooksSwept()
+
+    // The first that were made are all there are.
+    let small = try PurgeableCache<Int, Int>(byteLimit: 4 * share)
+    for i in 0..<17_000 { small[i] = i }
+    #expect(small.engine.shards.openCount == 4)
+    try small.setByteLimit(2 * share - 1)
+    #expect(small.engine.shards.openCount == 1)
+    try small.setByteLimit(nil)
+    for i in 0..<17_000 { small[i] = i }
+    #expect(small.engine.shards.openCount == 4 && small.engine.shards.all.count == 5)
+    small.checkBooksSwept()
+  }
+
+  // MARK: What stays
+
+  @Test(
+    "closing keeps every value, large ones too, costs, counters and totals, and gives the others' memory back",
+    arguments: [false, true])
+  func everything(tracksKeys: Bool) throws {
+    let cache = try PurgeableCache<UInt32, [UInt8]>(tracksKeys: tracksKeys)
+    var random = SplitMix64(seed: chosenSeed)
+    func store(_ keys: StrideTo<UInt32>) {
+      for key in keys {
+        let size = key % 40 == 0 ? 100_000 + random.index(below: 200_000) : random.index(below: 3000)
+        cache.setValue(described(key, version: 1, count: size), forKey: key, cost: key % 3 == 0 ? nil : Int(key))
+        if key % 7 == 0 { for _ in 0..<3 { _ = cache[key] } }
+      }
+    }
+    store(stride(from: 0, to: 600, by: 1))
+    for _ in 0..<3 {
+      cache.open()
+      // Some are at home, some in the founder.
+      store(stride(from: 0, to: 600, by: 2))
+      let (count, cost, uses) = (cache.count, cache.totalCost, cache.useCounters())
+      cache.close()
+      #expect(!cache.isOpen && !cache.isDraining && cache.founderCount == 600)
+      #expect(cache.count == count && cache.totalCost == cost && cache.useCounters() == uses)
+      for shard in cache.engine.shards.all.dropFirst() {
+        #expect(shard.index.byteCount == SlotIndex.homeBytes && cache.engine.shards.hold(shard) { $0.ghost.byteCount } == 0)
+      }
+      #expect(cache.isWhole(0..<600))
+      cache.checkBooksSwept()
+    }
+    #expect(cache.statistics.departures.values.reduce(0, +) == 900)
+    for key in 0..<UInt32(600) { #expect(cache.remove(forKey: key)) }
+    #expect(cache.isEmpty && cache.totalCost == 0)
+    cache.checkBooksSwept()
+    cache.trim(toBytes: 0)
+    #expect(cache.statistics.memory.heldBytes == 0)
+  }
+
+  @Test("the founder evicts what it got back in the order of age")
+  func order() throws {
+    let cache = try PurgeableCache<UInt32, [UInt8]>()
+    cache[0] = [0]
+    cache.open()
+    for key in 0..<UInt32(20_000) { cache[key] = described(key, version: 1, count: 1000) }
+    cache.close()
+    cache.trim(toCount: 10_000)
+    let stayed = (10_000..<UInt32(20_000)).count { cache.containsValue(forKey: $0) }
+    #expect(stayed > 9000, "\(stayed)")
+  }
+
+  @Test("what the kernel took before the shards closed is found lost, and nothing else", arguments: [false, true])
+  func losses(tracksKeys: Bool) throws {
+    try needRealDiscards()
+    let cache = try filled(tracksKeys: tracksKeys, count: 2000)
+    cache.open()
+    for key in 0..<UInt32(500) { cache[key] = described(key, version: 2, count: 700) }
+    cache.discardEveryThirdPage()
+    cache.close()
+    #expect(!cache.isOpen)
+    var left = 0
+    for key in 0..<UInt32(2000) {
+      guard let value = cache.peekValue(forKey: key) else { continue }
+      #expect(versionDescribed(in: value, key: key) == (key < 500 ? 2 : 1))
+      left += 1
+    }
+    #expect(left > 100 && left < 1900)
+    cache.sweep()
+    #expect(cache.count == left && cache.statistics.departures[.discarded] == 2000 - left)
+    cache.checkBooksSwept()
+  }
+
+  @Test("what a lower limit leaves no room for leaves once, and is told once; the rest fits the limit")
+  func told() throws {
+    let told = Mutex<[UInt32: [DepartureReason]]>([:])
+    let cache = try PurgeableCache<UInt32, [UInt8]>(onDeparture: { departure in
+      told.withLock { $0[departure.key, default: []].append(departure.reason) }
+    })
+    for key in 0..<UInt32(2000) { cache[key] = described(key, version: 1, count: 2000) }
+    cache.open()
+    cache.engine.shards.sizes.slabsPerShard.store(64, ordering: .relaxed)
+    try cache.setByteLimit(1 << 20)
+    #expect(!cache.isOpen && cache.byteCount <= 1 << 20)
+    let reasons = told.withLock { $0 }
+    #expect(reasons.count == 2000 - cache.count && reasons.values.allSatisfy { $0 == [.bytes] })
+    for key in 0..<UInt32(2000) { #expect((cache.peekValue(forKey: key) == nil) == (reasons[key] != nil)) }
+    cache.checkBooksSwept()
+    cache.removeAll()
+    #expect(cache.keyCounts == (0, 0))
+  }
+
+  @Test("removing everything removes also what moves to the founder meanwhile")
+  func removed() throws {
+    let hasClosed = Atomic<Bool>(false)
+    let cache = Mutex<PurgeableCache<UInt32, [UInt8]>?>(nil)
+    let made = try PurgeableCache<UInt32, [UInt8]>(onDeparture: { _ in
+      if !hasClosed.exchange(true, ordering: .relaxed) { cache.withLock { $0 }?.close() }
+    })
+    cache.withLock { $0 = made }
+    for key in 0..<UInt32(300) { made[key] = described(key, version: 1, count: 200) }
+    made.open()
+    made.removeAll()
+    #expect(hasClosed.load(ordering: .relaxed) && !made.isOpen && made.isEmpty)
+    cache.withLock { $0 = nil }
+  }
+
+  // MARK: What is found meanwhile
+
+  @Test("a tracked key whose table changes while keys are compared is found, and no other key", arguments: [false, true])
+  func compared(opens: Bool) async {
+    await #expect(processExitsWith: .success) { [opens] in
+      for equal in [false, true] {
+        for number in 0..<64 {
+          let cache = try PurgeableCache<ComparedKey, Int>()
+          for number in 0..<64 { cache[ComparedKey(number: number)] = number }
+          if !opens { cache.openAgain() }
+          comparing.withLock { hook in
+            hook = { isEqual in
+              guard isEqual == equal else { return false }
+              opens ? cache.openAgain() : cache.close()
+              return true
+            }
+          }
+          let found = cache[ComparedKey(number: number)]
+          comparing.withLock { $0 = nil }
+          require(found == number, "\(number): \(found ?? -1)")
+        }
+      }
+    }
+  }
+
+  #if DEBUG
+    /// Does something once before a reader's look of each number.
+    private func before(_ steps: [Int: @Sendable () -> Void], of cache: PurgeableCache<UInt32, [UInt8]>) {
+      let left = Steps(steps)
+      _ = cache.engine.shards.sizes.lookHook.storeIfNil(LookHook { left.take($0)?() })
+    }
+
+    @Test("a reader that loaded the mask before the shards closed misses no value", arguments: Reader.allCases)
+    func oldMask(reader: Reader) throws {
+      let cache = try filled()
+      cache.open()
+      for key in 0..<UInt32(300) { cache[key] = described(key, version: 2, count: 200) }
+      #expect(!cache.isDraining)
+      before([0: { cache.close() }], of: cache)
+      #expect(reader.version(of: 5, in: cache) == (reader == .contains ? -1 : 2))
+      #expect(!cache.isOpen)
+    }
+
+    @Test("a reader finds the value also where shards close and open between two looks", arguments: Reader.allCases)
+    func sameMask(reader: Reader) throws {
+      let cache = try filled()
+      cache.open()
+      before(
+        [
+          1: { cache[5] = described(5, version: 2, count: 300) },
+          2: {
+            cache.close()
+            cache.openAgain()
+          },
+        ], of: cache)
+      #expect(reader.version(of: 5, in: cache) == (reader == .contains ? -1 : 2))
+      #expect(cache.isDraining)
+    }
+
+    @Test("at each moment of closing, readers find every entry, and totals count it", arguments: Reader.allCases, [100, 200])
+    func moving(reader: Reader, atHome: UInt32) throws {
+      let cache = try filled(count: 200)
+      cache.open()
+      for key in 0..<atHome { cache[key] = described(key, version: 1, count: 200) }
+      #expect(cache.isDraining == (atHome < 200))
+      let counts = Mutex((moves: 0, missed: 0))
+      let cost = cache.totalCost
+      _ = cache.engine.base.moveHook.storeIfNil(
+        LookHook { slots in
+          let found = (0..<UInt32(200)).count { reader.version(of: $0, in: cache) == (reader == .contains ? -1 : 1) }
+          let isCounted = cache.count == 199 + slots && cache.totalCost == cost + 200 * (slots - 1)
+          counts.withLock { $0 = ($0.moves + 1, $0.missed + (found == 200 && isCounted ? 0 : 1)) }
+        })
+      cache.close()
+      #expect(counts.withLock { $0 } == (2 * Int(atHome), 0))
+      #expect(cache.count == 200 && cache.totalCost == cost)
+    }
+  #endif
+
+  @Test("totals count each entry once at least, at every moment of a closing")
+  func totals() throws {
+    for _ in 0..<(isOptimized ? 60 : 20) {
+      let cache = try PurgeableCache<Int, Int>()
+      for i in 0..<1000 { cache[i] = i }
+      cache.open()
+      for i in 0..<1000 { cache[i] = i }
+      let isRunning = Atomic<Bool>(false)
+      let isOver = Atomic<Bool>(false)
+      let wrong = Atomic<Int>(0)
+      onThreads(2) { thread in
+        if thread == 0 {
+          while !isOver.load(ordering: .acquiring) {
+            if cache.count < 1000 || cache.totalCost < 8000 { wrong.add(1, ordering: .relaxed) }
+            isRunning.store(true, ordering: .releasing)
+          }
+        } else {
+          while !isRunning.load(ordering: .acquiring) { sched_yield() }
+          cache.close()
+          isOver.store(true, ordering: .releasing)
+        }
+      }
+      #expect(wrong.load(ordering: .relaxed) == 0)
+    }
+  }
+
+  @Test("no entry that stays is missed while shards open and close again and again", arguments: [false, true])
+  func storm(tracksKeys: Bool) throws {
+    let cache = try filled(tracksKeys: tracksKeys)
+    let isOver = Atomic<Bool>(false)
+    let missed = Atomic<Int>(0)
+    onThreads(4) { thread in
+      switch thread {
+      case 0:
+        for round in 0..<max(2, 40 / slowness) {
+          cache.openAgain()
+          for key in 0..<UInt32(round % 2 == 0 ? 100 : 300) { cache[key] = described(key, version: 1, count: 200) }
+          cache.close()
+        }
+        isOver.store(true, ordering: .releasing)
+      case 1:
+        // Its own keys: what it stored is there, and what it removed is not.
+        var random = SplitMix64(seed: chosenSeed)
+        var version: UInt32 = 0
+        while !isOver.load(ordering: .acquiring) {
+          let key = 1000 + UInt32(random.index(below: 50))
+          version += 1
+          cache[key] = described(key, version: version, count: 100 + random.index(below: 300))
+          if !cache.isWhole(key..<key + 1, version: version) { missed.add(1, ordering: .relaxed) }
+          if version % 3 == 0, !cache.remove(forKey: key) || cache.peekValue(forKey: key) != nil {
+            missed.add(1, ordering: .relaxed)
+          }
+        }
+      default:
+        while !isOver.load(ordering: .acquiring) {
+          for key in 0..<UInt32(300) where versionDescribed(in: cache[key] ?? [], key: key) != 1 {
+            missed.add(1, ordering: .relaxed)
+          }
+        }
+      }
+    }
+    #expect(missed.load(ordering: .relaxed) == 0, "seed \(chosenSeed)")
+    cache.checkBooksSwept()
+  }
+
+  @Test("a fork at any moment of opening, draining and closing leaves both sides with caches that work", .forks)
+  func forks() async {
+    await #expect(processExitsWith: .success) {
+      let cache = try PurgeableCache<UInt32, [UInt8]>()
+      for key in 0..<UInt32(500) { cache[key] = described(key, version: 1, count: 200) }
+      let isOver = Atomic<Bool>(false)
+      let moving = TestThread {
+        while !isOver.load(ordering: .acquiring) {
+          cache.openAgain()
+          for key in 0..<UInt32(250) { cache[key] = described(key, version: 1, count: 200) }
+          cache.close()
+        }
+      }
+      for _ in 0..<8 {
+        let isWell = childSays {
+          guard cache.value(forKey: 3) == nil, cache.isEmpty else { return false }
+          for _ in 0..<2 {
+            cache.close()
+            for key in 0..<UInt32(100) { cache[key] = described(key, version: 3, count: 100) }
+            cache.openAgain()
+            for key in 0..<UInt32(100) where cache[key] != described(key, version: 3, count: 100) { return false }
+            guard cache.count == 100, cache.totalCost == 10_000 else { return false }
+          }
+          return true
+        }
+        require(isWell, "the child")
+      }
+      isOver.store(true, ordering: .releasing)
+      moving.join()
+      require(cache.isWhole(0..<500) && cache.count == 500, "the parent")
+      cache.checkBooksSwept()
+    }
+  }
+}
+
+#if DEBUG
+  private final class Steps: Sendable {
+    private let left: Mutex<[Int: @Sendable () -> Void]>
+    init(_ steps: [Int: @Sendable () -> Void]) { left = Mutex(steps) }
+    func take(_ number: Int) -> (@Sendable () -> Void)? { left.withLock { $0.removeValue(forKey: number) } }
+  }
+#endif
