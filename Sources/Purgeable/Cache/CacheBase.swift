@@ -26,6 +26,8 @@ final class CacheBase: Sendable {
   let sweepPace = SweepPace()
   /// How many shards are in use.
   let openCount = Atomic<Int>(1)
+  /// How many entries have moved from one shard to another.
+  let moveCount = Atomic<UInt64>(0)
   /// How many calls are removing everything right now, and may have slabs to give back (Shard/Removal.swift).
   let removalCount = Atomic<Int>(0)
   #if DEBUG

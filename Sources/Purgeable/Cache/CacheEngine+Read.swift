@@ -35,7 +35,7 @@ extension CacheEngine {
       if tries > 64 { return unsafe readUnderMutex(key, unsafe prefix, into: unsafe buffer, countsAsUse) }
       // Acquire: pairs with the release in `openShards`; a reader that sees the mask sees the indexes it leads to.
       let mask = shards.mask.load(ordering: .acquiring)
-      var looks = ShardLooks(key, mask)
+      var looks = ShardLooks(key, mask, base)
       repeat {
         #if DEBUG
           looks.callHook(shards.sizes)
@@ -76,7 +76,7 @@ extension CacheEngine {
           start = second
         }
         guard index.isCurrent(table) else { continue again }
-      } while looks.next()
+      } while looks.next(base)
       if isCurrent(mask) { break }
     }
     return countsAsUse ? miss(key, foundLost ? .discarded : nil) : .miss(foundLost ? .discarded : .unknown)
@@ -175,7 +175,7 @@ extension CacheEngine {
   ) -> R? {
     for _ in 0..<tries {
       let mask = shards.mask.load(ordering: .acquiring)
-      var looks = ShardLooks(key, mask)
+      var looks = ShardLooks(key, mask, base)
       var changed = false
       repeat {
         #if DEBUG
@@ -191,7 +191,7 @@ extension CacheEngine {
           }
         }
         if !index.isCurrent(table) { changed = true }
-      } while !changed && looks.next()
+      } while !changed && looks.next(base)
       if !changed, isCurrent(mask) { return nil }
     }
     return nil

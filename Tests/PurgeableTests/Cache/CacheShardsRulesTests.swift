@@ -67,6 +67,23 @@ struct CacheShardsRulesTests {
       #expect(reader.version(of: 1_000_000, in: cache) == nil)
     }
 
+    @Test("a key that is nowhere is looked for twice while the founder drains, and once more where an entry has moved meanwhile")
+    func looks() throws {
+      let cache = try filled()
+      cache.open()
+      let looks = Mutex<[Int]>([])
+      let moves = Atomic<Bool>(false)
+      _ = cache.engine.shards.sizes.lookHook.storeIfNil(
+        LookHook { number in
+          looks.withLock { $0.append(number) }
+          if number == 1, moves.exchange(false, ordering: .relaxed) { cache[5] = described(5, version: 2, count: 300) }
+        })
+      #expect(cache[1_000_000] == nil && looks.withLock { $0 } == [0, 1])
+      moves.store(true, ordering: .relaxed)
+      #expect(cache[1_000_000] == nil && looks.withLock { $0 } == [0, 1, 0, 1, 2])
+      #expect(cache[1_000_000] == nil && looks.withLock { $0 } == [0, 1, 0, 1, 2, 0, 1])
+    }
+
     @Test(
       "a removal between two looks is no miss of another entry, and one of the key itself is a miss",
       arguments: Reader.allCases)

@@ -21,7 +21,8 @@
 // the home alone. Every other operation under a mutex works where the entry is. Closing moves entries in the same way.
 //
 // Readers take no mutex. A reader loads the mask, and looks in the key's home; while the founder is draining, in the founder, and
-// in the home once more; then it looks at the mask again, and begins anew if that has changed. Why that is right:
+// in the home once more if any entry has moved since before the first look; then it looks at the mask again, and begins anew if
+// that has changed. Why that is right:
 //
 //  1. While keys belong to the others, nothing comes to the founder but by closing, which publishes another mask first: a thread
 //     inserts there under the founder's mutex, and looks at the mask under it; the mask changes under it too. So whoever has
@@ -32,7 +33,9 @@
 //     while both mutexes are held, and both lead to the same value. No value that a finished write replaced or removed is left
 //     anywhere.
 //  3. An entry that stays is always found. In the home, the reader's first look finds it. In the founder, the second look finds
-//     it, or finds the slot emptied: then the entry has a slot in its home, which the third look sees (acquire). A reader that
+//     it, or finds the slot emptied: then the entry has a slot in its home, which the third look sees (acquire). Moves are
+//     counted when the new slot is there and the old one is not emptied yet. So either the count that the reader loads first has
+//     the move (acquire), and the first look finds the slot at home, or the count has changed by the second look. A reader that
 //     loaded 0 looks in the founder alone. An entry that is not there was stored, or brought home, after the mask was published;
 //     if its slot is missed though it was there when the read began, the mask is visible too, and the reader begins anew.
 //     Closing publishes its mask before it empties a slot in a home. A reader with an earlier mask that finds the slot emptied
@@ -308,6 +311,8 @@ extension HeldShard {
     #if DEBUG
       base.moveHook.load()?.body(2)
     #endif
+    // Release: pairs with the acquire in `ShardLooks`. Between the two slots' stores.
+    base.moveCount.add(1, ordering: .releasing)
     found.pointer.store(releasing: 0)
     other.slots.empty(1)
     other.books.unbook(old.place, queue, cost: cost, byteCount: facts.payloadByteCount)

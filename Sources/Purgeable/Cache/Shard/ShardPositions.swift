@@ -118,27 +118,33 @@ final class ShardSizes: Sendable {
   }
 #endif
 
-/// The looks of a reader: in the key's home; while the founder is draining, in the founder, and in the home once more
-/// (CacheShards+Opening.swift).
+/// The looks of a reader: in the key's home; while the founder is draining, in the founder, and where an entry has moved
+/// meanwhile, in the home once more (CacheShards+Opening.swift).
 struct ShardLooks {
   private let home: UInt64
-  private let count: Int
+  private let isDraining: Bool
+  /// `CacheBase.moveCount` before the first look.
+  private var moves: UInt64 = 0
   private var number = 0
   private(set) var position: UInt64
 
   @inline(__always)
-  init(_ key: EngineKey, _ mask: UInt64) {
+  init(_ key: EngineKey, _ mask: UInt64, _ base: CacheBase) {
     home = key.shardHash & mask
-    count = mask & CacheShards.draining == 0 ? 1 : 3
+    isDraining = mask & CacheShards.draining != 0
+    // Acquire: pairs with the release in `takeOver`.
+    if isDraining { moves = base.moveCount.load(ordering: .acquiring) }
     position = home
   }
 
   /// Goes on to the next look; false after the last.
   @inline(__always)
-  mutating func next() -> Bool {
+  mutating func next(_ base: CacheBase) -> Bool {
+    guard isDraining else { return false }
     number &+= 1
     position = number == 1 ? 0 : home
-    return number < count
+    // Relaxed: the founder's slots were loaded before, with acquire.
+    return number == 1 || (number == 2 && base.moveCount.load(ordering: .relaxed) != moves)
   }
 
   #if DEBUG
