@@ -25,7 +25,7 @@ private struct OrderedEntries {
   /// Requests a key. Returns whether it was a hit.
   mutating func request(_ key: Int) -> Bool {
     if let entry = entries[key] {
-      entries[key]!.counter = min(S3FIFOOrder.highestCounter, entry.counter + 1)
+      entries[key]!.counter = min(Slot.highestCounter, entry.counter + 1)
       return true
     }
     let queue = order.queue(ofNew: ghosts.remove(key) == nil ? nil : .evicted)

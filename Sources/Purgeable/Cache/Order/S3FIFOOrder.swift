@@ -15,26 +15,6 @@
 // uses, and main before probation when main is full, are those of its reference implementation. Where this order differs, because
 // memory goes back by whole slabs, a comment at the decision says so.
 
-/// One of the two queues of a shard. The raw values are their order on offer: the kernel discards from probation first.
-enum EvictionQueue: Int {
-  case probation = 0
-  case main = 1
-
-  var other: EvictionQueue { self == .main ? .probation : .main }
-
-  /// Both, in their order on offer. Unlike an array, this needs no allocation.
-  static var both: BothQueues { BothQueues() }
-}
-
-struct BothQueues: Sequence, IteratorProtocol {
-  private var number = 0
-
-  mutating func next() -> EvictionQueue? {
-    defer { number += 1 }
-    return EvictionQueue(rawValue: number)
-  }
-}
-
 /// Why an entry's turn has come.
 enum EvictionCause: Equatable {
   /// A limit: another entry takes its place.
@@ -81,8 +61,6 @@ extension DepartureReason {
 }
 
 struct S3FIFOOrder: Sendable {
-  /// Uses are counted up to here. Two bits of a slot.
-  static let highestCounter: UInt64 = 3
   /// Probation gets one of so many parts.
   private let probationParts = 10
   /// From this counter on a limit's eviction promotes an entry from probation to main.
@@ -99,7 +77,7 @@ struct S3FIFOOrder: Sendable {
   }
 
   /// The counter of an entry that takes another value. Its queue stays.
-  func counter(ofReplaced counter: UInt64) -> UInt64 { min(Self.highestCounter, counter + 1) }
+  func counter(ofReplaced counter: UInt64) -> UInt64 { min(Slot.highestCounter, counter + 1) }
 
   /// A counter after reads have aged it.
   func aged(_ counter: UInt64) -> UInt64 { counter / 2 }
@@ -191,7 +169,7 @@ struct S3FIFOOrder: Sendable {
     case .relief, .idle: break
     case .compaction, .busy: (rule.threshold, rule.sparing) = (0, .inQueue)
     }
-    if !spares { rule.threshold = Self.highestCounter + 1 }
+    if !spares { rule.threshold = Slot.highestCounter + 1 }
     return rule
   }
 
@@ -216,7 +194,7 @@ struct S3FIFOOrder: Sendable {
       }
       // Spared entries are copied. When more were used than there is room for, the most used ones are spared.
       let lowest = rule.threshold
-      rule.threshold = Self.highestCounter
+      rule.threshold = Slot.highestCounter
       rule.room = room
       var spared = byteCounts[Int(rule.threshold)]
       while rule.threshold > lowest, spared + byteCounts[Int(rule.threshold) - 1] <= room {
@@ -240,7 +218,7 @@ struct S3FIFOOrder: Sendable {
 
   /// The fate of an entry of so many bytes, which are taken off the rule's room where it is spared.
   func fate(counter: UInt64, byteCount: Int, _ rule: inout Rule) -> Fate {
-    assert(counter <= Self.highestCounter && byteCount >= 0, "PurgeableCache: a counter or a length that no entry has")
+    assert(counter <= Slot.highestCounter && byteCount >= 0, "PurgeableCache: a counter or a length that no entry has")
     guard counter >= rule.threshold, byteCount <= rule.room else {
       return rule.cause.reason.map { .drop($0) } ?? .stay(counter: counter)
     }

@@ -64,7 +64,7 @@ extension CacheShards {
   /// The number of shards that the limits allow, a power of two; 1 for the founder alone.
   var wantedShardCount: Int {
     guard base.namesSlabs, base.limits.cost.load(ordering: .relaxed) == .max else { return 1 }
-    var count = min(ShardSizes.otherCount, countOfBytes)
+    var count = min(EngineKey.otherCount, countOfBytes)
     let entries = base.limits.count.load(ordering: .relaxed)
     if entries != .max { count = min(count, entries / sizes.entriesPerShard.load(ordering: .relaxed)) }
     return count < 2 ? 1 : 1 << (Int.bitWidth - 1 - count.leadingZeroBitCount)
@@ -178,7 +178,7 @@ extension CacheShards {
     }
     // The oldest slab of all shards first: so the founder evicts about in the order of age.
     var next = InlineArray<34, purgeable_slab_t?>(repeating: nil)
-    let shardLimit = ShardSizes.otherCount + 1
+    let shardLimit = EngineKey.otherCount + 1
     for i in streams.indices where i % shardLimit > 0 { next[i] = base.heap.nextInUse(after: nil, of: streams[i]) }
     func age(_ i: Int) -> UInt64 { next[i].map { base.heap.information($0)?.first_age ?? 0 } ?? .max }
     while let i = streams.indices.min(by: { age($0) < age($1) }), let slab = next[i] {

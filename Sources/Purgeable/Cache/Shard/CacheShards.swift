@@ -24,10 +24,10 @@ struct CacheShards: ~Copyable, Sendable {
 
   /// `streams`: probation of all shards, founder first, then main of all shards.
   init(_ base: CacheBase, founder index: SlotIndex, _ streams: [purgeable_stream_t]) {
-    assert(streams.count == 2 * (ShardSizes.otherCount + 1), "PurgeableCache: not two streams for each shard")
+    assert(streams.count == 2 * (EngineKey.otherCount + 1), "PurgeableCache: not two streams for each shard")
     self.base = base
     self.streams = streams
-    founder = EngineShard(0, base, index, probation: streams[0], main: streams[ShardSizes.otherCount + 1])
+    founder = EngineShard(0, base, index, probation: streams[0], main: streams[EngineKey.otherCount + 1])
     positions = ShardPositions(founder)
     alone = [founder]
   }
@@ -51,7 +51,7 @@ struct CacheShards: ~Copyable, Sendable {
     // Each shard frees its own index.
     let shards = indexes.enumerated().map { i, index in
       EngineShard(
-        Int(EngineKey.firstOther) + i, base, index, probation: streams[1 + i], main: streams[ShardSizes.otherCount + 2 + i])
+        Int(EngineKey.firstOther) + i, base, index, probation: streams[1 + i], main: streams[EngineKey.otherCount + 2 + i])
     }
     for shard in shards { positions.set(shard.number, shard) }
     let made = others.storeIfNil(OtherShards(founder: founder, others: shards))
@@ -168,7 +168,7 @@ struct CacheShards: ~Copyable, Sendable {
   func sealAll() {
     for i in 0..<all.count {
       base.heap.seal(streams[i])
-      base.heap.seal(streams[ShardSizes.otherCount + 1 + i])
+      base.heap.seal(streams[EngineKey.otherCount + 1 + i])
     }
   }
 

@@ -4,6 +4,15 @@
 import CPurgeable
 import Glibc
 
+/// The result of a read.
+@usableFromInline enum EngineRead {
+  /// The value was copied: `byteCount` bytes.
+  case hit(byteCount: Int)
+  /// The buffer is too small for the value: nothing was copied.
+  case tooSmall(byteCount: Int)
+  case miss(MissReason)
+}
+
 /// An entry locked for the caller to unlock.
 @safe enum EngineLock {
   case locked(purgeable_reference_t, UnsafeRawBufferPointer)

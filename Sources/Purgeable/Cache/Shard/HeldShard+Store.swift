@@ -180,7 +180,7 @@ extension HeldShard {
         // helps a larger one.
         refusalsByMachine += 1
         if byteCount > heap.slabBytes / 2 || refusalsByMachine > 4 { return nil }
-      } else if LargeStore.isWithoutRoom(byteCount, beside: heap, of: base) {
+      } else if base.isWithoutRoom(byteCount) {
         // Evicting all that can be evicted would not help.
         return nil
       }

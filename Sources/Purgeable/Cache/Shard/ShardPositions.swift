@@ -25,7 +25,7 @@ final class OtherShards: Sendable {
 /// position is written before a mask that leads to it is published, and never again.
 @safe struct ShardPositions<Place>: @unchecked Sendable {
   private let places: UnsafeMutablePointer<Place>
-  private static var count: Int { Int(EngineKey.firstOther) + ShardSizes.otherCount }
+  private static var count: Int { Int(EngineKey.firstOther) + EngineKey.otherCount }
 
   /// Every position leads to the founder.
   init(_ founder: Place) {
@@ -97,7 +97,6 @@ struct ShardIndexes: ~Copyable, Sendable {
 
 /// The sizes at which a cache opens its other shards. Only tests change them.
 final class ShardSizes: Sendable {
-  static let otherCount = 16
   /// A cache that is below both has one shard.
   let count = Atomic<Int>(16_384)
   let byteCount = Atomic<Int>(8 << 20)

@@ -12,15 +12,6 @@ import CPurgeable
 import Glibc
 import Synchronization
 
-/// The result of a read.
-@usableFromInline enum EngineRead {
-  /// The value was copied: `byteCount` bytes.
-  case hit(byteCount: Int)
-  /// The buffer is too small for the value: nothing was copied.
-  case tooSmall(byteCount: Int)
-  case miss(MissReason)
-}
-
 extension CacheEngine {
   /// Copies a key's value into a buffer, again and again until the slot says the same before and after. `countsAsUse`: for the
   /// order of eviction and the statistics.

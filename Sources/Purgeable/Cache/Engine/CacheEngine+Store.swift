@@ -20,7 +20,7 @@ extension CacheEngine {
   func store(
     _ key: EngineKey, prefix: UnsafeRawBufferPointer, value: UnsafeRawBufferPointer, cost: UInt64?, _ permit: LoadPermit? = nil
   ) -> StoreOutcome {
-    if value.count >= LargeStore.leastByteCount(in: heap) {
+    if value.count >= heap.largeByteCount {
       return unsafe LargeStore(key, prefix, value, cost, permit).run(in: self)
     }
     var search = RoomSearch(permit)

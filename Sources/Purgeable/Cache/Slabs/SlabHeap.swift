@@ -25,7 +25,7 @@ typealias SlabInformation = purgeable_slab_information_t
   let slabPlaceShift: UInt64
   /// Streams from this number on are main queues, those below are probation queues: lower numbers are offered first.
   let firstMainStream: purgeable_stream_t
-  /// Slabs of no shard: of large elements that are being written (Shard/LargeStore.swift), and those that are about to go back
+  /// Slabs of no shard: of large elements that are being written (Engine/LargeStore.swift), and those that are about to go back
   /// (Shard/Removal.swift). The last two streams.
   let writingStream: purgeable_stream_t
   let removedStream: purgeable_stream_t
@@ -58,7 +58,7 @@ typealias SlabInformation = purgeable_slab_information_t
     guard unsafe purgeable_heap_create(&options, &made) == 0, let raw = unsafe made else { return nil }
     // Streams are only numbers, so all of them are made now.
     var streams: [purgeable_stream_t] = []
-    for _ in 0..<2 * (ShardSizes.otherCount + 1) + 2 {
+    for _ in 0..<2 * (EngineKey.otherCount + 1) + 2 {
       var stream: purgeable_stream_t = 0
       guard unsafe purgeable_stream_create(raw, &stream) == 0 else {
         unsafe purgeable_heap_destroy(raw)
@@ -70,9 +70,13 @@ typealias SlabInformation = purgeable_slab_information_t
     let writing = streams.removeLast()
     let heap = unsafe SlabHeap(
       raw: raw, slabBytes: slabBytes, slabPlaceShift: UInt64((slabBytes / granuleBytes).trailingZeroBitCount),
-      firstMainStream: streams[ShardSizes.otherCount + 1], writingStream: writing, removedStream: removed)
+      firstMainStream: streams[EngineKey.otherCount + 1], writingStream: writing, removedStream: removed)
     return (heap, streams)
   }
+
+  /// A value of this length or more is copied under no mutex (Engine/LargeStore.swift): it has a slab of its own, and to copy it
+  /// takes far longer than to take a mutex once more.
+  var largeByteCount: Int { max(128 << 10, slabBytes) }
 
   // MARK: Places
 

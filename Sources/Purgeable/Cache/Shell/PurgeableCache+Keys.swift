@@ -86,7 +86,7 @@ extension PurgeableCache {
     _ key: Key, hash: UInt64, _ value: UnsafeRawBufferPointer, _ cost: UInt64?, _ permit: LoadPermit?
   ) -> StoreOutcome {
     guard let teller else { return .outOfMemory }
-    if value.count >= LargeStore.leastByteCount(in: engine.heap) { LargeStore.awaitRoom(value.count, in: engine) }
+    if value.count >= engine.heap.largeByteCount { LargeStore.awaitRoom(value.count, in: engine) }
     var search = RoomSearch(permit)
     var hasEvicted = false
     while true {

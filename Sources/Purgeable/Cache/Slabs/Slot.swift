@@ -14,6 +14,8 @@ struct Slot: Equatable {
   static let placeMask: UInt64 = (1 << 34) - 1
   static let counterShift: UInt64 = 34
   static let counterMask: UInt64 = 3 << 34
+  /// Uses are counted up to here.
+  static let highestCounter: UInt64 = 3
   static let costedFlag: UInt64 = 1 << 36
   static let trackedFlag: UInt64 = 1 << 37
   static let tagShift: UInt64 = 38
@@ -25,7 +27,7 @@ struct Slot: Equatable {
 
   @inline(__always) init(identity: UInt64, place: UInt64, counter: UInt64, isCosted: Bool) {
     assert(place < Self.placeLimit, "PurgeableCache: a place that no slot can name")
-    assert(counter <= S3FIFOOrder.highestCounter, "PurgeableCache: a counter of more than two bits")
+    assert(counter <= Slot.highestCounter, "PurgeableCache: a counter of more than two bits")
     assert(identity & ~Self.identityMask == 0, "PurgeableCache: an identity with other bits than tag and flag")
     bits = identity | (place + 1) | counter << Self.counterShift | (isCosted ? Self.costedFlag : 0)
   }
@@ -72,6 +74,8 @@ struct EngineKey {
 
   /// The founder's position is 0, where a mask of 0 leads; the positions of the others begin here.
   static let firstOther: UInt64 = 16
+  /// How many others there may be.
+  static let otherCount = Int(firstOther)
   /// Has no bits but those of a position, so that a mask may have others.
   @inline(__always) static func shardHash(_ hash: UInt64) -> UInt64 { hash & (firstOther - 1) | firstOther }
 

@@ -25,10 +25,6 @@ import Glibc
   /// Of a value that was loaded: asked under each of the two mutexes, since the first may drop the key's old value.
   private let permit: LoadPermit?
 
-  /// From this length of a value on. Each such element has a slab of its own, and to copy it takes far longer than to take a
-  /// mutex once more.
-  static func leastByteCount(in heap: SlabHeap) -> Int { max(128 << 10, heap.slabBytes) }
-
   private static let longestWait: UInt64 = 1_000_000_000
 
   init(
@@ -64,15 +60,10 @@ import Glibc
     return end(element, in: engine)
   }
 
-  /// Whether a large value would have no room beside those that are being written, even where all else were evicted.
-  static func isWithoutRoom(_ byteCount: Int, beside heap: SlabHeap, of base: CacheBase) -> Bool {
-    byteCount >= leastByteCount(in: heap) && base.exceedsWholeLimit(0, byteCount, beside: heap.writingBytes)
-  }
-
   /// Waits until a value has room beside those that are being written, for a second at most. Under no mutex.
   static func awaitRoom(_ byteCount: Int, in engine: CacheEngine) {
     let deadline = MonotonicTime.now + longestWait
-    while isWithoutRoom(byteCount, beside: engine.heap, of: engine.base), !engine.base.exceedsWholeLimit(0, byteCount),
+    while engine.base.isWithoutRoom(byteCount), !engine.base.exceedsWholeLimit(0, byteCount),
       MonotonicTime.now < deadline
     {
       usleep(100)

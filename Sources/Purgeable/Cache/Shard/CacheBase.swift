@@ -115,6 +115,11 @@ final class CacheBase: Sendable {
     return needed > limit - min(limit, lastingBytes + beside)
   }
 
+  /// Whether a large value would have no room beside those that are being written, even where all else were evicted.
+  func isWithoutRoom(_ byteCount: Int) -> Bool {
+    byteCount >= heap.largeByteCount && exceedsWholeLimit(0, byteCount, beside: heap.writingBytes)
+  }
+
   /// The limit of slow growth after pressure, in bytes; `Int.max` for none.
   var growthLimit: Int { limits.growth.limit(by: clock) }
 
@@ -129,15 +134,6 @@ final class CacheBase: Sendable {
     heap.findLosses()
     sweepPace.note(from: start, to: clock.now())
   }
-}
-
-/// The totals of all shards of a cache, but for those that each shard publishes by itself (`SlotIndex.publish`).
-final class CacheTotals: Sendable {
-  /// Bytes of ghosts, for the byte limit.
-  let ghostBytes = Atomic<Int>(0)
-  let indexBytes = Atomic<Int>(0)
-  /// Payload bytes that evictions copied to fresh slabs.
-  let copiedBytes = Atomic<Int>(0)
 }
 
 #if DEBUG
