@@ -6,6 +6,19 @@
 //                        |       (one while the cache is small, then sixteen more: Shard/CacheShards+Opening.swift)
 //                        +-- probation stream, main stream: slabs in order of birth, which is S3-FIFO's order of eviction
 //
+// What passes which files:
+//
+//   hit       PurgeableCache+Access -> CacheEngine+Read -> heap_read.c -> a counter in the slot
+//   store     PurgeableCache+Access -> CacheEngine+Store -> CacheShards (which shard, its mutex)
+//             -> HeldShard+Store (room, memory, bytes) -> HeldShard+Insert (the slot)
+//             128 KiB and more: LargeStore, whose bytes are written under no mutex
+//   eviction  asked for by            HeldShard+Store, CacheEngine+Limits; CacheEngine+React; CacheEngine+Upkeep
+//             decided by              S3FIFOOrder, or an EntryOrder
+//             one entry               HeldShard+Evict                     limits of count and cost
+//             slabs                   HeldShard+EvictionRun               bytes, pressure, trims, idle entries
+//             as an exact order says  HeldShard+EntryOrder
+//             ends an entry           HeldShard.drop -> ShardBooks, Ghost -> ShardDepartures -> KeyTeller
+//
 // Its parts, each with its own state:
 //   CacheBase      what all shards have in common: heap, limits, totals, indexes
 //   CacheShards    the shards: to which one a key belongs, how mutexes are taken, which one is next by age
