@@ -14,7 +14,8 @@ extension CacheEngine {
   /// Called after a limit was lowered.
   func enforceLimits() {
     // Who lowers a limit wants the memory: no slab is kept for the next store.
-    repeat { heap.givingBackTogether { evictAboveLimits() } } while shards.reviewOpening()
+    repeat { heap.givingBackTogether { evictAboveLimits() } } while shards.closeIfTooMany()
+    shards.reviewOpening()
   }
 
   /// Brings the cache below its limits by evicting from the shard that is next by age, again and again. After a store whose own

@@ -20,9 +20,9 @@ extension CacheEngine {
     offerIdle()
     if base.limits.budget.withLock({ $0.memoryShare }) != nil {
       base.limits.apply(to: heap)
-      if base.isOverLimits { enforceByteLimit() }
+      if base.isOverLimits || shards.areTooMany { enforceByteLimit() }
     }
-    if shards.reviewOpening() { enforceByteLimit() }
+    shards.reviewOpening()
     guard let due = nextIdleRound() else { return heap.hasPending ? 0 : .max }
     if base.clock.now() >= due { giveBackIdle() }
     return 0

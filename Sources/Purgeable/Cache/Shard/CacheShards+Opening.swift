@@ -77,13 +77,14 @@ extension CacheShards {
   }
 
   /// Whether the byte limit leaves room for fewer than half of the shards that are open.
-  private var areTooMany: Bool { openCount / 2 > max(1, countOfBytes) }
+  var areTooMany: Bool { openCount / 2 > max(1, countOfBytes) }
 
-  /// Called after limits may have changed and the cache was brought below them, and in the rounds of the library's thread.
-  /// Returns whether the shards have closed, for which bookkeeping may have grown.
-  @discardableResult
-  func reviewOpening() -> Bool {
-    mayOpen.store(wantedShardCount > 1, ordering: .relaxed)
+  /// Called after limits may have changed, and in the rounds of the library's thread.
+  func reviewOpening() { mayOpen.store(wantedShardCount > 1, ordering: .relaxed) }
+
+  /// Called by who lowered a limit and has brought the cache below it: who closes before that would drop what was used with what
+  /// was not. Returns whether the shards have closed, for which bookkeeping may have grown.
+  func closeIfTooMany() -> Bool {
     guard areTooMany else { return false }
     closeShards()
     return true
@@ -277,7 +278,9 @@ extension HeldShard {
     var new = old
     var identity = found.slot.identity
     if !isLarge {
-      guard let fresh = allocateWithinLimit(facts.payloadByteCount, queue) else { return .noMemory }
+      // Where shards close, the slab that the copy comes from is given back next.
+      let taken = number == 0 ? allocateCopy(facts.payloadByteCount, queue) : allocateWithinLimit(facts.payloadByteCount, queue)
+      guard let fresh = taken else { return .noMemory }
       new = fresh.reference
       // Copied without a lock: locking would take the old page off offer.
       guard unsafe elements.copy(old, from: 0, into: fresh.bytes) else {

@@ -191,6 +191,17 @@ struct CacheShards: ~Copyable, Sendable {
     sparing spared: Int? = nil, age: (borrowing HeldShard) -> UInt64, until isDone: () -> Bool,
     evict: (inout HeldShard) -> Bool
   ) {
+    while true {
+      let version = base.indexes.closings.load(ordering: .acquiring)
+      evictByAgeOnce(sparing: spared, age: age, until: isDone, evict: evict)
+      // Where shards closed meanwhile, the founder has what was theirs.
+      if base.indexes.closings.load(ordering: .acquiring) == version || isDone() { return }
+    }
+  }
+
+  private func evictByAgeOnce(
+    sparing spared: Int?, age: (borrowing HeldShard) -> UInt64, until isDone: () -> Bool, evict: (inout HeldShard) -> Bool
+  ) {
     let shards = all
     // A single shard needs no age.
     let isAlone = shards.count == 1
