@@ -201,6 +201,26 @@ struct CacheEntryOrderTests {
     cache.checkBooksSwept()
   }
 
+  @Test("where the oldest slabs are full of what is used, holes in younger ones are found all the same")
+  func holes() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 6 << 20, evictionOrder: .lru)
+    let (hot, all) = (25_000, 36_000)
+    for key in 0..<all { cache[key] = pattern(100) }
+    // Of each ten younger entries one is used. What is not used is evicted, and leaves nine holes.
+    var next = all
+    for _ in 0..<8 {
+      for key in 0..<hot { _ = cache[key] }
+      for key in stride(from: hot, to: next, by: 10) { _ = cache[key] }
+      for _ in 0..<1500 {
+        cache[next] = pattern(100)
+        next += 1
+      }
+    }
+    #expect((0..<hot).allSatisfy { cache.containsValue(forKey: $0) })
+    #expect(stride(from: hot, to: all, by: 10).allSatisfy { cache.containsValue(forKey: $0) })
+    cache.checkBooksSwept()
+  }
+
   @Test("what the kernel takes leaves the order")
   func losses() throws {
     let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 3000, evictionOrder: .lru)

@@ -47,12 +47,6 @@ private struct ComparedKey: Hashable, Sendable {
 
 @Suite("Cache: shards that close")
 struct CacheShardsClosingTests {
-  private func filled(tracksKeys: Bool = false, count: UInt32 = 300) throws -> PurgeableCache<UInt32, [UInt8]> {
-    let cache = try PurgeableCache<UInt32, [UInt8]>(tracksKeys: tracksKeys)
-    for key in 0..<count { cache[key] = described(key, version: 1, count: 200) }
-    return cache
-  }
-
   @Test("a byte limit with room for fewer than half of the open shards closes them, and they open again, as many as it allows")
   func when() throws {
     let cache = try PurgeableCache<Int, Int>()
@@ -144,7 +138,7 @@ struct CacheShardsClosingTests {
   @Test("what the kernel took before the shards closed is found lost, and nothing else", arguments: [false, true])
   func losses(tracksKeys: Bool) throws {
     try needRealDiscards()
-    let cache = try filled(tracksKeys: tracksKeys, count: 2000)
+    let cache = try describedCache(tracksKeys: tracksKeys, count: 2000)
     cache.open()
     for key in 0..<UInt32(500) { cache[key] = described(key, version: 2, count: 700) }
     cache.discardEveryThirdPage()
@@ -230,7 +224,7 @@ struct CacheShardsClosingTests {
 
     @Test("a reader that loaded the mask before the shards closed misses no value", arguments: Reader.allCases)
     func oldMask(reader: Reader) throws {
-      let cache = try filled()
+      let cache = try describedCache()
       cache.open()
       for key in 0..<UInt32(300) { cache[key] = described(key, version: 2, count: 200) }
       #expect(!cache.isDraining)
@@ -241,7 +235,7 @@ struct CacheShardsClosingTests {
 
     @Test("a reader finds the value also where shards close and open between two looks", arguments: Reader.allCases)
     func sameMask(reader: Reader) throws {
-      let cache = try filled()
+      let cache = try describedCache()
       cache.open()
       before(
         [
@@ -257,7 +251,7 @@ struct CacheShardsClosingTests {
 
     @Test("at each moment of closing, readers find every entry, and totals count it", arguments: Reader.allCases, [100, 200])
     func moving(reader: Reader, atHome: UInt32) throws {
-      let cache = try filled(count: 200)
+      let cache = try describedCache(count: 200)
       cache.open()
       for key in 0..<atHome { cache[key] = described(key, version: 1, count: 200) }
       #expect(cache.isDraining == (atHome < 200))
@@ -282,28 +276,18 @@ struct CacheShardsClosingTests {
       for i in 0..<1000 { cache[i] = i }
       cache.open()
       for i in 0..<1000 { cache[i] = i }
-      let isRunning = Atomic<Bool>(false)
-      let isOver = Atomic<Bool>(false)
-      let wrong = Atomic<Int>(0)
-      onThreads(2) { thread in
-        if thread == 0 {
-          while !isOver.load(ordering: .acquiring) {
-            if cache.count < 1000 || cache.totalCost < 8000 { wrong.add(1, ordering: .relaxed) }
-            isRunning.store(true, ordering: .releasing)
-          }
-        } else {
-          while !isRunning.load(ordering: .acquiring) { sched_yield() }
-          cache.close()
-          isOver.store(true, ordering: .releasing)
-        }
+      let wrong = negatives {
+        cache.count >= 1000 && cache.totalCost >= 8000
+      } while: {
+        cache.close()
       }
-      #expect(wrong.load(ordering: .relaxed) == 0)
+      #expect(wrong == 0)
     }
   }
 
   @Test("no entry that stays is missed while shards open and close again and again", arguments: [false, true])
   func storm(tracksKeys: Bool) throws {
-    let cache = try filled(tracksKeys: tracksKeys)
+    let cache = try describedCache(tracksKeys: tracksKeys)
     let isOver = Atomic<Bool>(false)
     let missed = Atomic<Int>(0)
     onThreads(4) { thread in

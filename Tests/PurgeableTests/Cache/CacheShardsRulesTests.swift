@@ -28,12 +28,6 @@ enum Reader: CaseIterable {
 
 @Suite("Cache: shards, rules")
 struct CacheShardsRulesTests {
-  private func filled(tracksKeys: Bool = false, count: UInt32 = 300) throws -> PurgeableCache<UInt32, [UInt8]> {
-    let cache = try PurgeableCache<UInt32, [UInt8]>(tracksKeys: tracksKeys)
-    for key in 0..<count { cache[key] = described(key, version: 1, count: 200) }
-    return cache
-  }
-
   #if DEBUG
     /// Does something once, before a reader's look of this number.
     private func before(
@@ -47,7 +41,7 @@ struct CacheShardsRulesTests {
       "a reader that loaded the mask before the shards opened misses no value brought home meanwhile",
       arguments: Reader.allCases)
     func oldMask(reader: Reader) throws {
-      let cache = try filled()
+      let cache = try describedCache()
       before(look: 0, of: cache) {
         cache.open()
         cache[5] = described(5, version: 2, count: 300)
@@ -59,7 +53,7 @@ struct CacheShardsRulesTests {
       "a reader that looked at home too early and in the founder too late finds the value all the same",
       arguments: Reader.allCases)
     func movedBetween(reader: Reader) throws {
-      let cache = try filled()
+      let cache = try describedCache()
       cache.open()
       before(look: 1, of: cache) { cache[5] = described(5, version: 2, count: 300) }
       #expect(reader.version(of: 5, in: cache) == (reader == .contains ? -1 : 2))
@@ -69,7 +63,7 @@ struct CacheShardsRulesTests {
 
     @Test("a key that is nowhere is looked for twice while the founder drains, and once more where an entry has moved meanwhile")
     func looks() throws {
-      let cache = try filled()
+      let cache = try describedCache()
       cache.open()
       let looks = Mutex<[Int]>([])
       let moves = Atomic<Bool>(false)
@@ -88,7 +82,7 @@ struct CacheShardsRulesTests {
       "a removal between two looks is no miss of another entry, and one of the key itself is a miss",
       arguments: Reader.allCases)
     func removedBetween(reader: Reader) throws {
-      let cache = try filled()
+      let cache = try describedCache()
       cache.open()
       before(look: 1, of: cache) {
         cache.remove(forKey: 5)
@@ -102,7 +96,7 @@ struct CacheShardsRulesTests {
 
   @Test("a store brings the founder's entry home first: the old value is nowhere any more", arguments: [false, true])
   func replaced(tracksKeys: Bool) throws {
-    let cache = try filled(tracksKeys: tracksKeys)
+    let cache = try describedCache(tracksKeys: tracksKeys)
     cache.open()
     for key in 0..<UInt32(300) {
       let count = key % 10 == 0 ? 150_000 : 200
@@ -121,7 +115,7 @@ struct CacheShardsRulesTests {
 
   @Test("a removal takes the entry where it is, with its value or without, once", arguments: [false, true])
   func removed(tracksKeys: Bool) throws {
-    let cache = try filled(tracksKeys: tracksKeys)
+    let cache = try describedCache(tracksKeys: tracksKeys)
     cache.open()
     for key in 0..<UInt32(300) {
       if key % 2 == 0 {
@@ -142,7 +136,7 @@ struct CacheShardsRulesTests {
 
   @Test("removing everything misses nothing, in the founder or at home", arguments: [false, true])
   func removedAll(tracksKeys: Bool) throws {
-    let cache = try filled(tracksKeys: tracksKeys)
+    let cache = try describedCache(tracksKeys: tracksKeys)
     cache.open()
     for key in 0..<UInt32(100) { cache[key] = described(key, version: 2, count: 200) }
     cache.removeAll()

@@ -25,7 +25,7 @@ extension CacheEngine {
       tries += 1
       if tries > 64 { return unsafe readUnderMutex(key, unsafe prefix, into: unsafe buffer, countsAsUse) }
       // Acquire: pairs with the release in `openShards`; a reader that sees the mask sees the indexes it leads to.
-      let mask = shards.mask.load(ordering: .acquiring)
+      let mask = base.indexes.mask.load(ordering: .acquiring)
       var looks = ShardLooks(key, mask, base)
       repeat {
         #if DEBUG
@@ -103,7 +103,7 @@ extension CacheEngine {
 
   /// Whether a mask is still the present one, after the fence in `SlotIndex.isCurrent`: only then is "not found" an answer.
   @inline(__always)
-  private func isCurrent(_ mask: UInt64) -> Bool { shards.mask.load(ordering: .relaxed) == mask }
+  private func isCurrent(_ mask: UInt64) -> Bool { base.indexes.mask.load(ordering: .relaxed) == mask }
 
   /// Reads under the shard's mutex, when the slot keeps changing.
   func readUnderMutex(
@@ -123,7 +123,7 @@ extension CacheEngine {
   @inline(never)
   func miss(_ key: EngineKey, _ known: MissReason?) -> EngineRead {
     // By the index alone, since a reference to the shard would be counted, on a cache line that all threads share.
-    let index = base.indexes[key.shardHash & shards.mask.load(ordering: .acquiring)]
+    let index = base.indexes[key.shardHash & base.indexes.mask.load(ordering: .acquiring)]
     index.countMiss()
     if known == nil, !index.remembersKeys, !base.indexes[0].remembersKeys {
       index.countUnknownMiss()
@@ -165,7 +165,7 @@ extension CacheEngine {
     _ key: EngineKey, tries: Int, _ look: (_ found: FoundSlot, _ position: UInt64) -> Look<R>
   ) -> R? {
     for _ in 0..<tries {
-      let mask = shards.mask.load(ordering: .acquiring)
+      let mask = base.indexes.mask.load(ordering: .acquiring)
       var looks = ShardLooks(key, mask, base)
       var changed = false
       repeat {

@@ -33,7 +33,7 @@ struct KeySearch<Key: Hashable & Sendable> {
   private var below = UInt64.max
   private var compared: UInt64 = 0
   private var newest: UInt64 = 0
-  /// The mask of the last step (`CacheShards.mask`).
+  /// The mask of the last step (`ShardIndexes.mask`).
   private var mask: UInt64 = 0
 
   init(_ key: Key, hash: UInt64, makes: Bool, comparesPlainly: Bool) {

@@ -57,7 +57,7 @@ extension CacheShards {
   /// What the mask has below that bit; above it, a version.
   private static let positionBits = draining - 1
 
-  private var isOpen: Bool { mask.load(ordering: .relaxed) & Self.positionBits != 0 }
+  private var isOpen: Bool { base.indexes.mask.load(ordering: .relaxed) & Self.positionBits != 0 }
 
   // MARK: When
 
@@ -112,19 +112,19 @@ extension CacheShards {
       let count = min(wanted, others.others.count)
       for queue in EvictionQueue.both { held.endQueue(queue) }
       base.openCount.store(count, ordering: .relaxed)
-      let opened = mask.load(ordering: .relaxed) | EngineKey.firstOther | UInt64(count - 1) | Self.draining
+      let opened = base.indexes.mask.load(ordering: .relaxed) | EngineKey.firstOther | UInt64(count - 1) | Self.draining
       for queue in EvictionQueue.both where held.keys.count > 0 { bringTrackedHome(queue, from: &held, opened) }
       // Release: pairs with the acquire of all who load the mask, who see the shards it leads to, and all of the founder's slots.
-      mask.store(opened, ordering: .releasing)
+      base.indexes.mask.store(opened, ordering: .releasing)
     }
   }
 
   /// Called under the founder's mutex after each use of it. Nothing comes to the founder before the shards close.
   @inline(__always)
   func endDraining(_ held: inout HeldShard) {
-    let now = mask.load(ordering: .relaxed)
+    let now = base.indexes.mask.load(ordering: .relaxed)
     guard now & Self.draining != 0, held.slots.count == 0 else { return }
-    mask.store(now & ~Self.draining, ordering: .releasing)
+    base.indexes.mask.store(now & ~Self.draining, ordering: .releasing)
     for queue in EvictionQueue.both { held.endQueue(queue) }
   }
 
@@ -166,10 +166,10 @@ extension CacheShards {
   }
 
   private func closeShards(_ founder: inout HeldShard) {
-    let version = base.indexes.closings.load(ordering: .relaxed) + 1
-    // Release, four times: pairs with the acquire of all who load the version or the mask.
-    base.indexes.closings.store(version, ordering: .releasing)
-    mask.store(mask.load(ordering: .relaxed) & Self.positionBits | Self.draining | version << 6, ordering: .releasing)
+    let version = base.indexes.version + 1
+    // Release, twice: pairs with the acquire of all who load the mask or its version.
+    let open = base.indexes.mask.load(ordering: .relaxed) & Self.positionBits
+    base.indexes.mask.store(open | Self.draining | version << ShardIndexes.versionShift, ordering: .releasing)
     for shard in all.dropFirst() {
       shard.held.whileHeld { held in
         for queue in EvictionQueue.both { held.endQueue(queue) }
@@ -188,8 +188,7 @@ extension CacheShards {
     }
     for shard in all.dropFirst() { shard.held.whileHeld { $0.endClosing(&founder) } }
     base.openCount.store(1, ordering: .relaxed)
-    mask.store((version + 1) << 6, ordering: .releasing)
-    base.indexes.closings.store(version + 1, ordering: .releasing)
+    base.indexes.mask.store((version + 1) << ShardIndexes.versionShift, ordering: .releasing)
   }
 
   // MARK: Home
@@ -200,7 +199,7 @@ extension CacheShards {
   func bringHome(_ identity: UInt64) {
     hold(founder) { from in
       // 0 where the shards have closed: the founder is the home.
-      let mask = mask.load(ordering: .relaxed)
+      let mask = base.indexes.mask.load(ordering: .relaxed)
       if mask & Self.draining != 0 { bringHome(identity, from: &from, mask) }
     }
   }

@@ -10,9 +10,6 @@ struct CacheShards: ~Copyable, Sendable {
   /// The only shard while the cache is small, or has to keep one order of eviction. Later it has the entries that were there
   /// when the others opened, until they leave.
   let founder: EngineShard
-  /// A key's `shardHash` masked with this is the position of its shard. Changed under the founder's mutex
-  /// (CacheShards+Opening.swift).
-  let mask = Atomic<UInt64>(0)
   let positions: ShardPositions<EngineShard>
   /// All shards, once the others have been made.
   let others = AtomicLazyReference<OtherShards>()
@@ -68,7 +65,7 @@ struct CacheShards: ~Copyable, Sendable {
   var openCount: Int { base.openCount.load(ordering: .relaxed) }
 
   /// The shard that a key belongs to now.
-  func shard(of key: EngineKey) -> EngineShard { positions[key.shardHash & mask.load(ordering: .acquiring)] }
+  func shard(of key: EngineKey) -> EngineShard { positions[key.shardHash & base.indexes.mask.load(ordering: .acquiring)] }
 
   // MARK: Holding
 
@@ -98,7 +95,7 @@ struct CacheShards: ~Copyable, Sendable {
   func hold<R>(of key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ body: (inout HeldShard) -> R) -> R {
     while true {
       // Acquire: pairs with the release in `openShards`.
-      let mask = mask.load(ordering: .acquiring)
+      let mask = base.indexes.mask.load(ordering: .acquiring)
       if founderMayHave(key, mask) {
         let result: R? = hold(founder) { held in unsafe held.find(key, prefix) == nil ? nil : body(&held) }
         if let result { return result }
@@ -110,7 +107,7 @@ struct CacheShards: ~Copyable, Sendable {
   /// As `hold(_:_:)`, for a store: for the shard that the key belongs to, which has the key's entry by then if there is one.
   func hold<R>(toStore key: EngineKey, _ body: (inout HeldShard) -> R) -> R {
     while true {
-      let mask = mask.load(ordering: .acquiring)
+      let mask = base.indexes.mask.load(ordering: .acquiring)
       if founderMayHave(key, mask) { bringHome(key.identity) }
       if let result = hold(homeOf: key, mask, body) { return result }
     }
@@ -120,7 +117,7 @@ struct CacheShards: ~Copyable, Sendable {
   func hold<R>(ofTracked hash: UInt64, _ body: (inout HeldShard) -> R) -> R {
     let key = EngineKey(hash: hash)
     while true {
-      if let result = hold(homeOf: key, mask.load(ordering: .acquiring), body) { return result }
+      if let result = hold(homeOf: key, base.indexes.mask.load(ordering: .acquiring), body) { return result }
     }
   }
 
@@ -129,7 +126,7 @@ struct CacheShards: ~Copyable, Sendable {
     let shard = positions[key.shardHash & mask]
     return hold(shard) { held in
       // Checked again under the mutex: while it is held, the mask cannot change away from this shard.
-      self.mask.load(ordering: .relaxed) == mask ? body(&held) : nil
+      base.indexes.mask.load(ordering: .relaxed) == mask ? body(&held) : nil
     }
   }
 
@@ -175,13 +172,19 @@ struct CacheShards: ~Copyable, Sendable {
   /// Visits all shards, and misses no entry that stays: entries move from the founder, which is first, and the others are looked
   /// up after that. Where they move to the founder meanwhile, visits all shards again.
   func visit(_ body: (EngineShard) -> Void) {
-    while true {
-      // Acquire, twice: pairs with the release in `closeShards`.
-      let version = base.indexes.closings.load(ordering: .acquiring)
+    againWhereClosed {
       body(founder)
       for shard in all.dropFirst() { body(shard) }
-      if base.indexes.closings.load(ordering: .acquiring) == version { return }
     }
+  }
+
+  /// Runs `body`, and runs it again where shards closed meanwhile: the founder has then what was theirs.
+  private func againWhereClosed(_ body: () -> Void) {
+    var version: UInt64
+    repeat {
+      version = base.indexes.version
+      body()
+    } while base.indexes.version != version
   }
 
   /// Calls `evict` on the shard with the lowest `age`, again and again, until `isDone` or until no shard has anything left. A
@@ -191,11 +194,8 @@ struct CacheShards: ~Copyable, Sendable {
     sparing spared: Int? = nil, age: (borrowing HeldShard) -> UInt64, until isDone: () -> Bool,
     evict: (inout HeldShard) -> Bool
   ) {
-    while true {
-      let version = base.indexes.closings.load(ordering: .acquiring)
-      evictByAgeOnce(sparing: spared, age: age, until: isDone, evict: evict)
-      // Where shards closed meanwhile, the founder has what was theirs.
-      if base.indexes.closings.load(ordering: .acquiring) == version || isDone() { return }
+    againWhereClosed {
+      if !isDone() { evictByAgeOnce(sparing: spared, age: age, until: isDone, evict: evict) }
     }
   }
 
@@ -234,7 +234,7 @@ struct CacheShards: ~Copyable, Sendable {
   /// For a store at a limit: evicts from the founder, while its oldest entries are older than those of `own`. False where they
   /// are not, or the founder's mutex is taken, which is only tried, out of order.
   func evictFromFounder(_ reason: DepartureReason, before own: inout HeldShard) -> Bool {
-    guard own.number != 0, mask.load(ordering: .relaxed) & Self.draining != 0 else { return false }
+    guard own.number != 0, base.indexes.mask.load(ordering: .relaxed) & Self.draining != 0 else { return false }
     let ownAge = own.oldestSlabAge()
     let evicted = founder.held.withLockIfAvailable { held -> (Bool, DepartureList) in
       defer { endDraining(&held) }

@@ -8,8 +8,7 @@
 import CPurgeable
 
 extension HeldShard {
-  /// Notes that an entry was hit, if it is still there. `table`: in which it was found, where that
-  /// is known.
+  /// Notes that an entry was hit, if it is still there. `table`: in which it was found, where that is known.
   mutating func noteHit(_ found: FoundSlot, in table: SlotIndex.Table?) {
     let slot = found.slot
     // Most likely nothing has changed since.
@@ -45,29 +44,21 @@ extension HeldShard {
     return slots.count < countBefore || heap.heldBytes < heldBefore
   }
 
-  private var livingBytes: Int { books.byteCount + SlabHeap.elementOverhead * books.count }
-
   /// Of some slabs from where the last search stopped, moves together what lives in the one with the fewest living bytes. False
-  /// when no memory went back.
+  /// when no memory went back. All entries are in main: such an order has no probation.
   mutating func compactSparsest() -> Bool {
     let heldBefore = heap.heldBytes
-    for queue in EvictionQueue.both {
-      var at = compaction.cursor.isNone ? nil : compaction.cursor
-      if let slab = at, heap.information(slab)?.stream != stream(queue) { at = nil }
-      var sparsest: (slab: purgeable_slab_t, living: Double)?
-      for _ in 0..<S3FIFOOrder.compactionLooks {
-        guard let slab = at ?? heap.oldest(of: stream(queue)), let information = heap.information(slab) else { break }
-        at = heap.next(after: slab)
-        let facts = information.facts
-        let living = Double(facts.livingBytes) / Double(max(1, facts.heldBytes))
-        if !facts.isOpen, !facts.isLarge, !facts.isLocked, living < sparsest?.living ?? 0.95 { sparsest = (slab, living) }
-        if at == nil { break }
-      }
-      compaction.cursor = at ?? .none
-      guard let sparsest else { continue }
-      _ = run(over: sparsest.slab, .compaction)
-      if heap.heldBytes < heldBefore || heap.information(sparsest.slab) == nil { return true }
+    var next = heap.information(compaction.cursor) == nil ? heap.oldest(of: stream(.main)) : compaction.cursor
+    var sparsest: (slab: purgeable_slab_t, living: Double)?
+    for _ in 0..<S3FIFOOrder.compactionLooks {
+      guard let slab = next, let facts = heap.information(slab)?.facts else { break }
+      next = heap.next(after: slab)
+      let living = Double(facts.livingBytes) / Double(max(1, facts.heldBytes))
+      if !facts.isOpen, !facts.isLarge, !facts.isLocked, living < sparsest?.living ?? 0.95 { sparsest = (slab, living) }
     }
-    return false
+    compaction.cursor = next ?? .none
+    guard let sparsest else { return false }
+    _ = run(over: sparsest.slab, .compaction)
+    return heap.heldBytes < heldBefore || heap.information(sparsest.slab) == nil
   }
 }

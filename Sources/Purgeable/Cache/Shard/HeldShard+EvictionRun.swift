@@ -288,11 +288,13 @@ extension HeldShard {
   mutating func compactIfDue() {
     guard isCompactionDue else { return }
     compaction.stored = 0
-    let living = books.byteCount + SlabHeap.elementOverhead * books.count
     let open = base.openCount.load(ordering: .relaxed)
-    guard order.wantsCompaction(livingBytes: living * open, heldBytes: heap.heldBytes) else { return }
+    guard order.wantsCompaction(livingBytes: livingBytes * open, heldBytes: heap.heldBytes) else { return }
     // There, no slab may be sparse though half of all is dead.
-    if entryOrder != nil { _ = compactSparsest() }
+    if entryOrder != nil {
+      _ = compactSparsest()
+      return
+    }
     for queue in EvictionQueue.both {
       var at = compaction.cursor.isNone ? heap.oldest(of: stream(queue)) : compaction.cursor
       compaction.cursor = .none

@@ -155,6 +155,9 @@ struct HeldShard: ~Copyable {
     passedLostCount = 0
   }
 
+  /// What the shard's entries take of slabs, heads included.
+  var livingBytes: Int { books.byteCount + SlabHeap.elementOverhead * books.count }
+
   // MARK: Leaving
 
   /// Ends an entry: its slot, its part in the books, its element. Notes it in the ghost and reports it. `facts`: spares a read of

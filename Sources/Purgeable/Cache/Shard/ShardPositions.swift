@@ -52,8 +52,11 @@ final class OtherShards: Sendable {
 struct ShardIndexes: ~Copyable, Sendable {
   private let positions: ShardPositions<SlotIndex>
   private let others = Atomic<Int>(0)
-  /// Raised where the shards begin to close, and where they have closed: odd meanwhile. Under the mutexes of all shards.
-  let closings = Atomic<UInt64>(0)
+  /// A key's `shardHash` masked with this is the position of its shard. Changed under the founder's mutex
+  /// (CacheShards+Opening.swift).
+  let mask = Atomic<UInt64>(0)
+  /// Where the version begins in the mask: all bits below are those of positions, and `CacheShards.draining`.
+  static let versionShift: UInt64 = 6
 
   init(_ founder: SlotIndex) { positions = ShardPositions(founder) }
 
@@ -67,6 +70,10 @@ struct ShardIndexes: ~Copyable, Sendable {
 
   @inline(__always) subscript(position: UInt64) -> SlotIndex { positions[position] }
 
+  /// Raised where the shards begin to close, and where they have closed: odd meanwhile. Acquire: pairs with the releases in
+  /// `closeShards`.
+  @inline(__always) var version: UInt64 { mask.load(ordering: .acquiring) >> Self.versionShift }
+
   /// The number of indexes beside the founder's.
   var otherCount: Int { others.load(ordering: .acquiring) }
 
@@ -75,13 +82,12 @@ struct ShardIndexes: ~Copyable, Sendable {
   @inline(__always)
   private func sum<Part: AdditiveArithmetic>(_ part: (SlotIndex) -> Part) -> Part {
     while true {
-      // Acquire: pairs with the release in `closeShards`. So do the loads of the parts: who sees that an entry has left, sees
-      // that the version was raised before.
-      let version = closings.load(ordering: .acquiring)
+      let version = version
       var sum = version & 1 == 0 ? part(positions[0]) : .zero
       for i in 0..<UInt64(otherCount) { sum += part(positions[EngineKey.firstOther + i]) }
       if version & 1 != 0 { sum += part(positions[0]) }
-      if closings.load(ordering: .relaxed) == version { return sum }
+      // The parts are loaded with acquire: who sees that an entry has left, sees that the version was raised before.
+      if self.version == version { return sum }
     }
   }
 

@@ -67,7 +67,7 @@ extension PurgeableCache {
     var result: R?
     while true {
       let isCandidate = engine.shards.hold(ofTracked: hash) { held -> Bool in
-        switch search.step(in: &held.keys, under: engine.shards.mask.load(ordering: .relaxed)) {
+        switch search.step(in: &held.keys, under: engine.base.indexes.mask.load(ordering: .relaxed)) {
         case .found(let number):
           let engineKey = EngineKey(trackedNumber: number, hash: hash)
           unsafe Self.withPrefix(of: number) { prefix in result = unsafe body(engineKey, prefix, &held) }

@@ -100,13 +100,13 @@ extension PurgeableCache {
 
 extension CacheEngine {
   fileprivate func prefetchSlots(of key: EngineKey) {
-    base.indexes[key.shardHash & shards.mask.load(ordering: .acquiring)].prefetch(identity: key.identity)
+    base.indexes[key.shardHash & base.indexes.mask.load(ordering: .acquiring)].prefetch(identity: key.identity)
   }
 
   /// Prefetches the beginning of the element that a slot with the key's identity leads to; there is hardly ever another one. A
   /// hint: nothing is checked.
   fileprivate func prefetchElement(of key: EngineKey) {
-    let mask = shards.mask.load(ordering: .acquiring)
+    let mask = base.indexes.mask.load(ordering: .acquiring)
     if prefetchElement(of: key, in: base.indexes[key.shardHash & mask]) || mask & CacheShards.draining == 0 { return }
     prefetchElement(of: key, in: base.indexes[0])
   }
