@@ -115,7 +115,8 @@ struct CacheShardsStormTests {
     }
     let (missing, wrong) = (findings.missing.load(ordering: .relaxed), findings.wrong.load(ordering: .relaxed))
     #expect(missing == 0 && wrong == 0, "\(missing) missing, \(wrong) wrong, seed \(chosenSeed)")
-    #expect(!TestRun.isFull || findings.drained.load(ordering: .relaxed) > 5)
+    // Tracked keys go home while the shards open.
+    #expect(tracksKeys || !TestRun.isFull || findings.drained.load(ordering: .relaxed) > 5)
   }
 
   @Test("a reader that knows of a store never finds an older value, and always one", arguments: [false, true])

@@ -329,11 +329,9 @@ import Synchronization
   }
 
   /// Moves every slot into the table of another size. False, with nothing changed, when there is no memory or the slots do not
-  /// fit. `pass`: carries all slots over in an order of its own, by their numbers, each of which gets another one; false to give
-  /// up. `slotCount`: of the new table.
-  func resize(
-    to sizeClass: Int, _ pass: ((_ slotCount: Int, _ carry: (UInt32) -> UInt32?) -> Bool)? = nil
-  ) -> Bool {
+  /// fit. `order`: whose positions are the numbers of slots, where there is one. Allocates nothing: a closure in place of `order`
+  /// would, where it is made of an optional.
+  func resize(to sizeClass: Int, carryingOver order: (any EntryOrder)? = nil) -> Bool {
     let old = current()
     let oldClass = Int(old.word & 0xFF)
     guard sizeClass >= 0, sizeClass < Self.classCount, sizeClass != oldClass, map(sizeClass) else { return false }
@@ -347,8 +345,8 @@ import Synchronization
     }
     func carry(_ number: Int) -> Int? { insert(Slot(bits: slots[number].relaxed), into: new) }
     let isDone =
-      if let pass {
-        pass(new.slotCount) { carry(Int($0)).map { UInt32(truncatingIfNeeded: $0) } }
+      if let order {
+        order.resize(slotCount: new.slotCount) { carry(Int($0)).map { UInt32(truncatingIfNeeded: $0) } }
       } else {
         (0..<old.slotCount).allSatisfy { slots[$0].relaxed == 0 || carry($0) != nil }
       }

@@ -279,7 +279,7 @@ extension HeldShard {
 
   /// Moves the slots to a table of another size. False, with nothing changed, when there is no memory or the slots do not fit.
   mutating func resizeIndex(to sizeClass: Int) -> Bool {
-    guard index.resize(to: sizeClass, entryOrder.map { order in { order.resize(slotCount: $0, $1) } }) else { return false }
+    guard index.resize(to: sizeClass, carryingOver: entryOrder) else { return false }
     slots.exchange()
     noteIndexBytes()
     return true
