@@ -52,6 +52,12 @@ import CPurgeable
     }
   }
 
+  /// Calls `body` with all elements.
+  mutating func withElements<R>(_ body: (inout UnsafeMutableBufferPointer<Element>) -> R) -> R {
+    var elements = unsafe UnsafeMutableBufferPointer(start: start, count: count)
+    return unsafe body(&elements)
+  }
+
   /// Has the processor fetch an element.
   func prefetch(_ index: Int) {
     precondition(index >= 0 && index < count, "BookkeepingArray: index out of range")

@@ -123,6 +123,10 @@ extension ObjectCache {
     return departed?.value
   }
 
+  /// Removes the entries of keys. Returns how many there were. As `remove(forKey:)` for each key.
+  @discardableResult
+  public func remove(forKeys keys: some Sequence<Key>) -> Int { keys.count { remove(forKey: $0) } }
+
   /// Removes every entry that is there now, in no order. Any thread.
   public func removeAll() {
     loads.overtakeAll()
@@ -165,6 +169,12 @@ extension ObjectCache {
   /// The values of `entries`.
   @inlinable
   public var values: [Value] { entries.map { $0.value } }
+
+  /// The keys and values of `entries`.
+  public func snapshot() -> [Key: Value] {
+    // A key that the program changed after it was stored may come twice.
+    Dictionary(entries.map { ($0.key, $0.value) }, uniquingKeysWith: { $1 })
+  }
 
   // MARK: Inside
 
@@ -235,16 +245,6 @@ extension ObjectCache {
   func tellReplaced(_ old: DepartedObject<Key, Value>, by value: Value) {
     store.finish(isSame(old.value, value) ? old.storedAgain : old)
   }
-}
-
-/// An entry as it was at one moment.
-public struct CacheEntry<Key: Hashable & Sendable, Value: Sendable>: Sendable {
-  /// The entry's key.
-  public let key: Key
-  /// The value that was stored last.
-  public let value: Value
-  /// The cost that was given with it.
-  public let cost: Int
 }
 
 extension CacheEntry {

@@ -13,13 +13,13 @@ import ToolSupport
 
 extension PurgeableCache {
   /// Closes the shards by a limit that leaves room for one, and for all that the cache holds.
-  fileprivate func close() {
+  func close() {
     engine.shards.sizes.slabsPerShard.store(1 << 20, ordering: .relaxed)
     try! setByteLimit(1 << 36)
   }
 
   /// As `open`, in any process.
-  fileprivate func openAgain() {
+  func openAgain() {
     openEarly(count: .max)
     engine.shards.openShards()
   }

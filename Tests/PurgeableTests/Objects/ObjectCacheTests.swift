@@ -35,6 +35,9 @@ struct ObjectCacheTests {
     cache["b"] = nil
     #expect(cache.isEmpty && cache.totalCost == 0)
     cache["d"] = Box(6)
+    cache["e"] = Box(7)
+    #expect(cache.snapshot().mapValues(\.number) == ["d": 6, "e": 7])
+    #expect(cache.remove(forKeys: ["e", "e", "f"]) == 1 && cache.keys == ["d"])
     cache.removeAll()
     #expect(cache.isEmpty && cache.keys.isEmpty && cache["d"] == nil)
   }

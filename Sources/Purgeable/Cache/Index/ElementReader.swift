@@ -115,6 +115,29 @@ struct ElementReader: Sendable {
 
   func check(_ reference: purgeable_reference_t) -> purgeable_outcome_t { unsafe purgeable_heap_check(heap.raw, reference) }
 
+  /// Of a part of an element's payload: equal for equal bytes. nil when the element is lost.
+  func digest(of reference: purgeable_reference_t, from start: Int, to end: Int) -> Int? {
+    unsafe withUnsafeTemporaryAllocation(byteCount: 4096, alignment: 8) { scratch in
+      var hasher = Hasher()
+      var at = start
+      while at < end {
+        let part = unsafe UnsafeMutableRawBufferPointer(rebasing: scratch[..<min(scratch.count, end - at)])
+        guard unsafe copy(reference, from: at, into: part) else { return nil }
+        unsafe hasher.combine(bytes: UnsafeRawBufferPointer(part))
+        at += part.count
+      }
+      return hasher.finalize()
+    }
+  }
+
+  /// Whether the element at a place is there, all of it. Under its shard's mutex.
+  func isIntact(_ place: UInt64) -> Bool {
+    var outcome = purgeable_outcome_t.busy
+    // Busy under the mutex: the thread was preempted over and over.
+    for _ in 0..<64 where outcome == .busy { outcome = check(heap.reference(place)) }
+    return outcome == .intact
+  }
+
   /// Whether the element at a place is lost, or its slab has ended.
   func isGone(_ place: UInt64) -> Bool {
     if heap.isLost(place) { return true }

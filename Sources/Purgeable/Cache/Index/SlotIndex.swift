@@ -75,16 +75,19 @@ import Synchronization
     private let slots: SlotPointer?
     private let first: Int
     private let second: Int
+    /// A few identities have one bucket, whose slots come once.
+    private let end: Int
     private var step = 0
 
     @inline(__always) fileprivate init(_ table: Table, _ identity: UInt64) {
       slots = table.slots
       (first, second) = table.buckets(of: identity)
+      end = first == second ? SlotIndex.slotsPerBucket : 2 * SlotIndex.slotsPerBucket
     }
 
     @inline(__always) mutating func next() -> FoundSlot? {
       guard let slots else { return nil }
-      while step < 2 * SlotIndex.slotsPerBucket {
+      while step < end {
         let pointer = slots[step < SlotIndex.slotsPerBucket ? first &+ step : second &+ step &- SlotIndex.slotsPerBucket]
         step &+= 1
         let slot = Slot(bits: pointer.acquired)
@@ -227,6 +230,15 @@ import Synchronization
   @inline(__always) func isCurrent(_ table: Table) -> Bool {
     atomicMemoryFence(ordering: .acquiring)
     return words[0].relaxed == table.word
+  }
+
+  /// Whether there is a slot with an identity.
+  func has(_ identity: UInt64) -> Bool {
+    while true {
+      let table = current()
+      for _ in table.candidates(of: identity) { return true }
+      if isCurrent(table) { return false }
+    }
   }
 
   /// The line of counters for the processor that this thread runs on: threads that look up at the same time write to different

@@ -85,8 +85,9 @@ final class NodeMemory: Sendable {
   }
 
   /// The youngest node with this hash that is older than `below` and younger than `above`. `last`: the number of the node with
-  /// the stamp `below`; if that node is still there, the search goes on from it.
-  func next(hash: UInt64, below: UInt64, above: UInt64, last: UInt32? = nil) -> NodePointer? {
+  /// the stamp `below`; if that node is still there, the search goes on from it. `mask`: the bits of the hash that count, among
+  /// them those that decide the chain, from bit 19 on.
+  func next(hash: UInt64, mask: UInt64 = .max, below: UInt64, above: UInt64, last: UInt32? = nil) -> NodePointer? {
     guard headCount > 0 else { return nil }
     var at: NodePointer?
     if let last, let node = unsafe self[last], unsafe node.pointee.stamp == below {
@@ -95,7 +96,7 @@ final class NodeMemory: Sendable {
       unsafe at = head(bucket(of: hash)).pointee
     }
     while let node = unsafe at, unsafe node.pointee.stamp > above {
-      if unsafe node.pointee.stamp < below && node.pointee.hash == hash { return unsafe node }
+      if unsafe node.pointee.stamp < below && (node.pointee.hash ^ hash) & mask == 0 { return unsafe node }
       unsafe at = node.pointee.next
     }
     return nil

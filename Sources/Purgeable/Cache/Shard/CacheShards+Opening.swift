@@ -57,7 +57,7 @@ extension CacheShards {
   /// What the mask has below that bit; above it, a version.
   private static let positionBits = draining - 1
 
-  private var isOpen: Bool { base.indexes.mask.load(ordering: .relaxed) & Self.positionBits != 0 }
+  var isOpen: Bool { base.indexes.mask.load(ordering: .relaxed) & Self.positionBits != 0 }
 
   // MARK: When
 
@@ -136,14 +136,7 @@ extension CacheShards {
   }
 
   @inline(never)
-  private func founderHas(_ identity: UInt64) -> Bool {
-    let index = base.indexes[0]
-    while true {
-      let table = index.current()
-      for _ in table.candidates(of: identity) { return true }
-      if index.isCurrent(table) { return false }
-    }
-  }
+  private func founderHas(_ identity: UInt64) -> Bool { base.indexes[0].has(identity) }
 
   // MARK: Closing
 

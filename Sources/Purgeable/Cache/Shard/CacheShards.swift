@@ -149,6 +149,7 @@ struct CacheShards: ~Copyable, Sendable {
     for shard in all where shard.index.isWiped { hold(shard) { _ in } }
   }
 
+  /// For a fork, for closing, and for a copy of all entries.
   func lockAll() {
     // While the founder's mutex is held, no other shards are made.
     founder.held.lock()

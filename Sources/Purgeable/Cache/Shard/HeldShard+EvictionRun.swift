@@ -222,12 +222,12 @@ extension HeldShard {
 
   // MARK: Whose turn it is
 
-  private enum TurnAnswer { case taken, passed, last }
+  enum TurnAnswer { case taken, passed, last }
 
   /// Calls `body` with slabs in the order in which they go, until it answers that one was the last: the sparse ones among the
   /// oldest of each queue, then again and again the oldest of the queue whose turn it is. `looks`: at so many of each queue at
   /// most.
-  private func forEachSlabInTurn(
+  func forEachSlabInTurn(
     looks: Int = .max, _ body: (purgeable_slab_t, SlabInformation, EvictionQueue) -> TurnAnswer
   ) {
     var next = InlineArray<2, purgeable_slab_t?>(repeating: nil)

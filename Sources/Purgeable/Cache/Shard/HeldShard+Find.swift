@@ -13,6 +13,13 @@ import Glibc
   case miss(MissReason)
 }
 
+/// What a peek tells beside the value's bytes. Tells an entry that has only moved from one that was stored since.
+struct PeekedEntry: Equatable {
+  let cost: UInt64
+  /// Of the value's bytes; 0 where it was not asked for.
+  let digest: Int
+}
+
 /// An entry locked for the caller to unlock.
 @safe enum EngineLock {
   case locked(purgeable_reference_t, UnsafeRawBufferPointer)
@@ -69,6 +76,37 @@ extension HeldShard {
     return .miss(missReason(key, isLost ? .discarded : nil, counts: countsAsUse))
   }
 
+  /// As `read`, without counting as a use.
+  mutating func peek(
+    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, digests: Bool,
+    _ peeked: inout PeekedEntry?
+  ) -> EngineRead {
+    let read = unsafe read(key, prefix, into: buffer, countsAsUse: false)
+    guard case .hit = read else { return read }
+    peeked = unsafe find(key, prefix).flatMap { peekedEntry($0, prefixByteCount: prefix.count, digests: digests) }
+    return peeked == nil ? .miss(.discarded) : read
+  }
+
+  /// Removes a key's entry, if it is as it was peeked at, with a digest.
+  mutating func remove(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer, peeked: PeekedEntry) -> Bool {
+    guard let found = unsafe find(key, prefix),
+      peekedEntry(found, prefixByteCount: prefix.count, digests: true) == peeked
+    else { return false }
+    drop(found, .removed)
+    return true
+  }
+
+  /// nil when the entry is lost.
+  private func peekedEntry(_ found: FoundSlot, prefixByteCount: Int, digests: Bool) -> PeekedEntry? {
+    let reference = heap.reference(found.slot.place)
+    guard let length = elements.length(reference) else { return nil }
+    let facts = EntryFacts(identity: found.slot.identity, prefixByteCount: prefixByteCount, payloadByteCount: length)
+    guard let cost = elements.cost(of: found.slot, facts) else { return nil }
+    let valueAt = prefixByteCount + (found.slot.isCosted ? 8 : 0)
+    guard digests else { return PeekedEntry(cost: cost, digest: 0) }
+    return elements.digest(of: reference, from: valueAt, to: length).map { PeekedEntry(cost: cost, digest: $0) }
+  }
+
   /// The reason of a miss: the known one, else the ghost's. `counts`: for the statistics.
   mutating func missReason(_ key: EngineKey, _ known: MissReason?, counts: Bool = true) -> MissReason {
     let reason = known ?? MissReason(ghost.reason(of: key.ghostIdentity))
@@ -109,9 +147,7 @@ extension HeldShard {
     // A number belongs to one key, so every candidate is the key's slot.
     for found in index.current().candidates(of: key.identity) {
       let place = found.slot.place
-      var outcome = purgeable_outcome_t.busy
-      for _ in 0..<64 where outcome == .busy { outcome = elements.check(heap.reference(place)) }
-      if outcome == .intact { return true }
+      if elements.isIntact(place) { return true }
       if heap.isLost(place) { books.unbookLostPage(place, heap.queue(at: place)) }
     }
     return false

@@ -14,8 +14,9 @@
 //     EvictionNotes.swift          what an eviction run notes
 //     ShardBooks.swift             sums of entries, by queue and page
 //     ShardDepartures.swift        departures to be told of
-//     Removal.swift                } work on a held shard from outside: everything removed,
-//     LargeStore.swift             } a store whose copy is made under no mutex
+//     Removal.swift                } work on held shards from outside: everything removed,
+//     LargeStore.swift             } a store whose copy is made under no mutex,
+//     EntryWalk.swift              } walks over all entries
 
 import CPurgeable
 import Synchronization

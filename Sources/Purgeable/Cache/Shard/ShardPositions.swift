@@ -72,7 +72,9 @@ struct ShardIndexes: ~Copyable, Sendable {
 
   /// Raised where the shards begin to close, and where they have closed: odd meanwhile. Acquire: pairs with the releases in
   /// `closeShards`.
-  @inline(__always) var version: UInt64 { mask.load(ordering: .acquiring) >> Self.versionShift }
+  @inline(__always) var version: UInt64 { Self.version(of: mask.load(ordering: .acquiring)) }
+
+  @inline(__always) static func version(of mask: UInt64) -> UInt64 { mask >> versionShift }
 
   /// The number of indexes beside the founder's.
   var otherCount: Int { others.load(ordering: .acquiring) }

@@ -18,7 +18,7 @@ extension PurgeableCache {
     case .bytes:
       // Safe: Key is [UInt8], as was found out at creation.
       return unsafe unsafeBitCast(key, to: [UInt8].self).withUnsafeBytes { unsafe withHead($0, bytes) }
-    case .custom(let lend):
+    case .custom(let lend, _):
       var result: R?
       lend(key) { span in result = unsafe span.withUnsafeBytes { unsafe withHead($0, bytes) } }
       guard let result else { preconditionFailure("PurgeableCache: \(Key.self).withPurgeableBytes did not lend the key's bytes") }

@@ -20,7 +20,7 @@ enum KeyForm<Key: Hashable & Sendable>: Sendable {
   case integer
   case string
   case bytes
-  case custom(@Sendable (Key, (RawSpan) -> Void) -> Void)
+  case custom(lend: @Sendable (Key, (RawSpan) -> Void) -> Void, make: @Sendable (RawSpan) -> Key?)
   /// In a table in ordinary memory.
   case tracked
 
@@ -54,10 +54,10 @@ enum KeyForm<Key: Hashable & Sendable>: Sendable {
   private static var isInteger: Bool { integers.contains { $0 == Key.self } }
 
   private static func form<K: PurgeableKey>(of type: K.Type) -> Self {
-    .custom { key, body in
-      // Safe: K is Key, as the caller found out.
-      unsafe unsafeBitCast(key, to: K.self).withPurgeableBytes(body)
-    }
+    // Safe: K is Key, as the caller found out.
+    .custom(
+      lend: { key, body in unsafe unsafeBitCast(key, to: K.self).withPurgeableBytes(body) },
+      make: { span in K(purgeableBytes: span).map { unsafe unsafeBitCast($0, to: Key.self) } })
   }
 
   var layout: KeyLayout {

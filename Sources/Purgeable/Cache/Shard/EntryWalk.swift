@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: MIT
+// A walk over the entries of all shards in the order of eviction.
+//
+//   note     each shard under its mutex: slabs in the order of their turn, then one pass over the index, which adds a note of
+//            each entry to its slab's notes: 8 bytes an entry, no page of an entry is touched. Where the order names entries
+//            (EntryOrder.swift), all of them in that order.
+//   next     the entries with the fewest uses first; among these the slab that is the oldest of all shards' next ones; in a
+//            slab in order of birth
+//   visit    some notes at a time, under their shard's mutex: all entries that bear the name in the note now
+//
+// A note has no place to look at but a name, because evictions and compactions move entries. The name is a part of the key's
+// hash, so an entry keeps it as long as it lives, and a key that is stored again has the same one. Each name is noted once:
+//
+//   key with bytes   the identity, in the shard. Where the founder has an identity no other shard has it, since the founder's
+//                    entries of an identity go home together, before another one is stored there. So a name that the founder had
+//                    is looked for in the founder and, where it is gone, in all others.
+//   tracked key      bits of the hash, among them those that decide the shard. Its number changes when the shards open.
+//
+// So no key comes twice. An entry that stays comes once: entries go home under the founder's mutex, which is held while all
+// shards are noted, and while the founder's notes are visited. Where shards have closed since, the founder has what was theirs,
+// and others may have opened: then a name is looked for in all shards, and counts for the keys that belonged to its shard.
+
+import CPurgeable
+import Synchronization
+
+/// A noted entry. Notes of a slab are visited in the order of their bits.
+///
+///   63     62 61           42      41     40                                   0
+///   | counter | granule in slab | tracked | tag; or 37 bits of the hash, 4 that decide the shard |
+struct WalkNote {
+  let bits: UInt64
+  private static let nameMask: UInt64 = 1 << 41 - 1
+  /// The bits of a tracked key's hash that a note has: those that decide the shard, and from bit 19 on those that decide the
+  /// chain.
+  static let hashMask: UInt64 = (1 << 37 - 1) << 19 | (EngineKey.firstOther - 1)
+
+  init(bits: UInt64) { self.bits = bits }
+
+  /// `hash`: of a tracked key. `counter` and `granule`: 0 for all where notes are taken in order.
+  init(_ slot: Slot, hash: UInt64, counter: UInt64 = 0, granule: UInt64 = 0) {
+    assert(granule < 1 << 20, "PurgeableCache: a slab of more than 16 MiB")
+    let name = slot.isTracked ? (hash >> 19) << 4 | hash & (EngineKey.firstOther - 1) : slot.identity >> Slot.tagShift
+    bits = counter << 62 | granule << 42 | (slot.isTracked ? 1 << 41 : 0) | name & Self.nameMask
+  }
+
+  var counter: UInt64 { bits >> 62 }
+  var isTracked: Bool { bits & 1 << 41 != 0 }
+  /// Of an entry whose key has bytes.
+  var identity: UInt64 { bits << Slot.tagShift }
+  /// Of a tracked key, as far as `hashMask` goes.
+  var hash: UInt64 { ((bits & Self.nameMask) >> 4) << 19 | bits & (EngineKey.firstOther - 1) }
+}
+
+/// The notes of one shard, slab by slab in the order of the slabs' turn.
+final class ShardNotes {
+  struct Slab: BitwiseCopyable {
+    /// Of the notes that have not been visited.
+    var next = 0
+    var end = 0
+    /// The age of the first element.
+    var age = UInt64.max
+    var isSorted = false
+  }
+
+  let number: Int
+  private var notes: BookkeepingArray<UInt64>
+  private var slabs: BookkeepingArray<Slab>
+  private var slab = 0
+
+  init(_ number: Int, _ notes: consuming BookkeepingArray<UInt64>, _ slabs: consuming BookkeepingArray<Slab>) {
+    self.number = number
+    self.notes = notes
+    self.slabs = slabs
+  }
+
+  /// The age of the slab whose turn it is; nil after the last.
+  var age: UInt64? { slab < slabs.count ? slabs[slab].age : nil }
+
+  func nextSlab() { slab += 1 }
+  func beginAgain() { slab = 0 }
+
+  /// Takes the next notes of the slab with a counter. nil when there is no memory.
+  func take(_ counter: UInt64, into batch: inout WalkBatch) -> Int? {
+    var slab = slabs[self.slab]
+    if !slab.isSorted {
+      // Sorting takes half as much memory as is sorted, and Swift's runtime ends the program when there is none.
+      guard MemoryReserve.isThere(MemoryLayout<UInt64>.stride * (slab.end - slab.next) + MemoryReserve.ofNews) else { return nil }
+      unsafe notes.withElements { all in unsafe all[slab.next..<slab.end].sort() }
+      slab.isSorted = true
+    }
+    var count = 0
+    while count < batch.count, slab.next < slab.end, WalkNote(bits: notes[slab.next]).counter == counter {
+      batch[count] = notes[slab.next]
+      (count, slab.next) = (count + 1, slab.next + 1)
+    }
+    slabs[self.slab] = slab
+    return count
+  }
+}
+
+/// As many notes as are visited under one hold of a mutex.
+typealias WalkBatch = InlineArray<32, UInt64>
+
+/// The notes of all shards, on the way through them. Used by one thread at a time.
+struct EntryWalk {
+  private let shards: [ShardNotes]
+  /// When they were taken.
+  private let mask: UInt64
+  private var counter: UInt64 = 0
+  private var current: ShardNotes?
+
+  /// Empty where there is no memory.
+  init(_ shards: borrowing CacheShards) { (self.shards, mask) = shards.noteAll() }
+
+  /// Calls `body` for the entries of the next notes, but for those that are lost, each under its shard's mutex. False at the
+  /// end.
+  mutating func visitNext(of shards: borrowing CacheShards, _ body: (borrowing HeldShard, FoundSlot) -> Void) -> Bool {
+    var batch = WalkBatch(repeating: 0)
+    guard let (number, count) = next(&batch) else { return false }
+    let isDone = shards.hold(shards.positions[UInt64(number)]) { held in
+      shards.visit(batch, count: count, of: held, since: mask, body)
+    }
+    if !isDone { shards.visitEverywhere(batch, count: count, of: number, at: mask, body) }
+    return true
+  }
+
+  /// The next notes, all of one shard; nil at the end.
+  private mutating func next(_ batch: inout WalkBatch) -> (shard: Int, count: Int)? {
+    while true {
+      guard let notes = current else {
+        for notes in shards {
+          if let age = notes.age, current.map({ age < $0.age! }) ?? true { current = notes }
+        }
+        if current != nil { continue }
+        counter += 1
+        guard counter <= Slot.highestCounter else { return nil }
+        for notes in shards { notes.beginAgain() }
+        continue
+      }
+      guard let count = notes.take(counter, into: &batch) else { return nil }
+      if count > 0 { return (notes.number, count) }
+      notes.nextSlab()
+      current = nil
+    }
+  }
+}
+
+// MARK: - Noting
+
+extension CacheShards {
+  /// Notes all entries; returns the mask at that moment too. Empty where there is no memory.
+  fileprivate func noteAll() -> ([ShardNotes], UInt64) {
+    guard MemoryReserve.isThere(MemoryReserve.ofObjects) else { return ([], 0) }
+    // The founder's mutex is held throughout, so no entry goes home, and is noted, a second time.
+    return hold(founder) { from in
+      guard let founders = from.noteEntries() else { return ([], 0) }
+      var notes = [founders]
+      for shard in all.dropFirst() {
+        guard let others = whileHeld(shard, { $0.noteEntries() }) else { return ([], 0) }
+        notes.append(others)
+      }
+      return (notes, base.indexes.mask.load(ordering: .relaxed))
+    }
+  }
+
+  /// Runs `body` under a shard's mutex, after the founder's: in the order of their numbers.
+  private func whileHeld<R>(_ shard: EngineShard, _ body: (borrowing HeldShard) -> R) -> R {
+    shard.held.lock()
+    defer { shard.held.unlock() }
+    return shard.held.whileHeld { body($0) }
+  }
+}
+
+extension HeldShard {
+  /// Calls `body` for the slots in use, in no order.
+  func forEachSlot(_ body: (Slot) -> Void) {
+    let table = index.current()
+    guard let slots = table.slots else { return }
+    for i in 0..<table.slotCount {
+      let slot = Slot(bits: slots[i].relaxed)
+      if !slot.isEmpty { body(slot) }
+    }
+  }
+
+  /// Notes the shard's entries. nil when there is no memory.
+  fileprivate func noteEntries() -> ShardNotes? {
+    if let entryOrder { noteEntries(by: entryOrder) } else { noteEntriesBySlab() }
+  }
+
+  private func noteEntries(by entryOrder: any EntryOrder) -> ShardNotes? {
+    guard var notes = BookkeepingArray<UInt64>(zeros: max(1, slots.count)),
+      var slabs = BookkeepingArray<ShardNotes.Slab>(zeros: 1)
+    else { return nil }
+    var noted = 0
+    var next = entryOrder.next(after: nil)
+    while let position = next, let slots = index.current().slots {
+      next = entryOrder.next(after: position)
+      let slot = Slot(bits: slots[Int(position)].relaxed)
+      guard let hash = hash(toNote: slot) else { continue }
+      notes[noted] = WalkNote(slot, hash: hash).bits
+      noted += 1
+    }
+    slabs[0] = ShardNotes.Slab(next: 0, end: noted, isSorted: true)
+    return ShardNotes(number, notes, slabs)
+  }
+
+  private func noteEntriesBySlab() -> ShardNotes? {
+    var (count, first, last) = (0, UInt32.max, UInt32(0))
+    forEachSlabInTurn { slab, _, _ in
+      (count, first, last) = (count + 1, min(first, slab.index), max(last, slab.index))
+      return .taken
+    }
+    // By a slab's index: its number in the order of turn, and 1. Behind the last slab come notes of slabs without a turn.
+    guard var numbers = BookkeepingArray<UInt32>(zeros: count == 0 ? 1 : Int(last - first) + 1),
+      var slabs = BookkeepingArray<ShardNotes.Slab>(zeros: count + 1)
+    else { return nil }
+    var ranked = 0
+    forEachSlabInTurn { slab, information, _ in
+      // A sparse slab comes twice, and its first turn counts.
+      guard numbers[Int(slab.index - first)] == 0, ranked < count else { return .passed }
+      slabs[ranked].age = information.first_age
+      ranked += 1
+      numbers[Int(slab.index - first)] = UInt32(ranked)
+      return .taken
+    }
+    for i in ranked...count { slabs[i].age = .max }
+
+    let (shift, granules) = (heap.slabPlaceShift, heap.granulesPerSlab)
+    func slabNumber(_ slot: Slot, _ numbers: borrowing BookkeepingArray<UInt32>) -> Int {
+      let at = Int(truncatingIfNeeded: slot.place >> shift) - Int(first)
+      return at >= 0 && at < numbers.count && numbers[at] != 0 ? Int(numbers[at]) - 1 : count
+    }
+    var noted = 0
+    forEachSlot { slot in
+      slabs[slabNumber(slot, numbers)].end += 1
+      noted += 1
+    }
+    guard var notes = BookkeepingArray<UInt64>(zeros: max(1, noted)) else { return nil }
+    var start = 0
+    for i in 0...count {
+      let end = start + slabs[i].end
+      (slabs[i].next, slabs[i].end) = (start, start)
+      start = end
+    }
+    let table = index.current()
+    guard let inTable = table.slots else { return ShardNotes(number, notes, slabs) }
+    for i in 0..<table.slotCount {
+      // Slots with the same name are scattered in memory: prefetched some slots ahead.
+      if i + 16 < table.slotCount { index.prefetch(identity: Slot(bits: inTable[i + 16].relaxed).identity) }
+      let slot = Slot(bits: inTable[i].relaxed)
+      guard !slot.isEmpty, let hash = hash(toNote: slot) else { continue }
+      let number = slabNumber(slot, numbers)
+      notes[slabs[number].end] =
+        WalkNote(slot, hash: hash, counter: slot.counter, granule: slot.place & (granules - 1)).bits
+      slabs[number].end += 1
+    }
+    return ShardNotes(self.number, notes, slabs)
+  }
+
+  /// nil where the name of a slot is noted at another one. The hash is that of a tracked key, else 0.
+  private func hash(toNote slot: Slot) -> UInt64? {
+    if slot.isTracked {
+      let number = EngineKey.trackedNumber(of: slot)
+      guard let hash = keys.hash(of: number),
+        let node = unsafe keys.next(hash: hash, mask: WalkNote.hashMask, below: .max, above: 0),
+        unsafe node.pointee.number == number
+      else { return nil }
+      return hash
+    }
+    var candidates = index.current().candidates(of: slot.identity)
+    return candidates.next()?.slot.place == slot.place ? 0 : nil
+  }
+}
+
+// MARK: - Visiting
+
+extension CacheShards {
+  /// `number`: of the shard where the notes were taken. False, with none visited, where shards have closed since.
+  fileprivate func visit(
+    _ batch: WalkBatch, count: Int, of held: borrowing HeldShard, since noted: UInt64,
+    _ body: (borrowing HeldShard, FoundSlot) -> Void
+  ) -> Bool {
+    let mask = base.indexes.mask.load(ordering: .relaxed)
+    guard ShardIndexes.version(of: mask) == ShardIndexes.version(of: noted) else { return false }
+    for i in 0..<count { held.index.prefetch(identity: WalkNote(bits: batch[i]).identity) }
+    for i in 0..<count {
+      let note = WalkNote(bits: batch[i])
+      // What the founder had may be at home by now; what a home had stays.
+      if held.number != 0 || !isOpen {
+        held.visit(note, body)
+      } else if note.isTracked {
+        whileHeld(positions[EngineKey.shardHash(note.hash) & mask]) { $0.visit(note, body) }
+      } else if held.index.has(note.identity) {
+        held.visit(note, body)
+      } else {
+        for shard in all.dropFirst() where shard.index.has(note.identity) { whileHeld(shard) { $0.visit(note, body) } }
+      }
+    }
+    return true
+  }
+
+  /// Visits the notes of a shard's entries wherever these are now. `noted`: the mask when the notes were taken.
+  fileprivate func visitEverywhere(
+    _ batch: WalkBatch, count: Int, of number: Int, at noted: UInt64, _ body: (borrowing HeldShard, FoundSlot) -> Void
+  ) {
+    func visit(_ note: WalkNote, _ held: borrowing HeldShard) {
+      held.visit(note) { held, found in
+        if number != 0, !note.isTracked {
+          // Names are of a shard: another one may have noted the same.
+          guard let hash = held.elements.facts(of: held.heap.reference(found.slot.place))?.shardHash,
+            positions[hash & noted].number == number
+          else { return }
+        }
+        body(held, found)
+      }
+    }
+    // Under the founder's mutex no entry goes to another shard.
+    hold(founder) { held in
+      for i in 0..<count {
+        let note = WalkNote(bits: batch[i])
+        visit(note, held)
+        for shard in all.dropFirst() where note.isTracked || shard.index.has(note.identity) {
+          whileHeld(shard) { visit(note, $0) }
+        }
+      }
+    }
+  }
+}
+
+extension HeldShard {
+  /// Calls `body` for the shard's entries with a note's name, but for those that are lost.
+  fileprivate func visit(_ note: WalkNote, _ body: (borrowing HeldShard, FoundSlot) -> Void) {
+    guard note.isTracked else { return visit(note.identity, body) }
+    var next = unsafe keys.next(hash: note.hash, mask: WalkNote.hashMask, below: .max, above: 0)
+    while let node = unsafe next {
+      let (number, stamp) = unsafe (node.pointee.number, node.pointee.stamp)
+      visit(EngineKey(trackedNumber: number, hash: 0).identity, body)
+      unsafe next = keys.next(hash: note.hash, mask: WalkNote.hashMask, below: stamp, above: 0, last: number)
+    }
+  }
+
+  private func visit(_ identity: UInt64, _ body: (borrowing HeldShard, FoundSlot) -> Void) {
+    for found in index.current().candidates(of: identity) where elements.isIntact(found.slot.place) { body(self, found) }
+  }
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: MIT
+// Enumerating: keys by a walk (Shard/EntryWalk.swift), and what lies under them by peeks.
+
+import CPurgeable
+
+extension PurgeableCache {
+  // MARK: Walks
+
+  /// The keys in the order of eviction as it stands when a loop begins, the next to go first: by default entries that were not
+  /// used lately, the oldest slab first, then those that were; with `EvictionOrder.lru` the least recently used first. Few keys
+  /// have a hash that agrees with another's in 26 bits; the two come together. Copies no values, and counts as no use.
+  ///
+  ///     let pages = try PurgeableCache<String, [UInt8]>()
+  ///     for key in pages.keys.prefix(10) { print("next to go: \(key)") }
+  ///
+  /// A loop may use and change the cache, as other threads may: no mutex is held between two keys. An entry that stays for the
+  /// length of the loop comes exactly once; one that is stored, replaced or removed meanwhile comes once or not at all. Entries
+  /// that the kernel took are left out, and so are keys whose bytes `init?(purgeableBytes:)` refuses.
+  ///
+  /// Cost: at the loop's beginning one pass over the index, some 20 ns an entry (200 for tracked keys), and 8 bytes of ordinary
+  /// memory for each as long as the loop lasts; stores wait while their shard is noted. Then a short mutex for each 32 keys.
+  /// Without memory for that, the loop sees no keys or ends early. Any thread. A loop that a forked child goes on with sees some
+  /// keys of the parent's at most.
+  public var keys: some Sequence<Key> { CacheKeys(cache: self) }
+
+  /// The values in the order of `keys`, each copied when its turn comes, as by `peekValue(forKey:)`. Everything else as `keys`.
+  public var values: some Sequence<Value> { keys.lazy.compactMap { self.peekValue(forKey: $0) } }
+
+  /// The entries in the order of `keys`, each copied when its turn comes, as by `peekEntry(forKey:)`. Everything else as `keys`.
+  public var entries: some Sequence<CacheEntry<Key, Value>> {
+    keys.lazy.compactMap { self.peekEntry(forKey: $0) }
+  }
+
+  /// A key's value and cost, without counting as a use. nil where `peekValue(forKey:)` is nil. The value is copied under the
+  /// mutex of its shard.
+  public func peekEntry(forKey key: Key) -> CacheEntry<Key, Value>? { peek(key)?.entry }
+
+  // MARK: Removing
+
+  /// Removes the entries of keys. Returns how many there were. As `remove(forKey:)` for each key.
+  ///
+  /// To remove by a condition on keys: `cache.remove(forKeys: cache.keys.filter { … })`, which copies no values.
+  @discardableResult
+  public func remove(forKeys keys: some Sequence<Key>) -> Int { keys.count { remove(forKey: $0) } }
+
+  /// Removes the entries for which the closure says so, over a walk as `entries`. Returns how many were removed.
+  ///
+  /// A value that was replaced by another one meanwhile, even by the closure, stays. An entry that evictions have only moved
+  /// goes: it is told by its cost and a digest of its bytes, made with its value. An error leaves the removals before it. The
+  /// closure runs under no mutex. Any thread.
+  @discardableResult
+  public func removeAll<E: Error>(where isRemovable: (CacheEntry<Key, Value>) throws(E) -> Bool) throws(E) -> Int {
+    var removed = 0
+    for key in keys {
+      guard let (entry, peeked) = peek(key, digests: true), try isRemovable(entry) else { continue }
+      loads.overtake(key)
+      let isRemoved = unsafe withEntry(key) { engineKey, prefix, held in unsafe held.remove(engineKey, prefix, peeked: peeked) }
+      if isRemoved == true { removed += 1 }
+    }
+    return removed
+  }
+
+  // MARK: All at one moment
+
+  /// All keys and values as they are at one moment.
+  ///
+  /// Stores and removals wait while bytes are copied; look-ups do not, nor does anything while keys and values are made of the
+  /// bytes. Counts as no use. Takes twice the ordinary memory that the values need; empty without it. Any thread.
+  public func snapshot() -> [Key: Value] {
+    engine.shards.healIfChild()
+    engine.shards.lockAll()
+    var copies = copyAll()
+    engine.shards.unlockAll()
+    let entryByteCount = 4 * (MemoryLayout<Key>.stride + MemoryLayout<Value>.stride + 16)
+    guard MemoryReserve.isThere(2 * copies.byteCount + copies.count * entryByteCount) else { return [:] }
+    var all: [Key: Value] = [:]
+    all.reserveCapacity(copies.count)
+    copies.takeAll(for: self) { key, value in all[key] = Value(purgeableBytes: value) }
+    return all
+  }
+
+  /// Under the mutexes of all shards. Nothing where there is no memory.
+  private func copyAll() -> EntryCopies<Key> {
+    var copies = EntryCopies<Key>()
+    let (count, byteCount) = engine.shards.all.reduce((0, 0)) { sum, shard in
+      shard.held.whileHeld { (sum.0 + $0.slots.count, sum.1 + $0.books.byteCount) }
+    }
+    guard copies.reserve(count, byteCount: byteCount) else { return copies }
+    for shard in engine.shards.all {
+      shard.held.whileHeld { held in held.forEachSlot { copies.append($0, in: held, withValue: true) } }
+    }
+    return copies
+  }
+
+  // MARK: Inside
+
+  /// A key's entry, without counting as a use. `digests`: whether a digest of the value is made.
+  private func peek(_ key: Key, digests: Bool = false) -> (entry: CacheEntry<Key, Value>, peeked: PeekedEntry)? {
+    var peeked: PeekedEntry?
+    let found = unsafe lookUp(
+      { buffer in
+        unsafe withEntry(key) { engineKey, prefix, held in
+          unsafe held.peek(engineKey, prefix, into: buffer, digests: digests, &peeked)
+        } ?? .miss(.unknown)
+      }, countsAsUse: false)
+    guard case .hit(let value) = found, let peeked else { return nil }
+    return (CacheEntry(key: key, value: value, cost: Int(clamping: peeked.cost)), peeked)
+  }
+
+  /// The key that was written as these bytes.
+  fileprivate func makeKey(_ bytes: RawSpan) -> Key? {
+    // Safe: Key is what its form says, as was found out at creation.
+    switch form {
+    case .integer: return unsafe bytes.withUnsafeBytes { unsafe $0.loadUnaligned(as: Key.self) }
+    case .string: return unsafe bytes.withUnsafeBytes { unsafe unsafeBitCast(String(decoding: $0, as: UTF8.self), to: Key.self) }
+    case .bytes: return unsafe bytes.withUnsafeBytes { unsafe unsafeBitCast([UInt8]($0), to: Key.self) }
+    case .custom(_, let make): return make(bytes)
+    case .tracked: return nil
+    }
+  }
+}
+
+/// Entries that were copied under their shards' mutexes. Keys and values are made of the copies under none.
+private struct EntryCopies<Key: Hashable & Sendable> {
+  /// Where an entry's bytes end: its prefix, or its payload.
+  private var entries: [(end: Int, isCosted: Bool)] = []
+  private var bytes: [UInt8] = []
+  /// The keys of those that are tracked, in their order.
+  private var tracked: [Key] = []
+
+  var count: Int { entries.count }
+  var byteCount: Int { bytes.count }
+
+  /// Makes room. False where there is no memory.
+  mutating func reserve(_ count: Int, byteCount: Int) -> Bool {
+    let needed = byteCount + count * (MemoryLayout<(Int, Bool)>.stride + MemoryLayout<Key>.stride)
+    guard MemoryReserve.isThere(needed + MemoryReserve.ofObjects) else { return false }
+    entries.reserveCapacity(count)
+    bytes.reserveCapacity(byteCount)
+    tracked.reserveCapacity(count)
+    return true
+  }
+
+  /// Copies an entry, unless it is lost or there is no memory for a large one. Runs none of the program's code.
+  mutating func append(_ slot: Slot, in held: borrowing HeldShard, withValue: Bool) {
+    let (elements, reference) = (held.elements, held.heap.reference(slot.place))
+    guard elements.isIntact(slot.place), let facts = elements.facts(of: reference) else { return }
+    let (start, length) = (bytes.count, withValue ? facts.payloadByteCount : facts.prefixByteCount)
+    guard length < MemoryReserve.ofLargeResults || MemoryReserve.isThere(2 * (start + length)) else { return }
+    bytes.append(contentsOf: repeatElement(0, count: length))
+    let isCopied = unsafe bytes.withUnsafeMutableBytes { all in
+      unsafe elements.copy(reference, from: 0, into: UnsafeMutableRawBufferPointer(rebasing: all[start...]))
+    }
+    // The kernel may have taken a page since.
+    guard isCopied else { return bytes.removeLast(length) }
+    if slot.isTracked {
+      guard let node = unsafe held.keys[EngineKey.trackedNumber(of: slot)] else { return bytes.removeLast(length) }
+      unsafe tracked.append(node.key(as: Key.self).pointee)
+    }
+    entries.append((bytes.count, slot.isCosted))
+  }
+
+  /// Makes all keys, and empties itself. `body`: gets each with the bytes of its value, as far as these were copied.
+  mutating func takeAll<Value>(for cache: PurgeableCache<Key, Value>, _ body: (Key, RawSpan) -> Void) {
+    var (start, trackedCount) = (0, 0)
+    for entry in entries {
+      let payload = unsafe bytes.span.bytes.extracting(start..<entry.end)
+      start = entry.end
+      let parsed = unsafe payload.withUnsafeBytes { unsafe EntryPrefix.parse($0, layout: cache.form.layout) }
+      let (key, prefixByteCount): (Key?, Int)
+      switch parsed {
+      case .key(let byteCount, let keyAt):
+        (key, prefixByteCount) = (cache.makeKey(payload.extracting(keyAt..<byteCount)), byteCount)
+      case .tracked:
+        (key, prefixByteCount) = (tracked[trackedCount], EntryPrefix.trackedByteCount)
+        trackedCount += 1
+      case nil: continue
+      }
+      let valueAt = min(payload.byteCount, prefixByteCount + (entry.isCosted ? 8 : 0))
+      if let key { body(key, payload.extracting(valueAt...)) }
+    }
+    entries.removeAll(keepingCapacity: true)
+    bytes.removeAll(keepingCapacity: true)
+    tracked.removeAll(keepingCapacity: true)
+  }
+}
+
+/// The keys of a cache in the order of eviction.
+private struct CacheKeys<Key: Hashable & Sendable, Value: PurgeableValue>: Sequence {
+  let cache: PurgeableCache<Key, Value>
+
+  func makeIterator() -> KeyWalk<Key, Value> { KeyWalk(cache) }
+}
+
+/// A walk over keys.
+private final class KeyWalk<Key: Hashable & Sendable, Value: PurgeableValue>: IteratorProtocol {
+  private let cache: PurgeableCache<Key, Value>
+  private var walk: EntryWalk
+  private var copies = EntryCopies<Key>()
+  /// Of the last visit, and how many of them have come.
+  private var keys: [Key] = []
+  private var position = 0
+
+  init(_ cache: PurgeableCache<Key, Value>) {
+    self.cache = cache
+    walk = EntryWalk(cache.engine.shards)
+  }
+
+  func next() -> Key? {
+    while position == keys.count {
+      guard MemoryReserve.isThere(MemoryReserve.ofNews),
+        walk.visitNext(of: cache.engine.shards, { held, found in copies.append(found.slot, in: held, withValue: false) })
+      else { return nil }
+      // Here keys may end, which is the program's code.
+      keys.removeAll(keepingCapacity: true)
+      position = 0
+      copies.takeAll(for: cache) { key, _ in keys.append(key) }
+    }
+    position += 1
+    return keys[position - 1]
+  }
+}

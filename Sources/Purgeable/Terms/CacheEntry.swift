@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: MIT
+// An entry as enumerations and peeks of a cache of either kind tell it.
+
+/// An entry as it was at one moment.
+public struct CacheEntry<Key: Hashable & Sendable, Value: Sendable>: Sendable {
+  /// The entry's key.
+  public let key: Key
+  /// The value that was stored last: in a cache of bytes a copy.
+  public let value: Value
+  /// Its cost: the one that was given with it or, where none was, the one that the cache counts.
+  public let cost: Int
+}
