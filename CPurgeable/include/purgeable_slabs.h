@@ -181,13 +181,16 @@ __attribute__((unused)) static inline void purgeable_prefetch(const void *addres
 uint32_t purgeable_heap_generation(const purgeable_heap_t *PURGEABLE_NULLABLE heap, uint64_t place);
 
 /// Reads an element whose payload begins with `prefix_bytes` known bytes: compares them, and only if they are equal copies up to
-/// `capacity_bytes` of what follows after `skip_bytes` more. `*rest_bytes` gets how much that is; a capacity below it copies
-/// nothing and answers intact. Outcomes: intact (`*matches` says whether the prefix was equal), discarded, busy (the generation
-/// has changed: look again). Never sets errno. All pointers must be valid. May be called in a signal handler.
+/// `capacity_bytes` of the rest. `*rest_bytes` gets how much that is; a capacity below it copies nothing of it and answers
+/// intact. Where `head` is not NULL, a head lies between prefix and rest, and goes to `head` as far as `head_capacity_bytes`
+/// reach: a byte, and 8 bytes for each of its bits that is set. Outcomes: intact (`*matches` says whether the prefix was equal),
+/// discarded, busy (the generation has changed: look again). Never sets errno. All pointers must be valid. May be called in a
+/// signal handler.
 PURGEABLE_MUST_USE
 purgeable_outcome_t purgeable_heap_read_matching(purgeable_heap_t *heap, purgeable_reference_t reference, const void *prefix,
-                                                 size_t prefix_bytes, size_t skip_bytes, void *PURGEABLE_NULLABLE buffer,
-                                                 size_t capacity_bytes, size_t *rest_bytes, bool *matches);
+                                                 size_t prefix_bytes, void *PURGEABLE_NULLABLE head, size_t head_capacity_bytes,
+                                                 void *PURGEABLE_NULLABLE buffer, size_t capacity_bytes,
+                                                 size_t *rest_bytes, bool *matches);
 
 /// Has the processor fetch the beginning of an element that will be read soon. Any place will do.
 void purgeable_heap_prefetch(const purgeable_heap_t *heap, uint64_t place);

@@ -51,7 +51,9 @@ static bool witnesses_stand(const purgeable_heap_t *heap, purgeable__spot_t spot
 typedef struct wish {
   enum { wish_whole, wish_part, wish_rest } kind;
   const void *prefix;
-  size_t prefix_bytes, skip_bytes;
+  size_t prefix_bytes;
+  void *head;
+  size_t head_capacity;
   size_t offset, length;  // of a part
   void *buffer;
   size_t capacity;
@@ -65,6 +67,7 @@ typedef struct wish {
 
 // A read goes in pieces, each with a sentinel of its own: a thread is preempted every few milliseconds, so over many MiB in one
 // go no sentinel would stand. Each piece is proven to be of the same element, whose content never changes, so all of them are.
+enum { MOST_HEAD_BYTES = 1 + 8 * 8 };
 enum { PIECE_BYTES = 64 << 10, PIECE_BYTES_LOOKED_AT = 2 << 20 };
 
 // The next piece of what is wished, [*from, *to) of the payload, and whether more follow. Sets the wish's error.
@@ -82,13 +85,27 @@ static bool plan_piece(wish_t *wish, size_t length, size_t *from, size_t *to) {
       end = start + wish->length;
     }
   } else if (wish->kind == wish_rest && wish->done_bytes == 0) {
-    piece = piece > wish->prefix_bytes ? piece : wish->prefix_bytes;
+    size_t least = wish->prefix_bytes + (wish->head == NULL ? 0 : MOST_HEAD_BYTES);
+    piece = piece > least ? piece : least;
   }
   start += wish->done_bytes;
   // Nothing at the very end belongs to the last byte's page.
   *from = start < length ? start : length - 1;
   *to = end <= start ? *from : end < start + piece ? end : start + piece;
   return start < end && *to < end;
+}
+
+// Copies the head behind the prefix, and returns its length: 0 where there is none.
+static size_t copy_head(wish_t *wish, const char *payload, size_t length) {
+  size_t after = length - wish->prefix_bytes;
+  if (wish->head == NULL || after == 0) return 0;
+  const char *head = payload + wish->prefix_bytes;
+  unsigned char flags;
+  purgeable__copy_unsettled((char *)&flags, head, 1);
+  size_t bytes = 1 + 8 * (size_t)__builtin_popcount(flags);
+  if (bytes > after) bytes = after;
+  purgeable__copy_unsettled(wish->head, head, bytes < wish->head_capacity ? bytes : wish->head_capacity);
+  return bytes;
 }
 
 // Copies a piece; shortens it, with nothing to follow, where a prefix differs or a buffer is too small.
@@ -103,10 +120,10 @@ static bool copy_piece(wish_t *wish, const char *payload, size_t length, size_t 
     case wish_rest:
       if (wish->done_bytes == 0) {
         wish->matches = length >= wish->prefix_bytes && purgeable__equal_unsettled(payload, wish->prefix, wish->prefix_bytes);
-        size_t after = wish->matches ? length - wish->prefix_bytes : 0;
-        wish->answer_bytes = after > wish->skip_bytes ? after - wish->skip_bytes : 0;
+        size_t rest_from = !wish->matches ? length : wish->prefix_bytes + copy_head(wish, payload, length);
+        wish->answer_bytes = length - rest_from;
         if (!wish->matches || wish->capacity < wish->answer_bytes) {
-          *to = wish->prefix_bytes < length ? wish->prefix_bytes : length;
+          *to = wish->matches ? rest_from : wish->prefix_bytes < length ? wish->prefix_bytes : length;
           return false;
         }
       }
@@ -290,13 +307,13 @@ purgeable_outcome_t purgeable_heap_length_bytes(purgeable_heap_t *heap, purgeabl
 }
 
 purgeable_outcome_t purgeable_heap_read_matching(purgeable_heap_t *heap, purgeable_reference_t reference, const void *prefix,
-                                                 size_t prefix_bytes, size_t skip_bytes, void *buffer,
+                                                 size_t prefix_bytes, void *head, size_t head_capacity_bytes, void *buffer,
                                                  size_t capacity_bytes, size_t *rest_bytes, bool *matches) {
   purgeable__spot_t spot = purgeable__find(heap, reference.place);
   // Generation 0 is that of no life: `purgeable_heap_generation` found none, and there may be no content mapped.
   if (spot.slab == NULL || reference.generation == 0) return purgeable_outcome_busy;
-  wish_t wish = {.kind = wish_rest, .prefix = prefix, .prefix_bytes = prefix_bytes, .skip_bytes = skip_bytes,
-                 .buffer = buffer, .capacity = capacity_bytes};
+  wish_t wish = {.kind = wish_rest, .prefix = prefix, .prefix_bytes = prefix_bytes, .head = head,
+                 .head_capacity = head_capacity_bytes, .buffer = buffer, .capacity = capacity_bytes};
   purgeable_outcome_t outcome = read_unlocked(heap, spot, reference, &wish);
   if (outcome == purgeable_outcome_error) return purgeable_outcome_busy;
   *rest_bytes = wish.answer_bytes;

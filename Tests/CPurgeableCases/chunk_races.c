@@ -121,7 +121,7 @@ static int offer_what_was_emptied(void) {
   size_t rest;
   bool matches;
   if (purgeable_heap_generation(emptied.heap, nobody.place) != 0) return 5;
-  if (purgeable_heap_read_matching(emptied.heap, nobody, "", 0, 0, buffer, sizeof buffer, &rest, &matches) !=
+  if (purgeable_heap_read_matching(emptied.heap, nobody, "", 0, NULL, 0, buffer, sizeof buffer, &rest, &matches) !=
       purgeable_outcome_busy) {
     return 6;
   }

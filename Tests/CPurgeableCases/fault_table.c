@@ -313,7 +313,7 @@ ROW(heap_places) {
   unsigned char first = 0;
   EXPECT(purgeable_heap_generation(scene->heap, place) != 0);
   if (purgeable_heap_read_part(scene->heap, scene->element.reference, 0, 1, &first) == purgeable_outcome_intact) {
-    EXPECT_EQUAL(purgeable_heap_read_matching(scene->heap, scene->element.reference, &first, 1, 0, scene->buffer,
+    EXPECT_EQUAL(purgeable_heap_read_matching(scene->heap, scene->element.reference, &first, 1, NULL, 0, scene->buffer,
                                               sizeof scene->buffer, &rest, &matches),
                  purgeable_outcome_intact);
   }

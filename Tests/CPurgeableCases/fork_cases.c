@@ -18,7 +18,7 @@ static int in_child(purgeable_heap_t *heap, const element_t *elements, size_t co
     bool matches;
     if (i % 4 == 0) {
       purgeable_outcome_t outcome =
-          purgeable_heap_read_matching(heap, elements[i].reference, "", 0, 0, &byte, 1, &length, &matches);
+          purgeable_heap_read_matching(heap, elements[i].reference, "", 0, NULL, 0, &byte, 1, &length, &matches);
       if (outcome == purgeable_outcome_intact) return 2;
     }
     if (!is_stale(heap, elements[i].reference)) return 3;

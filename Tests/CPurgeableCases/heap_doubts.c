@@ -66,7 +66,7 @@ static void nobody_is_read(case_report_t *report) {
     bool matches;
     purgeable_reference_t nobody = {place, 0};
     purgeable_outcome_t outcome =
-        purgeable_heap_read_matching(heap, nobody, "", 0, 0, buffer, sizeof buffer, &rest, &matches);
+        purgeable_heap_read_matching(heap, nobody, "", 0, NULL, 0, buffer, sizeof buffer, &rest, &matches);
     if (outcome != purgeable_outcome_busy) EXPECT_EQUAL(outcome, purgeable_outcome_busy);
   }
   EXPECT(!purgeable_heap_has_losses(heap));
@@ -86,7 +86,7 @@ static void empty_places_are_no_losses(case_report_t *report) {
     bool matches;
     if (purgeable_heap_generation(heap, forged.place) != (uint32_t)forged.generation) break;
     purgeable_outcome_t outcome =
-        purgeable_heap_read_matching(heap, forged, "", 0, 0, buffer, sizeof buffer, &rest, &matches);
+        purgeable_heap_read_matching(heap, forged, "", 0, NULL, 0, buffer, sizeof buffer, &rest, &matches);
     if (outcome != purgeable_outcome_busy) EXPECT_EQUAL(outcome, purgeable_outcome_busy);
   }
   EXPECT(!purgeable_heap_has_losses(heap));

@@ -24,7 +24,8 @@ static void read_in_handler(int number) {
   if (outcome != purgeable_outcome_error || errno != ESTALE) answered_wrongly = 1;
   bool matches;
   outcome =
-      purgeable_heap_read_matching(heap_of_handler, reference_of_handler, "", 0, 0, buffer, sizeof buffer, &length, &matches);
+      purgeable_heap_read_matching(heap_of_handler, reference_of_handler, "", 0, NULL, 0, buffer, sizeof buffer, &length,
+                                   &matches);
   if (outcome == purgeable_outcome_intact) answered_wrongly = 1;
   errno = error;
   handled++;

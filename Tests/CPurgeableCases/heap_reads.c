@@ -78,36 +78,47 @@ void heap_matching_reads(case_report_t *report) {
         bool matches = false, fits = prefix <= length;
         if (change && prefix != 0) key[prefix / 2] ^= 2;
         purgeable_outcome_t outcome =
-            purgeable_heap_read_matching(heap, element.reference, key, prefix, 0, buffer, 50 * PAGE, &rest, &matches);
+            purgeable_heap_read_matching(heap, element.reference, key, prefix, NULL, 0, buffer, 50 * PAGE, &rest, &matches);
         EXPECT_EQUAL(outcome, purgeable_outcome_intact);
         EXPECT_EQUAL(matches, fits && (!change || prefix == 0));
         if (matches) EXPECT_EQUAL(rest, length - prefix);
         if (matches) EXPECT(memcmp(buffer, element.bytes + prefix, rest) == 0);
-        // Without room: the size, and nothing copied. Some bytes are skipped after the prefix.
+        // Without room: the size, and nothing copied.
         buffer[0] = 'x';
-        outcome = purgeable_heap_read_matching(heap, element.reference, key, prefix, 0, buffer, 0, &rest, &matches);
+        outcome = purgeable_heap_read_matching(heap, element.reference, key, prefix, NULL, 0, buffer, 0, &rest, &matches);
         EXPECT_EQUAL(outcome, purgeable_outcome_intact);
         EXPECT_EQUAL(buffer[0], 'x');
-        outcome = purgeable_heap_read_matching(heap, element.reference, key, prefix, 8, buffer, 50 * PAGE, &rest, &matches);
+        // A head behind the prefix, as long as the bits of its first byte say, or as the payload is.
+        unsigned char head[65];
+        memset(head, 0, sizeof head);
+        outcome = purgeable_heap_read_matching(heap, element.reference, key, prefix, head, sizeof head, buffer, 50 * PAGE,
+                                               &rest, &matches);
         EXPECT_EQUAL(outcome, purgeable_outcome_intact);
-        if (matches) EXPECT_EQUAL(rest, length > prefix + 8 ? length - prefix - 8 : 0);
-        if (matches && rest != 0) EXPECT(memcmp(buffer, element.bytes + prefix + 8, rest) == 0);
-        // Together with the prefix, more than a number can say.
-        outcome =
-            purgeable_heap_read_matching(heap, element.reference, key, prefix, SIZE_MAX, buffer, 50 * PAGE, &rest, &matches);
-        EXPECT_EQUAL(outcome, purgeable_outcome_intact);
-        if (matches) EXPECT_EQUAL(rest, 0);
+        if (matches) {
+          const char *after = element.bytes + prefix;
+          size_t left = length - prefix, bytes = left == 0 ? 0 : 1 + 8 * (size_t)__builtin_popcount((unsigned char)*after);
+          if (bytes > left) bytes = left;
+          EXPECT_EQUAL(rest, left - bytes);
+          EXPECT(memcmp(head, after, bytes) == 0 && (bytes == sizeof head || head[bytes] == 0));
+          if (rest != 0) EXPECT(memcmp(buffer, after + bytes, rest) == 0);
+          // Less room than it has bytes.
+          head[1] = 'x';
+          outcome = purgeable_heap_read_matching(heap, element.reference, key, prefix, head, 1, buffer, 0, &rest, &matches);
+          EXPECT_EQUAL(outcome, purgeable_outcome_intact);
+          EXPECT_EQUAL(rest, left - bytes);
+          EXPECT_EQUAL(head[1], 'x');
+        }
         if (change && prefix != 0) key[prefix / 2] ^= 2;
       }
     }
     size_t rest;
     bool matches;
     purgeable_reference_t wrong = {element.reference.place, element.reference.generation + 1};
-    EXPECT_EQUAL(purgeable_heap_read_matching(heap, wrong, key, 1, 0, buffer, 9, &rest, &matches), purgeable_outcome_busy);
+    EXPECT_EQUAL(purgeable_heap_read_matching(heap, wrong, key, 1, NULL, 0, buffer, 9, &rest, &matches), purgeable_outcome_busy);
     wrong.place = UINT64_MAX;
-    EXPECT_EQUAL(purgeable_heap_read_matching(heap, wrong, key, 1, 0, buffer, 9, &rest, &matches), purgeable_outcome_busy);
+    EXPECT_EQUAL(purgeable_heap_read_matching(heap, wrong, key, 1, NULL, 0, buffer, 9, &rest, &matches), purgeable_outcome_busy);
     discard_exactly(element.bytes + length - 1, 1);
-    EXPECT_EQUAL(purgeable_heap_read_matching(heap, element.reference, key, 8, 0, buffer, 50 * PAGE, &rest, &matches),
+    EXPECT_EQUAL(purgeable_heap_read_matching(heap, element.reference, key, 8, NULL, 0, buffer, 50 * PAGE, &rest, &matches),
                  purgeable_outcome_discarded);
   }
   free(key);

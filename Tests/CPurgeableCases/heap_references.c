@@ -69,7 +69,7 @@ void foreign_and_forged(case_report_t *report) {
       // The place may be that of another element by chance.
       for (size_t k = 0; living && k < COUNT; k++) living = own[k].reference.place != forged.place;
       passed += living;
-    } else if (purgeable_heap_read_matching(heap, forged, "", 0, 0, NULL, 0, &rest, &matches) == purgeable_outcome_intact) {
+    } else if (purgeable_heap_read_matching(heap, forged, "", 0, NULL, 0, NULL, 0, &rest, &matches) == purgeable_outcome_intact) {
       bool real = false;
       for (size_t k = 0; k < COUNT; k++) real = real || own[k].reference.place == forged.place;
       passed += !real;
@@ -99,7 +99,7 @@ void payload_poses_as_header(case_report_t *report) {
   for (uint64_t place = reference.place + 1; place < reference.place + 2048; place++) {
     purgeable_reference_t posing = {place, reference.generation};
     EXPECT(is_stale(heap, posing));
-    EXPECT_EQUAL(purgeable_heap_read_matching(heap, posing, "", 0, 0, NULL, 0, &rest, &matches), purgeable_outcome_busy);
+    EXPECT_EQUAL(purgeable_heap_read_matching(heap, posing, "", 0, NULL, 0, NULL, 0, &rest, &matches), purgeable_outcome_busy);
     EXPECT_EQUAL(purgeable_heap_free(heap, posing), ESTALE);
     EXPECT_EQUAL(purgeable_heap_commit(heap, posing), ESTALE);
     EXPECT(purgeable_heap_unlock(heap, posing) != 0);

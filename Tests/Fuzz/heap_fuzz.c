@@ -128,7 +128,7 @@ static void look(slot_t *slot, uint32_t how) {
   bool matches = false;
   for (size_t i = 0; i < prefix; i++) key[i] = byte_of(slot->number, i);
   if (how % 3 == 0 && prefix != 0) key[prefix - 1] ^= 4;
-  CHECK(purgeable_heap_read_matching(heap, slot->reference, key, prefix, 0, buffer, sizeof buffer, &rest, &matches) ==
+  CHECK(purgeable_heap_read_matching(heap, slot->reference, key, prefix, NULL, 0, buffer, sizeof buffer, &rest, &matches) ==
         purgeable_outcome_intact);
   CHECK(matches == (how % 3 != 0 || prefix == 0) && (!matches || rest == slot->length - prefix));
   for (size_t i = 0; matches && i < rest; i++) CHECK(buffer[i] == byte_of(slot->number, prefix + i));

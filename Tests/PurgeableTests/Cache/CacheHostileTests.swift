@@ -76,9 +76,9 @@ struct CacheHostileTests {
     defer { index.destroy() }
     let identity = UInt64(0x2AA_AAAA) << Slot.tagShift
     for place in 0..<UInt64(16) {
-      #expect(index.insert(Slot(identity: identity, place: place, counter: 0, isCosted: false)) != nil)
+      #expect(index.insert(Slot(identity: identity, place: place, counter: 0, hasHead: false)) != nil)
     }
-    #expect(index.insert(Slot(identity: identity, place: 16, counter: 0, isCosted: false)) == nil)
+    #expect(index.insert(Slot(identity: identity, place: 16, counter: 0, hasHead: false)) == nil)
     for place in 0..<UInt64(16) { #expect(index.find(identity: identity, place: place) != nil) }
     #expect(index.find(identity: identity, place: 16) == nil)
     // Entries of one tag fit no other size better, and resizing leaves them as they were.
@@ -94,7 +94,7 @@ struct CacheHostileTests {
     var slots: [Slot] = []
     for place in 0..<UInt64(150) {
       let identity = random.next() & ~UInt64(0) << Slot.tagShift
-      let slot = Slot(identity: identity, place: place, counter: place % 4, isCosted: place % 2 == 0)
+      let slot = Slot(identity: identity, place: place, counter: place % 4, hasHead: place % 2 == 0)
       #expect(index.insert(slot) != nil)
       slots.append(slot)
     }
@@ -147,7 +147,7 @@ struct CacheHostileTests {
     var inserted = 0
     while inserted < count,
       index.insert(
-        Slot(identity: random.next() & ~UInt64(0) << Slot.tagShift, place: UInt64(inserted), counter: 0, isCosted: false)) != nil
+        Slot(identity: random.next() & ~UInt64(0) << Slot.tagShift, place: UInt64(inserted), counter: 0, hasHead: false)) != nil
     { inserted += 1 }
     #expect(inserted > count * 90 / 100, "\(inserted) of \(count)")
   }

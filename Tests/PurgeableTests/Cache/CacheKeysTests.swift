@@ -146,10 +146,10 @@ struct CacheKeysTests {
     for _ in 0..<1000 { numbers.append(UInt32(random.index(below: Int(EngineKey.trackedNumberLimit)))) }
     for number in numbers {
       let key = EngineKey(trackedNumber: number, hash: random.next())
-      for isCosted in [false, true] {
-        let slot = Slot(identity: key.identity, place: UInt64(random.index(below: 1 << 33)), counter: 3, isCosted: isCosted)
+      for hasHead in [false, true] {
+        let slot = Slot(identity: key.identity, place: UInt64(random.index(below: 1 << 33)), counter: 3, hasHead: hasHead)
         #expect(EngineKey.trackedNumber(of: slot) == number)
-        #expect(slot.isTracked && slot.isCosted == isCosted && slot.counter == 3)
+        #expect(slot.isTracked && slot.hasHead == hasHead && slot.counter == 3)
       }
     }
   }

@@ -43,14 +43,14 @@ extension PurgeableCache where Value == [UInt8] {
     var result: Result<Void, any Error> = .success(())
     unsafe value.withUnsafeBytes { bytes in
       unsafe encode(key) { engineKey, prefix -> Void in
-        let store = unsafe LargeStore(engineKey, prefix, bytes, nil)
+        let store = unsafe LargeStore(engineKey, prefix, bytes, EntryHead())
         var (failure, due) = (StoreOutcome.outOfMemory, DueAfterStore())
         let element = store.begin(in: engine, &failure, &due)
         if element == nil { #expect(failure == .outOfMemory) }
         result = Result {
           guard let element else { return try body(nil) }
           try body {
-            unsafe EntryPrefix.write(prefix, nil, bytes, to: element.bytes)
+            unsafe EntryPrefix.write(prefix, EntryHead(), bytes, to: element.bytes)
             return store.end(element, in: self.engine)
           }
         }
@@ -74,13 +74,13 @@ struct CacheLargeStoreTests {
       unsafe value.withUnsafeBytes { bytes in
         var outcome: StoreOutcome?
         unsafe cache.encode(0) { key, prefix in
-          let store = unsafe LargeStore(key, prefix, bytes, nil)
+          let store = unsafe LargeStore(key, prefix, bytes, EntryHead())
           var (failure, due) = (StoreOutcome.outOfMemory, DueAfterStore())
           guard let element = store.begin(in: cache.engine, &failure, &due) else {
             Issue.record("\(failure)")
             return
           }
-          unsafe EntryPrefix.write(prefix, nil, bytes, to: element.bytes)
+          unsafe EntryPrefix.write(prefix, EntryHead(), bytes, to: element.bytes)
           #expect(throws: Never.self) { try between.happen(in: cache) }
           cache.checkBooks()
           outcome = store.end(element, in: cache.engine)

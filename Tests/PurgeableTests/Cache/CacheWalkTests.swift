@@ -16,7 +16,7 @@ extension PurgeableCache {
   fileprivate func moveAll() {
     for shard in engine.shards.all {
       engine.shards.hold(shard) { held in
-        for queue in EvictionQueue.both {
+        for queue in EvictionQueue.all {
           held.heap.seal(held.stream(queue))
           for slab in Array(held.heap.slabs(of: held.stream(queue))) { _ = held.run(over: slab, .compaction) }
         }

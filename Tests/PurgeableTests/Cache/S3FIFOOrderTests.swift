@@ -128,7 +128,7 @@ struct S3FIFOOrderTests {
       #expect(self.fates(rule, byteCount: 1 << 40) == fates, "\(queue), \(cause)")
     }
     // An eviction that has spared enough spares none.
-    for queue in EvictionQueue.both {
+    for queue in EvictionQueue.all {
       #expect(fates(order.rule(queue, .limit(.cost), spares: false)) == Array(repeating: .drop(.cost), count: 4))
     }
   }
@@ -148,7 +148,7 @@ struct S3FIFOOrderTests {
       let room = random.index(below: 20_000)
       // As full as need be not to be sparse.
       let slab = SlabFacts(heldBytes: 2 * room, livingBytes: 40_000)
-      for queue in EvictionQueue.both {
+      for queue in EvictionQueue.all {
         for cause in [EvictionCause.limit(.bytes), .relief(.pressure)] {
           let lowest = Int(order.rule(queue, cause).threshold)
           let fitting = (lowest...3).first { from in (from...3).reduce(0) { $0 + bytes[$1] } <= room }
@@ -190,7 +190,7 @@ struct S3FIFOOrderTests {
       slab[keyPath: except] = true
       #expect(!order.isSparse(slab))
     }
-    for queue in EvictionQueue.both {
+    for queue in EvictionQueue.all {
       for cause in [EvictionCause.limit(.bytes), .relief(.pressure), .compaction] {
         let rule = order.rule(queue, cause, of: sparse, byteCounts: [1000, 0, 0, 0])
         #expect(fates(rule) == (0...3).map { .move(queue, counter: $0) }, "\(queue), \(cause)")
@@ -218,7 +218,7 @@ struct S3FIFOOrderTests {
     let slab = SlabFacts(heldBytes: 4000, livingBytes: 2000)
     #expect((0...16).filter { order.isBusy(slab, rounds: $0) } == [8, 16])
     #expect(!order.isBusy(SlabFacts(isLarge: true), rounds: 8))
-    for queue in EvictionQueue.both {
+    for queue in EvictionQueue.all {
       let some = order.rule(queue, .busy, of: slab, byteCounts: [500, 0, 0, 500])
       #expect(fates(some) == (0...3).map { .move(queue, counter: $0) })
       let most = order.rule(queue, .busy, of: slab, byteCounts: [500, 1, 0, 500])

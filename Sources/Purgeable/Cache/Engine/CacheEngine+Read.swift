@@ -87,18 +87,15 @@ extension CacheEngine {
     let place = slot.place
     let generation = heap.generation(at: place)
     guard Slot(bits: pointer.acquired).isSameEntry(as: slot) else { return .changed }
-    var byteCount = 0
-    var matches = false
     // Valid for the length of the call: the prefix and the buffer are the caller's.
-    let outcome = unsafe purgeable_heap_read_matching(
-      heap.raw, purgeable_reference_t(place: place, generation: UInt64(generation)), prefix.baseAddress!, prefix.count,
-      slot.isCosted ? 8 : 0, buffer.baseAddress, buffer.count, &byteCount, &matches)
-    if outcome == .busy { return .changed }
-    if outcome == .intact && !matches { return .otherKey }
+    let read = unsafe base.elements.read(
+      purgeable_reference_t(place: place, generation: UInt64(generation)), hasHead: slot.hasHead, prefix, into: buffer)
+    if read.outcome == .busy { return .changed }
+    if read.outcome == .intact && !read.matches { return .otherKey }
     atomicMemoryFence(ordering: .acquiring)
     let now = Slot(bits: pointer.relaxed)
     guard now.isSameEntry(as: slot) else { return .changed }
-    return outcome == .discarded ? .lost : .found(byteCount: byteCount, now: now)
+    return read.outcome == .discarded ? .lost : .found(byteCount: read.byteCount, now: now)
   }
 
   /// Whether a mask is still the present one, after the fence in `SlotIndex.isCurrent`: only then is "not found" an answer.
@@ -238,10 +235,9 @@ extension CacheEngine {
     default: return .changed
     }
     // The place may have got another entry before the lock. So the slot is looked at once more.
-    let skip = prefix.count + (found.slot.isCosted ? 8 : 0)
     let isSame = Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot)
-    if isSame, payload.count >= skip, unsafe memcmp(payload.baseAddress!, prefix.baseAddress!, prefix.count) == 0 {
-      return unsafe .locked(reference, UnsafeRawBufferPointer(rebasing: payload[skip...]))
+    if isSame, payload.count >= prefix.count, unsafe memcmp(payload.baseAddress!, prefix.baseAddress!, prefix.count) == 0 {
+      return unsafe .locked(reference, EntryPrefix.value(of: payload, behind: prefix.count, hasHead: found.slot.hasHead))
     }
     heap.unlock(reference)
     return isSame ? .otherKey : .changed

@@ -18,16 +18,17 @@ extension CacheEngine {
   /// Stores `value` under a key whose payload begins with `prefix`. `cost`: nil stands for the value's bytes. `permit`: of a
   /// value that was loaded, which is stored only with it.
   func store(
-    _ key: EngineKey, prefix: UnsafeRawBufferPointer, value: UnsafeRawBufferPointer, cost: UInt64?, _ permit: LoadPermit? = nil
+    _ key: EngineKey, prefix: UnsafeRawBufferPointer, value: UnsafeRawBufferPointer, _ head: EntryHead,
+    _ permit: LoadPermit? = nil
   ) -> StoreOutcome {
     if value.count >= heap.largeByteCount {
-      return unsafe LargeStore(key, prefix, value, cost, permit).run(in: self)
+      return unsafe LargeStore(key, prefix, value, head, permit).run(in: self)
     }
     var search = RoomSearch(permit)
     while true {
       let (outcome, due) = shards.hold(toStore: key) { held -> (StoreOutcome, DueAfterStore) in
         if let permit, !permit.take() { return (.replaced, DueAfterStore()) }
-        return (unsafe held.store(key, prefix, value, cost, among: shards), held.takeDue(prefix.count + value.count))
+        return (unsafe held.store(key, prefix, value, head, among: shards), held.takeDue(prefix.count + value.count))
       }
       if makesRoom(key, outcome, due, &search) { continue }
       finishStore(key, outcome, due)

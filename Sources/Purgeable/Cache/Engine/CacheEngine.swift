@@ -68,7 +68,7 @@ final class CacheEngine: ForkProtected {
     // Swift's runtime ends the program when it gets no memory for objects and arrays.
     guard MemoryReserve.isThere(MemoryReserve.ofObjects) else { throw outOfMemory }
     let limits = CacheLimits(options, clock: clock)
-    guard let (heap, streams) = SlabHeap.make(forBytes: limits.bytes.load(ordering: .relaxed)) else { throw outOfMemory }
+    guard let heap = SlabHeap.make(forBytes: limits.bytes.load(ordering: .relaxed)) else { throw outOfMemory }
     guard GivingBackTurn.shared.prepare(), let index = SlotIndex() else {
       heap.destroy()
       throw outOfMemory
@@ -79,7 +79,7 @@ final class CacheEngine: ForkProtected {
     base = CacheBase(
       heap: heap, keys: keys, founder: index, limits: limits, observer,
       options.evictionOrder, entryOrder)
-    shards = CacheShards(base, founder: index, streams)
+    shards = CacheShards(base, founder: index)
     base.limits.apply(to: heap)
     shards.reviewOpening()
   }

@@ -28,13 +28,13 @@ import Glibc
   private static let longestWait: UInt64 = 1_000_000_000
 
   init(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ cost: UInt64?,
+    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ head: EntryHead,
     _ permit: LoadPermit? = nil
   ) {
     self.key = key
     unsafe self.prefix = prefix
     unsafe self.value = value
-    size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, cost: cost)
+    size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, head)
     self.permit = permit
   }
 
@@ -56,7 +56,7 @@ import Glibc
       engine.finishStore(key, failure, DueAfterStore())
       return failure
     }
-    unsafe EntryPrefix.write(prefix, size.isCosted ? size.cost : nil, value, to: element.bytes)
+    unsafe EntryPrefix.write(prefix, size.head, value, to: element.bytes)
     return end(element, in: engine)
   }
 

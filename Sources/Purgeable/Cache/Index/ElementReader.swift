@@ -31,6 +31,15 @@ struct FoundEntry {
   let facts: EntryFacts
 }
 
+/// What a read that compares the key comes to.
+struct MatchingRead {
+  var outcome = purgeable_outcome_t.busy
+  var matches = false
+  var head = EntryHead()
+  /// Of the value.
+  var byteCount = 0
+}
+
 struct ElementReader: Sendable {
   let heap: SlabHeap
   let keys: KeyHashing
@@ -78,15 +87,21 @@ struct ElementReader: Sendable {
     return EntryFacts(identity: slot.identity, prefixByteCount: prefixByteCount, payloadByteCount: length)
   }
 
-  /// An entry's cost: the given one, or the value's bytes. nil when the given cost is on a lost page.
-  func cost(of slot: Slot, _ facts: EntryFacts) -> UInt64? {
+  /// An entry's head, which is empty where the slot has none. nil when it is on a lost page.
+  func head(of slot: Slot, _ facts: EntryFacts) -> EntryHead? {
     assert(facts.prefixByteCount > 0 && facts.prefixByteCount <= facts.payloadByteCount, "PurgeableCache: a key beyond its entry")
-    guard slot.isCosted else { return UInt64(max(0, facts.payloadByteCount - facts.prefixByteCount)) }
-    var cost: UInt64 = 0
-    let isThere = unsafe withUnsafeMutableBytes(of: &cost) { bytes in
-      unsafe copy(heap.reference(slot.place), from: facts.prefixByteCount, into: bytes)
+    guard slot.hasHead else { return EntryHead() }
+    return unsafe withUnsafeTemporaryAllocation(byteCount: EntryHead.mostBytes, alignment: 8) { all in
+      let byteCount = min(all.count, facts.payloadByteCount - facts.prefixByteCount)
+      let bytes = unsafe UnsafeMutableRawBufferPointer(rebasing: all[..<byteCount])
+      guard unsafe copy(heap.reference(slot.place), from: facts.prefixByteCount, into: bytes) else { return nil }
+      return unsafe EntryHead(bytes.bytes)
     }
-    return isThere ? cost : nil
+  }
+
+  /// An entry's cost: the given one, or the value's bytes. nil when the head is on a lost page.
+  func cost(of slot: Slot, _ facts: EntryFacts) -> UInt64? {
+    head(of: slot, facts).map { $0.cost ?? UInt64(max(0, facts.payloadByteCount - facts.prefixByteCount - $0.byteCount)) }
   }
 
   // MARK: Reads of the core
@@ -102,6 +117,29 @@ struct ElementReader: Sendable {
     unsafe purgeable_heap_read_part(heap.raw, reference, offset, buffer.count, buffer.baseAddress) == .intact
   }
 
+  /// Copies the value of a slot's element, if its payload begins with `prefix`, and unless it has more bytes than the buffer.
+  /// Only with the outcome `.intact` does the rest tell.
+  @inline(__always)
+  func read(
+    _ reference: purgeable_reference_t, hasHead: Bool, _ prefix: UnsafeRawBufferPointer,
+    into buffer: UnsafeMutableRawBufferPointer
+  ) -> MatchingRead {
+    var read = MatchingRead()
+    if !hasHead {
+      unsafe read.outcome = purgeable_heap_read_matching(
+        heap.raw, reference, prefix.baseAddress!, prefix.count, nil, 0, buffer.baseAddress, buffer.count, &read.byteCount,
+        &read.matches)
+      return read
+    }
+    unsafe withUnsafeTemporaryAllocation(byteCount: EntryHead.mostBytes, alignment: 8) { bytes in
+      unsafe read.outcome = purgeable_heap_read_matching(
+        heap.raw, reference, prefix.baseAddress!, prefix.count, bytes.baseAddress, bytes.count, buffer.baseAddress,
+        buffer.count, &read.byteCount, &read.matches)
+      if read.outcome == .intact, read.matches { read.head = unsafe EntryHead(bytes.bytes) }
+    }
+    return read
+  }
+
   /// Whether an element's payload begins with `prefix`: only with the outcome `.intact` does `matches` tell.
   func compare(
     _ reference: purgeable_reference_t, with prefix: UnsafeRawBufferPointer
@@ -109,7 +147,7 @@ struct ElementReader: Sendable {
     var rest = 0
     var matches = false
     let outcome = unsafe purgeable_heap_read_matching(
-      heap.raw, reference, prefix.baseAddress!, prefix.count, 0, nil, 0, &rest, &matches)
+      heap.raw, reference, prefix.baseAddress!, prefix.count, nil, 0, nil, 0, &rest, &matches)
     return (outcome, matches)
   }
 

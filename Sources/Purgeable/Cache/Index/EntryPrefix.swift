@@ -5,18 +5,18 @@
 //   variable   | length, 1 byte below 128 | key |      | 1 + length, 4 bytes big-endian, top bit set | key |
 //   tracked    | 255 | number, 4 bytes |
 //
-// then 8 bytes of cost if the slot says so, then the value.
+// then the entry's head if its slot says so (EntryHead.swift), then the value.
 
 enum EntryPrefix {
   static let trackedByteCount = 5
   /// 0xFF as a first byte means "tracked", so lengths stay below 0x7F00_0000.
   static let keyByteLimit = 0x7EFF_FFFF
 
-  static func headByteCount(forKeyOf byteCount: Int) -> Int { byteCount < 128 ? 1 : 4 }
+  static func lengthByteCount(ofKeyOf byteCount: Int) -> Int { byteCount < 128 ? 1 : 4 }
 
   /// Writes a length; returns the bytes written.
   @inline(__always)
-  static func writeHead(_ byteCount: Int, to bytes: UnsafeMutableRawBufferPointer) -> Int {
+  static func writeLength(_ byteCount: Int, to bytes: UnsafeMutableRawBufferPointer) -> Int {
     assert(byteCount >= 0 && byteCount <= keyByteLimit, "PurgeableCache: a key too long to encode")
     if byteCount < 128 {
       unsafe bytes[0] = UInt8(byteCount)
@@ -34,16 +34,20 @@ enum EntryPrefix {
 
   /// Fills a payload, which has room for all of it and is seen by no other thread before the commit.
   static func write(
-    _ prefix: UnsafeRawBufferPointer, _ cost: UInt64?, _ value: UnsafeRawBufferPointer, to bytes: UnsafeMutableRawBufferPointer
+    _ prefix: UnsafeRawBufferPointer, _ head: EntryHead, _ value: UnsafeRawBufferPointer, to bytes: UnsafeMutableRawBufferPointer
   ) {
-    assert(bytes.count >= prefix.count + (cost == nil ? 0 : 8) + value.count, "PurgeableCache: a payload without room")
+    assert(bytes.count >= prefix.count + head.byteCount + value.count, "PurgeableCache: a payload without room")
     unsafe bytes.copyMemory(from: prefix)
-    var at = prefix.count
-    if let cost {
-      unsafe bytes.storeBytes(of: cost, toByteOffset: at, as: UInt64.self)
-      at += 8
-    }
+    let at = prefix.count + head.byteCount
+    if !head.isEmpty { unsafe head.write(to: bytes, at: prefix.count) }
     if value.count > 0 { unsafe UnsafeMutableRawBufferPointer(rebasing: bytes[at...]).copyMemory(from: value) }
+  }
+
+  /// The value in a payload whose pages stay, behind prefix and head.
+  static func value(of payload: UnsafeRawBufferPointer, behind prefixByteCount: Int, hasHead: Bool) -> UnsafeRawBufferPointer {
+    let rest = unsafe UnsafeRawBufferPointer(rebasing: payload[min(payload.count, prefixByteCount)...])
+    let skip = unsafe hasHead && rest.count > 0 ? EntryHead.byteCount(rest[0]) : 0
+    return unsafe UnsafeRawBufferPointer(rebasing: rest[min(rest.count, skip)...])
   }
 
   enum Parsed {

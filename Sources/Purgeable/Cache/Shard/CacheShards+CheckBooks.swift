@@ -62,7 +62,7 @@
       expect(slotCount == noted, "\(who): \(slotCount) slots, \(noted) noted")
       if let order = held.entryOrder { checkOrder(order, held, who) }
       var livingCount = 0
-      for queue in EvictionQueue.both {
+      for queue in EvictionQueue.all {
         var sums = QueueSums()
         for slab in held.heap.slabs(of: held.stream(queue)) {
           livingCount += checkSlab(slab, held, &pages, &sums, "\(who), \(queue), slab \(slab.index)")

@@ -110,10 +110,10 @@ extension CacheShards {
       guard let others = others.load() ?? makeOthers(wanted) else { return mayOpen.store(false, ordering: .relaxed) }
       // Those that were made first are all that there ever are.
       let count = min(wanted, others.others.count)
-      for queue in EvictionQueue.both { held.endQueue(queue) }
+      for queue in EvictionQueue.all { held.endQueue(queue) }
       base.openCount.store(count, ordering: .relaxed)
       let opened = base.indexes.mask.load(ordering: .relaxed) | EngineKey.firstOther | UInt64(count - 1) | Self.draining
-      for queue in EvictionQueue.both where held.keys.count > 0 { bringTrackedHome(queue, from: &held, opened) }
+      for queue in EvictionQueue.all where held.keys.count > 0 { bringTrackedHome(queue, from: &held, opened) }
       // Release: pairs with the acquire of all who load the mask, who see the shards it leads to, and all of the founder's slots.
       base.indexes.mask.store(opened, ordering: .releasing)
     }
@@ -125,7 +125,7 @@ extension CacheShards {
     let now = base.indexes.mask.load(ordering: .relaxed)
     guard now & Self.draining != 0, held.slots.count == 0 else { return }
     base.indexes.mask.store(now & ~Self.draining, ordering: .releasing)
-    for queue in EvictionQueue.both { held.endQueue(queue) }
+    for queue in EvictionQueue.all { held.endQueue(queue) }
   }
 
   /// Whether the founder may have the entry of a key that belongs elsewhere under `mask`. Under no mutex: "no" is right as long
@@ -165,17 +165,17 @@ extension CacheShards {
     base.indexes.mask.store(open | Self.draining | version << ShardIndexes.versionShift, ordering: .releasing)
     for shard in all.dropFirst() {
       shard.held.whileHeld { held in
-        for queue in EvictionQueue.both { held.endQueue(queue) }
+        for queue in EvictionQueue.all { held.endQueue(queue) }
         // Makes room.
         held.ghost.removeAll()
       }
     }
     // The oldest slab of all shards first: so the founder evicts about in the order of age.
     var next = InlineArray<34, purgeable_slab_t?>(repeating: nil)
-    let shardLimit = EngineKey.otherCount + 1
-    for i in streams.indices where i % shardLimit > 0 { next[i] = base.heap.nextInUse(after: nil, of: streams[i]) }
+    let (streams, shardLimit) = (base.heap.streams, QueueStreams.shardCount)
+    for i in 0..<QueueStreams.count where i % shardLimit > 0 { next[i] = base.heap.nextInUse(after: nil, of: streams[i]) }
     func age(_ i: Int) -> UInt64 { next[i].map { base.heap.information($0)?.first_age ?? 0 } ?? .max }
-    while let i = streams.indices.min(by: { age($0) < age($1) }), let slab = next[i] {
+    while let i = (0..<QueueStreams.count).min(by: { age($0) < age($1) }), let slab = next[i] {
       next[i] = base.heap.nextInUse(after: slab, of: streams[i])
       all[i % shardLimit].held.whileHeld { $0.send(slab, to: &founder) }
     }
@@ -290,7 +290,7 @@ extension HeldShard {
       heap.commit(new)
     }
     // A use that a reader counts in the old slot from here on is lost. Counters are only hints.
-    let slot = Slot(identity: identity, place: new.place, counter: found.slot.counter, isCosted: found.slot.isCosted)
+    let slot = Slot(identity: identity, place: new.place, counter: found.slot.counter, hasHead: found.slot.hasHead)
     #if DEBUG
       base.moveHook.load()?.body(1)
     #endif

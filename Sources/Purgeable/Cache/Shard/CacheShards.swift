@@ -14,17 +14,13 @@ struct CacheShards: ~Copyable, Sendable {
   /// All shards, once the others have been made.
   let others = AtomicLazyReference<OtherShards>()
   private let alone: [EngineShard]
-  let streams: [purgeable_stream_t]
   /// Whether the limits allow other shards, as far as is known, and memory for them was not refused since the last review.
   let mayOpen = Atomic<Bool>(false)
   let sizes = ShardSizes()
 
-  /// `streams`: probation of all shards, founder first, then main of all shards.
-  init(_ base: CacheBase, founder index: SlotIndex, _ streams: [purgeable_stream_t]) {
-    assert(streams.count == 2 * (EngineKey.otherCount + 1), "PurgeableCache: not two streams for each shard")
+  init(_ base: CacheBase, founder index: SlotIndex) {
     self.base = base
-    self.streams = streams
-    founder = EngineShard(0, base, index, probation: streams[0], main: streams[EngineKey.otherCount + 1])
+    founder = EngineShard(0, base, index, streamsOf: 0)
     positions = ShardPositions(founder)
     alone = [founder]
   }
@@ -47,8 +43,7 @@ struct CacheShards: ~Copyable, Sendable {
     }
     // Each shard frees its own index.
     let shards = indexes.enumerated().map { i, index in
-      EngineShard(
-        Int(EngineKey.firstOther) + i, base, index, probation: streams[1 + i], main: streams[EngineKey.otherCount + 2 + i])
+      EngineShard(Int(EngineKey.firstOther) + i, base, index, streamsOf: 1 + i)
     }
     for shard in shards { positions.set(shard.number, shard) }
     let made = others.storeIfNil(OtherShards(founder: founder, others: shards))
@@ -165,8 +160,7 @@ struct CacheShards: ~Copyable, Sendable {
   /// Seals all open slabs.
   func sealAll() {
     for i in 0..<all.count {
-      base.heap.seal(streams[i])
-      base.heap.seal(streams[EngineKey.otherCount + 1 + i])
+      for queue in EvictionQueue.all { base.heap.seal(base.heap.streams[queue, i]) }
     }
   }
 

@@ -195,7 +195,7 @@ extension HeldShard {
     }
     heap.commit(new.reference)
     // Exchanged, not stored: a reader may be raising the counter.
-    let replacement = Slot(identity: slot.identity, place: new.reference.place, counter: counter, isCosted: slot.isCosted)
+    let replacement = Slot(identity: slot.identity, place: new.reference.place, counter: counter, hasHead: slot.hasHead)
     var expected = slot
     while true {
       let (exchanged, now) = found.pointer.exchange(expected.bits, for: replacement.bits)
@@ -217,7 +217,7 @@ extension HeldShard {
     assert(heap.information(slab).map { $0.stream == stream(from) } ?? true, "PurgeableCache: a slab of another queue")
     heap.move(slab, to: stream(queue))
     // The slabs before a mark at this slab have had their turn.
-    idleMarks[from.rawValue].removeAll(at: slab)
+    queues[from.rawValue].idleMarks.removeAll(at: slab)
     // A cursor at the slab would lead into another queue: eviction begins again at the front of this one.
     if queues[from.rawValue].cursor.slab.index == slab.index { queues[from.rawValue].cursor = EvictionCursor() }
   }

@@ -36,7 +36,7 @@ extension HeldShard {
     let before = slots.count
     if let information = heap.information(slab), information.lost_page_count > 0 { sweepLost() }
     guard let information = heap.information(slab) else { return true }
-    EvictionNotes.with(Victim(slab, information, heap.queue(of: information.stream))) { notes in
+    EvictionNotes.with(Victim(slab, information, heap.streams.queue(of: information.stream))) { notes in
       var cursor: UInt32 = 0
       while note(&cursor, where: isNoted, &notes) { carryOut(cause, spares: spares, &notes) }
     }
@@ -230,16 +230,16 @@ extension HeldShard {
   func forEachSlabInTurn(
     looks: Int = .max, _ body: (purgeable_slab_t, SlabInformation, EvictionQueue) -> TurnAnswer
   ) {
-    var next = InlineArray<2, purgeable_slab_t?>(repeating: nil)
-    for queue in EvictionQueue.both {
+    var next = EachQueue<purgeable_slab_t?>(repeating: nil)
+    for queue in EvictionQueue.all {
       next[queue.rawValue] = heap.oldest(of: stream(queue))
       for slab in heap.slabs(of: stream(queue)).prefix(S3FIFOOrder.sparseLooks) {
         guard let information = heap.information(slab) else { break }
         if order.isSparse(information.facts), body(slab, information, queue) == .last { return }
       }
     }
-    var left = InlineArray<2, Int>(repeating: looks)
-    var sums = InlineArray<2, Int>(repeating: 0)
+    var left = EachQueue<Int>(repeating: looks)
+    var sums = EachQueue<Int>(repeating: 0)
     for i in 0..<2 { sums[i] = books.sums[i].byteCount }
     while true {
       let wanted = order.next(probation: UInt128(sums[0]), main: UInt128(sums[1]))
@@ -295,7 +295,7 @@ extension HeldShard {
       _ = compactSparsest()
       return
     }
-    for queue in EvictionQueue.both {
+    for queue in EvictionQueue.all {
       var at = compaction.cursor.isNone ? heap.oldest(of: stream(queue)) : compaction.cursor
       compaction.cursor = .none
       for _ in 0..<S3FIFOOrder.compactionLooks {
@@ -317,7 +317,7 @@ extension HeldShard {
   /// the rest of the old one can be offered again.
   mutating func relieveReaders() {
     let heap = heap
-    for queue in EvictionQueue.both {
+    for queue in EvictionQueue.all {
       var relieved = 0
       for slab in heap.slabs(of: stream(queue)) {
         if relieved == S3FIFOOrder.mostRelieved { break }

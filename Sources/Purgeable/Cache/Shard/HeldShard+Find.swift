@@ -54,17 +54,15 @@ extension HeldShard {
   ) -> EngineRead {
     let lossesBefore = counters.departures[DepartureReason.discarded.rawValue]
     while let found = unsafe find(key, prefix) {
-      var byteCount = 0
-      var matches = false
-      let outcome = unsafe purgeable_heap_read_matching(
-        heap.raw, heap.reference(found.slot.place), prefix.baseAddress!, prefix.count, found.slot.isCosted ? 8 : 0,
-        buffer.baseAddress, buffer.count, &byteCount, &matches)
+      let slot = found.slot
+      let read = unsafe elements.read(heap.reference(slot.place), hasHead: slot.hasHead, prefix, into: buffer)
       // Discarded: the key's page is intact, another page of the value is lost. Busy: another try.
-      if outcome == .discarded { drop(found, .discarded) }
-      guard outcome == .intact, matches else { continue }
+      if read.outcome == .discarded { drop(found, .discarded) }
+      guard read.outcome == .intact, read.matches else { continue }
+      let byteCount = read.byteCount
       if countsAsUse, byteCount <= buffer.count {
         index.countHit()
-        found.pointer.countUse(of: found.slot)
+        found.pointer.countUse(of: slot)
         entryOrder?.used(position(of: found))
       }
       if byteCount > buffer.count { return .tooSmall(byteCount: byteCount) }
@@ -101,8 +99,9 @@ extension HeldShard {
     let reference = heap.reference(found.slot.place)
     guard let length = elements.length(reference) else { return nil }
     let facts = EntryFacts(identity: found.slot.identity, prefixByteCount: prefixByteCount, payloadByteCount: length)
-    guard let cost = elements.cost(of: found.slot, facts) else { return nil }
-    let valueAt = prefixByteCount + (found.slot.isCosted ? 8 : 0)
+    guard let head = elements.head(of: found.slot, facts) else { return nil }
+    let valueAt = prefixByteCount + head.byteCount
+    let cost = head.cost ?? UInt64(max(0, length - valueAt))
     guard digests else { return PeekedEntry(cost: cost, digest: 0) }
     return elements.digest(of: reference, from: valueAt, to: length).map { PeekedEntry(cost: cost, digest: $0) }
   }
@@ -127,8 +126,7 @@ extension HeldShard {
       index.countHit()
       found.pointer.countUse(of: found.slot)
       entryOrder?.used(position(of: found))
-      let skip = prefix.count + (found.slot.isCosted ? 8 : 0)
-      return unsafe .locked(reference, UnsafeRawBufferPointer(rebasing: payload[skip...]))
+      return unsafe .locked(reference, EntryPrefix.value(of: payload, behind: prefix.count, hasHead: found.slot.hasHead))
     }
     return .absent
   }

@@ -56,10 +56,10 @@ extension HeldShard {
   /// One round of the eager mode: gives back the slabs that are due, and sets marks. Times are in nanoseconds of the cache's
   /// clock.
   mutating func giveBackIdle(after idleTime: UInt64, now: UInt64) {
-    for queue in EvictionQueue.both {
+    for queue in EvictionQueue.all {
       let stream = stream(queue)
-      while let mark = idleMarks[queue.rawValue].first, now - min(now, mark.time) >= idleTime {
-        idleMarks[queue.rawValue].removeFirst()
+      while let mark = queues[queue.rawValue].idleMarks.first, now - min(now, mark.time) >= idleTime {
+        queues[queue.rawValue].idleMarks.removeFirst()
         // When the marked slab is gone, so are all slabs before it. When it was moved to the young end, it is due later.
         while heap.information(mark.slab)?.stream == stream, let slab = heap.oldest(of: stream) {
           _ = run(over: slab, .idle)
@@ -67,11 +67,11 @@ extension HeldShard {
           if slab.isSame(as: mark.slab) { break }
         }
       }
-      let newest = idleMarks[queue.rawValue].last?.time ?? 0
+      let newest = queues[queue.rawValue].idleMarks.last?.time ?? 0
       guard now - min(now, newest) >= idleTime / 4 else { continue }
       // Sealed, so that later entries go to a slab after the mark.
       heap.seal(stream)
-      if let slab = heap.youngest(of: stream) { idleMarks[queue.rawValue].append(IdleMark(time: now, slab: slab)) }
+      if let slab = heap.youngest(of: stream) { queues[queue.rawValue].idleMarks.append(IdleMark(time: now, slab: slab)) }
     }
     sweepLost()
     shrinkIndex()

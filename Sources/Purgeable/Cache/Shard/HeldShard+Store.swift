@@ -15,18 +15,19 @@ let outOfMemoryNumber: Int32 = 12
 
 /// The length and the cost of an entry that is to be stored.
 struct EntrySize {
-  let isCosted: Bool
+  let head: EntryHead
   let cost: UInt64
-  /// Of the payload: prefix, cost and value.
+  /// Of the payload: prefix, head and value.
   let byteCount: Int
   /// More than an element can have.
   let isTooLong: Bool
 
-  /// `cost`: nil stands for the value's bytes.
-  init(prefixByteCount: Int, valueByteCount: Int, cost: UInt64?) {
-    isCosted = cost != nil && cost != UInt64(valueByteCount)
-    self.cost = cost ?? UInt64(valueByteCount)
-    let (prefixed, overflow) = valueByteCount.addingReportingOverflow(prefixByteCount + (isCosted ? 8 : 0))
+  init(prefixByteCount: Int, valueByteCount: Int, _ wanted: EntryHead) {
+    var head = wanted
+    cost = head.cost ?? UInt64(valueByteCount)
+    if cost == UInt64(valueByteCount) { head.cost = nil }
+    self.head = head
+    let (prefixed, overflow) = valueByteCount.addingReportingOverflow(prefixByteCount + head.byteCount)
     byteCount = max(1, prefixed)
     isTooLong = overflow || byteCount > Int(bitPattern: UInt(0xFFFF_FFFF - 64 << 20))
   }
@@ -36,17 +37,17 @@ extension HeldShard {
   /// Stores `value` under a key whose payload begins with `prefix`. `shards`: those that may give room when this shard has
   /// nothing left to evict.
   mutating func store(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ cost: UInt64?,
+    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ head: EntryHead,
     among shards: borrowing CacheShards
   ) -> StoreOutcome {
-    let size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, cost: cost)
+    let size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, head)
     let old = unsafe find(key, prefix)
     let changesBefore = slots.changes
     if isRefused(size, old) { return .tooLarge }
     let (queue, isRemembered) = queue(of: key, replacing: old)
     if base.limits.areStrict { makeRoom(for: size.cost, replacing: old, among: shards) }
     guard let element = allocate(size.byteCount, queue, among: shards) else { return .outOfMemory }
-    unsafe EntryPrefix.write(prefix, size.isCosted ? size.cost : nil, value, to: element.bytes)
+    unsafe EntryPrefix.write(prefix, size.head, value, to: element.bytes)
     // Making room may have evicted the old value, or moved it.
     let replaced = slots.changes == changesBefore ? old : unsafe find(key, prefix)
     return enter(
@@ -82,7 +83,7 @@ extension HeldShard {
   ) -> StoreOutcome {
     heap.commit(element.reference)
     let counter = replaced.map { order.counter(ofReplaced: $0.slot.counter) } ?? 0
-    let slot = Slot(identity: key.identity, place: element.reference.place, counter: counter, isCosted: size.isCosted)
+    let slot = Slot(identity: key.identity, place: element.reference.place, counter: counter, hasHead: !size.head.isEmpty)
     if let replaced {
       replace(replaced, by: slot)
       counters.replacements += 1

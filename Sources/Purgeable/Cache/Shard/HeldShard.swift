@@ -33,6 +33,8 @@ struct ShardQueue {
   var cursor = EvictionCursor()
   /// The slab that the last small entry of the queue went to.
   var youngest = purgeable_slab_t.none
+  /// Of the eager mode.
+  var idleMarks = IdleMarks()
 }
 
 /// How many slots of the index are in use.
@@ -88,10 +90,7 @@ struct HeldShard: ~Copyable {
   let base: CacheBase
   let heap: SlabHeap
   let index: SlotIndex
-  /// By `EvictionQueue`.
-  var queues: InlineArray<2, ShardQueue>
-  /// Of the eager mode, by queue.
-  var idleMarks = InlineArray<2, IdleMarks>(repeating: IdleMarks())
+  var queues: EachQueue<ShardQueue>
   /// nil where slabs are named.
   let entryOrder: (any EntryOrder)?
   var books: ShardBooks
@@ -108,12 +107,12 @@ struct HeldShard: ~Copyable {
   /// Of the last allocation: as in `DueAfterStore`.
   var missedRoom = false
 
-  init(_ number: Int, _ base: CacheBase, _ index: SlotIndex, probation: purgeable_stream_t, main: purgeable_stream_t) {
+  init(_ number: Int, _ base: CacheBase, _ index: SlotIndex, streamsOf place: Int) {
     self.number = number
     self.base = base
     heap = base.heap
     self.index = index
-    queues = [ShardQueue(stream: probation), ShardQueue(stream: main)]
+    queues = EachQueue { ShardQueue(stream: base.heap.streams[EvictionQueue(rawValue: $0)!, place]) }
     entryOrder = base.makeEntryOrder()
     books = ShardBooks(base.pageSums, base.totals, index)
     ghost = Ghost(countedIn: base.totals)
@@ -148,8 +147,7 @@ struct HeldShard: ~Copyable {
       index.noteRemembers(false)
     }
     slots.empty(slots.count)
-    for queue in EvictionQueue.both { queues[queue.rawValue] = ShardQueue(stream: stream(queue)) }
-    idleMarks = InlineArray(repeating: IdleMarks())
+    for queue in EvictionQueue.all { queues[queue.rawValue] = ShardQueue(stream: stream(queue)) }
     entryOrder?.removeAll()
     noteIndexBytes()
     compaction = CompactionProgress()
@@ -254,10 +252,10 @@ final class EngineShard: Sendable {
   let index: SlotIndex
   let held: Guarded<HeldShard>
 
-  init(_ number: Int, _ base: CacheBase, _ index: SlotIndex, probation: purgeable_stream_t, main: purgeable_stream_t) {
+  init(_ number: Int, _ base: CacheBase, _ index: SlotIndex, streamsOf place: Int) {
     self.number = number
     self.index = index
-    held = Guarded(HeldShard(number, base, index, probation: probation, main: main), isBusy: true)
+    held = Guarded(HeldShard(number, base, index, streamsOf: place), isBusy: true)
   }
 
   deinit { index.destroy() }

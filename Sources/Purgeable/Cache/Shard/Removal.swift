@@ -22,7 +22,7 @@ extension HeldShard {
     counters.departures[reason.rawValue] += UInt64(slots.count)
     // The index first: a reader that is still looking at it finds its version raised before any element is freed.
     index.empty()
-    for queue in EvictionQueue.both {
+    for queue in EvictionQueue.all {
       heap.seal(stream(queue))
       // A slab that was locked and has no elements may end at any moment: so it is always the oldest that leaves.
       while let slab = heap.oldest(of: stream(queue)) {
@@ -96,7 +96,7 @@ struct TrackedRemoval {
     // What was trimmed may be asked for again.
     if reason == .removed { held.ghost.removeAll() }
     held.shrinkIndex()
-    for queue in EvictionQueue.both { held.heap.seal(held.stream(queue)) }
+    for queue in EvictionQueue.all { held.heap.seal(held.stream(queue)) }
     return true
   }
 }

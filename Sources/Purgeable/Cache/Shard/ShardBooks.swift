@@ -16,8 +16,7 @@ struct QueueSums {
 struct ShardBooks: ~Copyable {
   private let pageSums: PageSums
   private let totals: CacheTotals
-  /// By queue.
-  private(set) var sums = InlineArray<2, QueueSums>(repeating: QueueSums())
+  private(set) var sums = EachQueue<QueueSums>(repeating: QueueSums())
   private let index: SlotIndex
   /// The index's bytes as they are in the totals. Not kept in the index itself, which is wiped in a forked child.
   private var indexBytes = 0
@@ -29,9 +28,15 @@ struct ShardBooks: ~Copyable {
 
   subscript(queue: EvictionQueue) -> QueueSums { sums[queue.rawValue] }
 
-  var count: Int { sums[0].count + sums[1].count }
-  var cost: UInt128 { sums[0].cost &+ sums[1].cost }
-  var byteCount: Int { sums[0].byteCount + sums[1].byteCount }
+  var count: Int { sum { $0.count } }
+  var cost: UInt128 { sum { $0.cost } }
+  var byteCount: Int { sum { $0.byteCount } }
+
+  @inline(__always) private func sum<Part: AdditiveArithmetic>(_ part: (QueueSums) -> Part) -> Part {
+    var sum = Part.zero
+    for i in sums.indices { sum += part(sums[i]) }
+    return sum
+  }
 
   // MARK: Coming and leaving
 
@@ -88,7 +93,7 @@ struct ShardBooks: ~Copyable {
 
   /// Takes off all that is left: in a forked child, and in a shard of which everything was removed.
   mutating func forgetAll() {
-    for queue in EvictionQueue.both {
+    for queue in EvictionQueue.all {
       let rest = self[queue]
       add(-rest.count, -Int128(truncatingIfNeeded: rest.cost), -rest.byteCount, queue)
     }

@@ -285,15 +285,15 @@ extension PurgeableCache {
   @usableFromInline
   func store(_ bytes: UnsafeRawBufferPointer, forKey key: Key, cost: UInt64?) -> StoreOutcome {
     loads.overtake(key)
-    return unsafe store(bytes, forKey: key, cost: cost, nil)
+    return unsafe store(bytes, forKey: key, EntryHead(cost: cost), nil)
   }
 
   /// `permit`: of a value that was loaded. Without the permit it is not stored, and counts as replaced by what overtook it.
-  func store(_ bytes: UnsafeRawBufferPointer, forKey key: Key, cost: UInt64?, _ permit: LoadPermit?) -> StoreOutcome {
+  func store(_ bytes: UnsafeRawBufferPointer, forKey key: Key, _ head: EntryHead, _ permit: LoadPermit?) -> StoreOutcome {
     let outcome = unsafe encode(key) { engineKey, prefix in
-      unsafe engine.store(engineKey, prefix: prefix, value: bytes, cost: cost, permit)
+      unsafe engine.store(engineKey, prefix: prefix, value: bytes, head, permit)
     } tracked: { hash in
-      unsafe storeTracked(key, hash: hash, bytes, cost, permit)
+      unsafe storeTracked(key, hash: hash, bytes, head, permit)
     }
     WorkBell.ring()
     return outcome

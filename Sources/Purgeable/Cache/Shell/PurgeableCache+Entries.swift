@@ -123,7 +123,7 @@ extension PurgeableCache {
 /// Entries that were copied under their shards' mutexes. Keys and values are made of the copies under none.
 private struct EntryCopies<Key: Hashable & Sendable> {
   /// Where an entry's bytes end: its prefix, or its payload.
-  private var entries: [(end: Int, isCosted: Bool)] = []
+  private var entries: [(end: Int, hasHead: Bool)] = []
   private var bytes: [UInt8] = []
   /// The keys of those that are tracked, in their order.
   private var tracked: [Key] = []
@@ -157,7 +157,7 @@ private struct EntryCopies<Key: Hashable & Sendable> {
       guard let node = unsafe held.keys[EngineKey.trackedNumber(of: slot)] else { return bytes.removeLast(length) }
       unsafe tracked.append(node.key(as: Key.self).pointee)
     }
-    entries.append((bytes.count, slot.isCosted))
+    entries.append((bytes.count, slot.hasHead))
   }
 
   /// Makes all keys, and empties itself. `body`: gets each with the bytes of its value, as far as these were copied.
@@ -176,8 +176,10 @@ private struct EntryCopies<Key: Hashable & Sendable> {
         trackedCount += 1
       case nil: continue
       }
-      let valueAt = min(payload.byteCount, prefixByteCount + (entry.isCosted ? 8 : 0))
-      if let key { body(key, payload.extracting(valueAt...)) }
+      guard let key else { continue }
+      unsafe payload.withUnsafeBytes {
+        unsafe body(key, EntryPrefix.value(of: $0, behind: prefixByteCount, hasHead: entry.hasHead).bytes)
+      }
     }
     entries.removeAll(keepingCapacity: true)
     bytes.removeAll(keepingCapacity: true)

@@ -14,13 +14,13 @@ extension PurgeableCache {
     case .string:
       // Safe: Key is String, as was found out at creation.
       guard var text = unsafe unsafeBitCast(key, to: String.self).asciiForm() else { return tracked(hash(of: key)) }
-      return text.withUTF8 { utf8 in unsafe withHead(UnsafeRawBufferPointer(utf8), bytes) }
+      return text.withUTF8 { utf8 in unsafe withLength(UnsafeRawBufferPointer(utf8), bytes) }
     case .bytes:
       // Safe: Key is [UInt8], as was found out at creation.
-      return unsafe unsafeBitCast(key, to: [UInt8].self).withUnsafeBytes { unsafe withHead($0, bytes) }
+      return unsafe unsafeBitCast(key, to: [UInt8].self).withUnsafeBytes { unsafe withLength($0, bytes) }
     case .custom(let lend, _):
       var result: R?
-      lend(key) { span in result = unsafe span.withUnsafeBytes { unsafe withHead($0, bytes) } }
+      lend(key) { span in result = unsafe span.withUnsafeBytes { unsafe withLength($0, bytes) } }
       guard let result else { preconditionFailure("PurgeableCache: \(Key.self).withPurgeableBytes did not lend the key's bytes") }
       return result
     case .tracked:
@@ -39,12 +39,12 @@ extension PurgeableCache {
 
   /// A key's bytes behind their length, on the stack.
   @inline(__always)
-  private func withHead<R>(_ key: UnsafeRawBufferPointer, _ body: (EngineKey, UnsafeRawBufferPointer) -> R) -> R {
+  private func withLength<R>(_ key: UnsafeRawBufferPointer, _ body: (EngineKey, UnsafeRawBufferPointer) -> R) -> R {
     precondition(key.count <= EntryPrefix.keyByteLimit, "PurgeableCache: a key of \(key.count) bytes is too long")
-    let headByteCount = EntryPrefix.headByteCount(forKeyOf: key.count)
-    return unsafe withUnsafeTemporaryAllocation(byteCount: headByteCount + key.count, alignment: 8) { prefix in
-      _ = unsafe EntryPrefix.writeHead(key.count, to: prefix)
-      if key.count > 0 { unsafe UnsafeMutableRawBufferPointer(rebasing: prefix[headByteCount...]).copyMemory(from: key) }
+    let lengthByteCount = EntryPrefix.lengthByteCount(ofKeyOf: key.count)
+    return unsafe withUnsafeTemporaryAllocation(byteCount: lengthByteCount + key.count, alignment: 8) { prefix in
+      _ = unsafe EntryPrefix.writeLength(key.count, to: prefix)
+      if key.count > 0 { unsafe UnsafeMutableRawBufferPointer(rebasing: prefix[lengthByteCount...]).copyMemory(from: key) }
       let prefix = UnsafeRawBufferPointer(prefix)
       return unsafe body(engine.base.elements.keys.key(prefix: prefix), prefix)
     }
@@ -83,7 +83,7 @@ extension PurgeableCache {
 
   /// Stores under a tracked key, and tells of its old value's departure.
   func storeTracked(
-    _ key: Key, hash: UInt64, _ value: UnsafeRawBufferPointer, _ cost: UInt64?, _ permit: LoadPermit?
+    _ key: Key, hash: UInt64, _ value: UnsafeRawBufferPointer, _ head: EntryHead, _ permit: LoadPermit?
   ) -> StoreOutcome {
     guard let teller else { return .outOfMemory }
     if value.count >= engine.heap.largeByteCount { LargeStore.awaitRoom(value.count, in: engine) }
@@ -97,10 +97,10 @@ extension PurgeableCache {
         let number = engineKey.trackedNumber
         held.departures.beginStore(number)
         let isOvertaken = !(permit?.take() ?? true)
-        let outcome = isOvertaken ? .outOfMemory : unsafe held.store(engineKey, prefix, value, cost, among: engine.shards)
+        let outcome = isOvertaken ? .outOfMemory : unsafe held.store(engineKey, prefix, value, head, among: engine.shards)
         var isThere = true
         switch outcome {
-        case .stored, .replaced: unsafe held.keys[number]?.pointee.cost = cost ?? UInt64(value.count)
+        case .stored, .replaced: unsafe held.keys[number]?.pointee.cost = head.cost ?? UInt64(value.count)
         default: isThere = unsafe held.find(engineKey, prefix) != nil
         }
         let old = held.departures.endStore()

@@ -134,7 +134,7 @@ extension PurgeableCache: Loading {
     var outcome = StoreOutcome.notEncodable
     _ = value.withPurgeableBytesIfEncodable { span in
       byteCount = span.byteCount
-      outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, cost: nil, permit) }
+      outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, EntryHead(), permit) }
     }
     noteRefusal(outcome, of: value, forKey: key, cost: UInt64(byteCount))
   }

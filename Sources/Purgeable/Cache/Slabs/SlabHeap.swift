@@ -23,8 +23,7 @@ typealias SlabInformation = purgeable_slab_information_t
   let slabBytes: Int
   /// A place counts granules of 16 bytes. Shifted right by so many bits, it is the index of its slab.
   let slabPlaceShift: UInt64
-  /// Streams from this number on are main queues, those below are probation queues: lower numbers are offered first.
-  let firstMainStream: purgeable_stream_t
+  let streams: QueueStreams
   /// Slabs of no shard: of large elements that are being written (Engine/LargeStore.swift), and those that are about to go back
   /// (Shard/Removal.swift). The last two streams.
   let writingStream: purgeable_stream_t
@@ -34,9 +33,9 @@ typealias SlabInformation = purgeable_slab_information_t
   static let elementOverhead = 16
   static let granuleBytes = 16
 
-  /// Makes a heap for a cache with this byte limit, `Int.max` for none, and its streams: probation of all shards, then main of
-  /// all shards, so that probation is offered first. nil when there is no memory or no address space.
-  static func make(forBytes limit: Int) -> (heap: SlabHeap, streams: [purgeable_stream_t])? {
+  /// Makes a heap for a cache with this byte limit, `Int.max` for none, and its streams. nil when there is no memory or no
+  /// address space.
+  static func make(forBytes limit: Int) -> SlabHeap? {
     var options = unsafe purgeable_heap_options_t()
     let page = Int(purgeable_page_size_bytes())
     let slabPages = limit < 4 << 20 ? 4 : limit >= 1 << 30 && limit != .max ? 64 : 16
@@ -58,20 +57,19 @@ typealias SlabInformation = purgeable_slab_information_t
     guard unsafe purgeable_heap_create(&options, &made) == 0, let raw = unsafe made else { return nil }
     // Streams are only numbers, so all of them are made now.
     var streams: [purgeable_stream_t] = []
-    for _ in 0..<2 * (EngineKey.otherCount + 1) + 2 {
+    for _ in 0..<QueueStreams.count + 2 {
       var stream: purgeable_stream_t = 0
       guard unsafe purgeable_stream_create(raw, &stream) == 0 else {
         unsafe purgeable_heap_destroy(raw)
         return nil
       }
       streams.append(stream)
+      assert(stream == streams[0] + purgeable_stream_t(streams.count - 1), "PurgeableCache: streams are not numbered in a row")
     }
-    let removed = streams.removeLast()
-    let writing = streams.removeLast()
-    let heap = unsafe SlabHeap(
+    return unsafe SlabHeap(
       raw: raw, slabBytes: slabBytes, slabPlaceShift: UInt64((slabBytes / granuleBytes).trailingZeroBitCount),
-      firstMainStream: streams[EngineKey.otherCount + 1], writingStream: writing, removedStream: removed)
-    return (heap, streams)
+      streams: QueueStreams(from: streams[0]), writingStream: streams[QueueStreams.count],
+      removedStream: streams[QueueStreams.count + 1])
   }
 
   /// A value of this length or more is copied under no mutex (Engine/LargeStore.swift): it has a slab of its own, and to copy it
@@ -106,9 +104,7 @@ typealias SlabInformation = purgeable_slab_information_t
     purgeable_reference_t(place: place, generation: UInt64(generation(at: place)))
   }
 
-  func queue(at place: UInt64) -> EvictionQueue { queue(of: unsafe purgeable_heap_stream_at(raw, place)) }
-
-  func queue(of stream: purgeable_stream_t) -> EvictionQueue { stream >= firstMainStream ? .main : .probation }
+  func queue(at place: UInt64) -> EvictionQueue { streams.queue(of: unsafe purgeable_heap_stream_at(raw, place)) }
 
   // MARK: Slabs of a stream
 

@@ -2,7 +2,7 @@
 // A slot: the 8 bytes that the index keeps of an entry.
 //
 //   63            38 37      36     35    34 33          0
-//   |      tag      | tracked | costed | counter | place + 1 |
+//   |      tag      | tracked |  head  | counter | place + 1 |
 //
 // The tag is part of the key's hash and decides the entry's two buckets, whatever the number of buckets: so the index grows and
 // shrinks without looking at a key. Place 0 exists, hence "+ 1": a slot of 0 is empty.
@@ -16,7 +16,8 @@ struct Slot: Equatable {
   static let counterMask: UInt64 = 3 << 34
   /// Uses are counted up to here.
   static let highestCounter: UInt64 = 3
-  static let costedFlag: UInt64 = 1 << 36
+  /// The entry has a head (EntryHead.swift).
+  static let headFlag: UInt64 = 1 << 36
   static let trackedFlag: UInt64 = 1 << 37
   static let tagShift: UInt64 = 38
   static let tagBits: UInt64 = 26
@@ -25,11 +26,11 @@ struct Slot: Equatable {
 
   @inline(__always) init(bits: UInt64) { self.bits = bits }
 
-  @inline(__always) init(identity: UInt64, place: UInt64, counter: UInt64, isCosted: Bool) {
+  @inline(__always) init(identity: UInt64, place: UInt64, counter: UInt64, hasHead: Bool) {
     assert(place < Self.placeLimit, "PurgeableCache: a place that no slot can name")
     assert(counter <= Slot.highestCounter, "PurgeableCache: a counter of more than two bits")
     assert(identity & ~Self.identityMask == 0, "PurgeableCache: an identity with other bits than tag and flag")
-    bits = identity | (place + 1) | counter << Self.counterShift | (isCosted ? Self.costedFlag : 0)
+    bits = identity | (place + 1) | counter << Self.counterShift | (hasHead ? Self.headFlag : 0)
   }
 
   @inline(__always) var isEmpty: Bool { bits == 0 }
@@ -37,7 +38,7 @@ struct Slot: Equatable {
   @inline(__always) var counter: UInt64 { (bits & Self.counterMask) >> Self.counterShift }
   /// The slot's bits with another counter.
   @inline(__always) func with(counter: UInt64) -> UInt64 { bits & ~Self.counterMask | counter << Self.counterShift }
-  @inline(__always) var isCosted: Bool { bits & Self.costedFlag != 0 }
+  @inline(__always) var hasHead: Bool { bits & Self.headFlag != 0 }
   @inline(__always) var isTracked: Bool { bits & Self.trackedFlag != 0 }
   /// Tag and tracked flag, in place: what a look-up compares.
   @inline(__always) var identity: UInt64 { bits & (~UInt64(0) << Self.tagShift | Self.trackedFlag) }

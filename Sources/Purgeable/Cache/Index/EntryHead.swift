@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+// What an entry may have beside its key and its value. It lies between the two, where the entry's slot says so:
+//
+//   | flags, 1 byte | 8 bytes for each flag that is set, the lowest first |
+//
+// An entry that has nothing of it has no head. To add an attribute: a property here, and its place in `fields`.
+
+struct EntryHead: Equatable {
+  /// nil where it is the number of the value's bytes.
+  var cost: UInt64?
+
+  /// By flag.
+  private var fields: InlineArray<1, UInt64?> {
+    @inline(__always) get { [cost] }
+    set { cost = newValue[0] }
+  }
+
+  /// Room for a head with all attributes.
+  static var mostBytes: Int { 1 + 8 * EntryHead().fields.count }
+
+  @inline(__always) private var flags: UInt8 {
+    let fields = fields
+    var flags: UInt8 = 0
+    for i in fields.indices where fields[i] != nil { flags |= 1 << UInt8(i) }
+    return flags
+  }
+
+  @inline(__always) var isEmpty: Bool { flags == 0 }
+  @inline(__always) var byteCount: Int { isEmpty ? 0 : Self.byteCount(flags) }
+
+  /// Of a head with these flags.
+  @inline(__always) static func byteCount(_ flags: UInt8) -> Int { 1 + 8 * flags.nonzeroBitCount }
+
+  init(cost: UInt64? = nil) { self.cost = cost }
+
+  /// Writes a head that is not empty.
+  func write(to bytes: UnsafeMutableRawBufferPointer, at start: Int) {
+    assert(!isEmpty && bytes.count - start >= byteCount, "PurgeableCache: an empty head, or no room for it")
+    unsafe bytes[start] = flags
+    var at = start + 1
+    let fields = fields
+    for i in fields.indices {
+      guard let field = fields[i] else { continue }
+      unsafe bytes.storeBytes(of: field, toByteOffset: at, as: UInt64.self)
+      at += 8
+    }
+  }
+
+  /// Reads a head. Bytes that are none give an entry without attributes.
+  init(_ bytes: RawSpan) {
+    guard bytes.byteCount > 0 else { return }
+    let flags = unsafe bytes.unsafeLoad(as: UInt8.self)
+    guard bytes.byteCount >= Self.byteCount(flags) else { return }
+    var at = 1
+    var fields = fields
+    for i in fields.indices where flags & 1 << UInt8(i) != 0 {
+      fields[i] = unsafe bytes.unsafeLoadUnaligned(fromByteOffset: at, as: UInt64.self)
+      at += 8
+    }
+    self.fields = fields
+  }
+}
