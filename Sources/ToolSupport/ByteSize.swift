@@ -9,21 +9,23 @@ package struct ByteSize: Equatable, Sendable, CustomStringConvertible {
     self.count = count
   }
 
-  /// Reads "4096", "64K", "64KiB", "1.5G". Letters in either case, powers of 1,024. nil for anything else or above 2^64.
+  /// Reads "4096", "64K", "64KiB", "1.5G": powers of 1,024; and "64KB": powers of 1,000. Letters in either case. nil for anything
+  /// else or above 2^64.
   package init?(_ text: String) {
     let digits = text.prefix { "0123456789.".contains($0) }
     let letters = text[digits.endIndex...].lowercased()
-    let shifts: [String: Int] = [
-      "": 0, "b": 0, "k": 10, "kib": 10, "m": 20, "mib": 20, "g": 30, "gib": 30, "t": 40, "tib": 40,
+    let units: [String: UInt64] = [
+      "": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30, "t": 1 << 40,
+      "tib": 1 << 40, "kb": 1000, "mb": 1_000_000, "gb": 1_000_000_000, "tb": 1_000_000_000_000,
     ]
-    guard let shift = shifts[letters] else { return nil }
+    guard let unit = units[letters] else { return nil }
     if let whole = UInt64(digits) {
-      let (bytes, overflow) = whole.multipliedReportingOverflow(by: 1 << shift)
+      let (bytes, overflow) = whole.multipliedReportingOverflow(by: unit)
       guard !overflow else { return nil }
       count = bytes
     } else {
-      guard shift > 0, let value = Double(digits), digits.first != ".", digits.last != "." else { return nil }
-      let bytes = value * Double(1 << shift)
+      guard unit > 1, let value = Double(digits), digits.first != ".", digits.last != "." else { return nil }
+      let bytes = value * Double(unit)
       guard bytes.isFinite, bytes < 0x1p64 else { return nil }
       count = UInt64(bytes)
     }

@@ -6,8 +6,9 @@ extension Command {
     .doctor,
     .demo,
     .stress,
+    .replay,
   ]
 
   /// Commands that the tool gives to itself: they talk over pipes, and are no use by hand.
-  package static let inner = demoChildren + stressChildren
+  package static let inner = demoChildren + stressChildren + replayChildren
 }

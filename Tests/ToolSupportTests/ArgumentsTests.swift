@@ -53,7 +53,7 @@ struct ArgumentsTests {
     "sizes are read",
     arguments: [
       ("0", 0), ("4096", 4096), ("64K", 65536), ("64KiB", 65536), ("1.5m", 1_572_864), ("2G", 2_147_483_648), ("1T", 1 << 40),
-      ("7B", 7),
+      ("7B", 7), ("10kB", 10_000), ("1.5MB", 1_500_000), ("2GB", 2_000_000_000), ("1TB", 1_000_000_000_000),
     ] as [(String, UInt64)])
   func sizes(text: String, bytes: UInt64) {
     #expect(ByteSize(text)?.count == bytes)

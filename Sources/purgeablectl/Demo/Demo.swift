@@ -105,14 +105,7 @@ struct Demo {
     stopNeighbour()
     let end = child.wait()
     guard end == .exited(0), let result else {
-      let why: String =
-        switch end {
-        case .killed(let signal): "was ended by signal \(signal)"
-        case .exited(let status): "failed with status \(status)"
-        }
-      let killed = group?.files.killCount ?? 0
-      let whom = killed > 0 ? "; the kernel had to kill \(killed) in its group" : ""
-      throw ToolFailure("the process with the cache \(why)\(whom)")
+      throw GroupProcess.failure(of: "the process with the cache", end, in: group?.files)
     }
     return (result, check)
   }

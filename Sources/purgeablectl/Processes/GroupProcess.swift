@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The common part of child processes in a memory group: entering the group, and ending.
+// The common part of child processes in a memory group: entering the group, without the library's reaction, and ending.
 
 import Glibc
 import Purgeable
@@ -17,7 +17,7 @@ enum GroupProcess {
   }
 
   /// Leaves no core file, and moves into the group. The end of the parent shows in the pipes. `seconds`: a process that hangs
-  /// is ended by then (SIGALRM), and its starter reports it.
+  /// is ended by then (SIGALRM), and its starter reports it; 0 for none.
   static func settle(_ arguments: Arguments, seconds: UInt32) throws -> GroupFiles? {
     alarm(seconds)
     var none = rlimit()
@@ -31,4 +31,24 @@ enum GroupProcess {
     guard error == 0 else { throw ToolFailure("\(files.processes): \(SystemError.text(error))") }
     return files
   }
+
+  /// The library receives no more pressure: the kernel alone chooses the pages to take.
+  static func leaveItToTheKernel() { PurgeableMemory.pressureSource = Silence() }
+
+  /// The failure of a process that did not end as it should have.
+  static func failure(of name: String, _ end: ChildEnd, in group: GroupFiles?) -> ToolFailure {
+    let how: String =
+      switch end {
+      case .killed(let signal): "was ended by signal \(signal)"
+      case .exited(let status): "failed with status \(status)"
+      }
+    let killed = group?.killCount ?? 0
+    return ToolFailure("\(name) \(how)" + (killed > 0 ? "; the kernel had to kill \(killed) in its group" : ""))
+  }
+}
+
+/// A source that never reports pressure.
+private final class Silence: PressureSource {
+  let name = "silence"
+  func level(ready: [PressureDescriptor]) -> PressureLevel { .normal }
 }

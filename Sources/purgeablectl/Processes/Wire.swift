@@ -25,6 +25,9 @@ enum WireTag: UInt8 {
   // To a process of `stress`.
   /// A `StressOrder`, and a `Tally`.
   case order
+  // To the cache of `replay`.
+  /// Some of a trace's requests.
+  case requests
 }
 
 struct Frame {
@@ -33,15 +36,21 @@ struct Frame {
   var bytes: [UInt8]
 
   /// The bytes as 64-bit numbers; a rest of fewer than 8 is dropped.
-  var words: [UInt64] {
-    // In bounds: whole words only.
-    unsafe bytes.withUnsafeBytes { buffer in
-      (0..<buffer.count / 8).map { unsafe buffer.loadUnaligned(fromByteOffset: $0 * 8, as: UInt64.self) }
+  var words: [UInt64] { elements(of: UInt64.self) }
+
+  /// The bytes as whole elements, which have no padding.
+  func elements<Element: BitwiseCopyable>(of type: Element.Type) -> [Element] {
+    let stride = MemoryLayout<Element>.stride
+    // In bounds: whole elements only.
+    return unsafe bytes.withUnsafeBytes { buffer in
+      (0..<buffer.count / stride).map { unsafe buffer.loadUnaligned(fromByteOffset: $0 * stride, as: type) }
     }
   }
 
-  static func bytes(of words: [UInt64]) -> [UInt8] {
-    unsafe words.withUnsafeBytes { unsafe [UInt8]($0) }
+  static func bytes(of words: [UInt64]) -> [UInt8] { bytes(ofElements: words) }
+
+  static func bytes(ofElements elements: [some BitwiseCopyable]) -> [UInt8] {
+    unsafe elements.withUnsafeBytes { unsafe [UInt8]($0) }
   }
 }
 

@@ -26,7 +26,7 @@ struct CacheChild {
       case .hold: try hold(numbers)
       case .fork: try fork(numbers)
       case .leaveItToTheKernel:
-        Self.switchReactionOff()
+        GroupProcess.leaveItToTheKernel()
         try child.port.finish(cache.facts)
       default: throw WireFailure()
       }
@@ -88,13 +88,4 @@ struct CacheChild {
     for (name, value) in window.values { result[name] += value }
     try child.port.finish(result)
   }
-
-  /// The library receives no more pressure: the kernel alone chooses the pages to take.
-  private static func switchReactionOff() { PurgeableMemory.pressureSource = Silence() }
-}
-
-/// A source that never reports pressure.
-private final class Silence: PressureSource {
-  let name = "silence"
-  func level(ready: [PressureDescriptor]) -> PressureLevel { .normal }
 }

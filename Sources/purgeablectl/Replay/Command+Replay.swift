@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: MIT
+// `purgeablectl replay`, what it may be asked for, and the command by which it starts its child process.
+
+import Glibc
+import Purgeable
+import ToolSupport
+
+extension Command {
+  package static let replay = Command(
+    name: "replay",
+    summary: "Run a trace of requests through a cache, and count hits and misses.",
+    description: """
+      Looks up each request of the file TRACE in a cache. A miss stores a value of the object's size. The bytes of a value follow
+      from its key and size, and each hit is checked byte for byte: the exit status is not 0 when one was wrong.
+
+      Formats:
+        csv            A request a line, below the header "key" or "key,bytes". Keys are any text, sizes whole numbers. Keys
+                       other than numbers below 2^64 are told apart by a 64-bit hash. Without sizes, an object has \
+      \(TraceRequest.usualSize) bytes.
+        oracleGeneral  libCacheSim's records of \(TraceFile.recordBytes) bytes.
+
+      Capacities:
+        1000           Entries; for a trace with sizes, bytes of values.
+        10%            A share of the trace's footprint: of its distinct objects; for a trace with sizes, of their bytes, each
+                       object being as large as at its first request. The trace is read twice.
+        64MiB, 10MB    For a trace with sizes, bytes of values; else all bytes that the cache holds, bookkeeping included.
+
+      An object larger than the capacity is never stored; with --memory-limit, one larger than a quarter of the limit. A request
+      for a stored object is a hit whatever its size: the value stays as it was stored. The byte miss ratio is that of the
+      requests' sizes.
+
+      The time of a request covers the look-up, the check, and making and storing a value. Reading the trace is not timed.
+      """,
+    operands: ["TRACE"],
+    options: [
+      Option("capacity", value: "N", "How much the cache holds, as above."),
+      Option("memory-limit", value: "BYTES", "No capacity: a memory group (cgroup) with this limit, \(memoryLimits)."),
+      Option("kernel-alone", "With --memory-limit: without the library's reaction to pressure."),
+      Option("order", value: "NAME", "Which entry goes first: \(EvictionOrder.names) (default s3fifo)."),
+      Option("format", value: "NAME", "\(TraceFormat.names) (default: by the file's name, or its first bytes)."),
+      Option("json", "Print one JSON object."),
+    ]
+  ) { arguments in
+    var replay = Replay(try ReplayOptions(arguments))
+    return try replay.run()
+  }
+
+  private static let memoryLimits = {
+    let limits = ReplayOptions.memoryLimits
+    return "\(ByteSize(limits.lowerBound)) to \(ByteSize(limits.upperBound))"
+  }()
+
+  static let replayChildren: [Command] = [
+    Command(
+      name: ReplayOptions.child, summary: "The cache of a replay in a memory group.", description: "Started by replay.",
+      options: GroupProcess.groupOptions + [
+        Option("memory-limit", value: "BYTES", "The limit of the group."), Option("kernel-alone", "Without the reaction."),
+        Option("order", value: "NAME", "Which entry goes first."),
+      ]
+    ) { arguments in
+      // Without a time limit, since traces may be long. It ends when its parent's end of the pipe closes.
+      _ = try GroupProcess.settle(arguments, seconds: 0)
+      if arguments.has("kernel-alone") { GroupProcess.leaveItToTheKernel() }
+      let order = try EvictionOrder.named(arguments.text("order"))
+      var cache = try ReplayCache(.group(try arguments.bytes("memory-limit") ?? 0), order: order)
+      try cache.serve()
+      // At once: the kernel takes a cache apart faster than the cache does, and all was said through the pipe.
+      return withExtendedLifetime(cache) { _exit(0) }
+    }
+  ]
+}
+
+/// The options of `replay`.
+struct ReplayOptions: Equatable, Sendable {
+  enum Bound: Equatable, Sendable {
+    case capacity(ReplayCapacity)
+    case group(limitBytes: UInt64)
+  }
+
+  var trace: String
+  var format: TraceFormat?
+  var bound: Bound
+  var isKernelAlone: Bool
+  var order: EvictionOrder
+  var isJSON: Bool
+
+  static let child = "replay-cache"
+  static let memoryLimits: ClosedRange<UInt64> = 32 << 20...1 << 40
+
+  init(_ arguments: Arguments) throws(UsageError) {
+    guard let trace = arguments.operands.first else { throw UsageError("a trace is missing; name a file") }
+    self.trace = trace
+    format = try arguments.text("format").map { name throws(UsageError) in
+      guard let format = TraceFormat(rawValue: name) else {
+        throw UsageError("--format: \"\(name)\" is unknown; there are: \(TraceFormat.names)")
+      }
+      return format
+    }
+    isKernelAlone = arguments.has("kernel-alone")
+    order = try EvictionOrder.named(arguments.text("order"))
+    isJSON = arguments.has("json")
+    switch (arguments.text("capacity"), try arguments.bytes("memory-limit")) {
+    case (nil, nil): throw UsageError("--capacity or --memory-limit is missing")
+    case (_?, _?): throw UsageError("--capacity or --memory-limit, not both")
+    case (let text?, nil): bound = .capacity(try ReplayCapacity(text))
+    case (nil, let limit?): bound = .group(limitBytes: limit)
+    }
+    switch bound {
+    case .capacity: if isKernelAlone { throw UsageError("--kernel-alone goes with --memory-limit") }
+    case .group(let limit):
+      if !Self.memoryLimits.contains(limit) { throw UsageError("--memory-limit: between 32M and 1T") }
+    }
+  }
+}
+
+/// What `--capacity` says.
+enum ReplayCapacity: Equatable, Sendable {
+  case number(UInt64)
+  case percent(Double)
+  case bytes(UInt64)
+
+  private static let most: UInt64 = 1 << 62
+
+  init(_ text: String) throws(UsageError) {
+    if let number = UInt64(text) {
+      self = .number(number)
+    } else if text.last == "%", text.dropLast().allSatisfy("0123456789.".contains), let percent = Double(text.dropLast()) {
+      self = .percent(percent)
+    } else if let bytes = ByteSize(text) {
+      self = .bytes(bytes.count)
+    } else {
+      throw UsageError(
+        "--capacity: \"\(text)\" is no capacity; write a number (1000), a share of the footprint (10%), or bytes (64MiB)")
+    }
+    switch self {
+    case .number(1...Self.most), .bytes(1...Self.most): break
+    case .percent(let percent) where percent > 0 && percent <= 100: break
+    case .percent: throw UsageError("--capacity: \"\(text)\" is no share; write more than 0% and at most 100%")
+    case .number, .bytes: throw UsageError("--capacity: \"\(text)\" is out of range; write at least 1 and at most 2^62")
+    }
+  }
+
+  /// The limit of the cache. `footprint`: of the whole trace, where this is a share.
+  func limit(of trace: TraceFile, _ footprint: Footprint) throws(UsageError) -> ReplayLimit {
+    switch self {
+    case .number(let number): return trace.hasSizes ? .payloadBytes(number) : .objects(number)
+    case .bytes(let bytes): return trace.hasSizes ? .payloadBytes(bytes) : .heldBytes(bytes)
+    case .percent(let percent):
+      let whole = trace.hasSizes ? footprint.bytes : footprint.objects
+      let part = UInt64(Double(whole) * percent / 100)
+      guard part > 0 else {
+        let unit = trace.hasSizes ? "bytes" : "objects"
+        throw UsageError("--capacity: \(percent)% of \(whole) \(unit) is less than one; write a larger share")
+      }
+      return trace.hasSizes ? .payloadBytes(part) : .objects(part)
+    }
+  }
+}
+
+extension TraceFormat {
+  static var names: String { allCases.map(\.rawValue).joined(separator: ", ") }
+}
+
+extension EvictionOrder {
+  var name: String { "\(self)".lowercased() }
+  static var names: String { allCases.map(\.name).joined(separator: ", ") }
+
+  /// nil stands for the default.
+  static func named(_ name: String?) throws(UsageError) -> EvictionOrder {
+    guard let name else { return .s3FIFO }
+    guard let order = allCases.first(where: { $0.name == name }) else {
+      throw UsageError("--order: \"\(name)\" is unknown; there are: \(names)")
+    }
+    return order
+  }
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: MIT
+// Replaying a trace: through a cache of this process, or, for pressure alone to limit it, through one in a memory group.
+//
+//   this process --requests--> replay-cache   in the group: the cache
+//        ^                          |
+//        +--counts, for each batch--+         the trace and the table of its objects stay outside
+
+import Glibc
+import Purgeable
+import ToolSupport
+
+/// The distinct objects of the requests so far.
+struct Footprint: Equatable, Sendable {
+  private var seen: Set<UInt64> = []
+  /// Each object as large as at its first request.
+  private(set) var bytes: UInt64 = 0
+  var objects: UInt64 { UInt64(seen.count) }
+
+  mutating func note(_ requests: [TraceRequest]) {
+    for request in requests where seen.insert(request.key).inserted { bytes += request.size }
+  }
+}
+
+struct Replay {
+  let options: ReplayOptions
+  private var progress = Progress()
+
+  init(_ options: ReplayOptions) {
+    self.options = options
+  }
+
+  /// Replays the trace and prints the report. Leaves no child and no group behind, however it ends.
+  mutating func run() throws -> Int32 {
+    defer { progress.end() }
+    do {
+      let report = try makeReport()
+      progress.end()
+      print(options.isJSON ? report.json.text : report.table)
+      return report.exitStatus
+    } catch {
+      let signal = Children.interruption
+      guard signal != 0 else { throw error }
+      progress.end()
+      complain("\(Tool.name) replay: ended by signal \(signal)")
+      return 128 + signal
+    }
+  }
+
+  private mutating func makeReport() throws -> ReplayReport {
+    switch options.bound {
+    case .capacity(let capacity): try replay(capacity)
+    case .group(let limitBytes): try replayInGroup(limitBytes)
+    }
+  }
+
+  private mutating func replay(_ capacity: ReplayCapacity) throws -> ReplayReport {
+    var footprint = Footprint()
+    let isShare = if case .percent = capacity { true } else { false }
+    if isShare {
+      let trace = try TraceFile(options.trace, format: options.format)
+      guard trace.fileBytes != nil else {
+        throw UsageError("--capacity: \"\(trace.path)\" cannot be read twice, as a share needs; write a number or bytes")
+      }
+      try pass(over: trace, "measuring the footprint") { requests in
+        footprint.note(requests)
+        return "\(Figures.count(footprint.objects)) objects"
+      }
+    }
+    let trace = try TraceFile(options.trace, format: options.format)
+    let limit = try capacity.limit(of: trace, footprint)
+    var cache = try ReplayCache(limit, order: options.order)
+    try pass(over: trace, "replaying") { requests in
+      if !isShare { footprint.note(requests) }
+      cache.run(requests)
+      return cache.counts.progress
+    }
+    cache.finish()
+    return ReplayReport(options: options, trace: trace, footprint: footprint, limit: limit, group: nil, counts: cache.counts)
+  }
+
+  private mutating func pass(over trace: TraceFile, _ title: String, _ body: ([TraceRequest]) throws -> String) throws {
+    var requests: [TraceRequest] = []
+    while try trace.next(&requests) {
+      let details = try body(requests)
+      progress.show(title, share: trace.share, details)
+    }
+  }
+
+  // MARK: In a memory group
+
+  private mutating func replayInGroup(_ limitBytes: UInt64) throws -> ReplayReport {
+    let trace = try TraceFile(options.trace, format: options.format)
+    try Children.watchSignals()
+    let group: PressureGroup
+    do throws(PressureGroup.Refusal) {
+      group = try PressureGroup(inside: MemoryGroup.current(), for: "replay")
+    } catch {
+      throw ToolFailure("no memory group: \(error.reason)")
+    }
+    defer {
+      Children.endAll()
+      if !group.remove() { complain("\(Tool.name) replay: could not remove \(group.files.directory)") }
+    }
+    let error = group.files.setLimit(limitBytes)
+    guard error == 0 else { throw ToolFailure("a limit could not be set: \(SystemError.text(error))") }
+    var words = [ReplayOptions.child, "--memory-limit=\(limitBytes)", "--order=\(options.order.name)"]
+    if options.isKernelAlone { words.append("--kernel-alone") }
+    let child = try Children.start(words + GroupProcess.words(group.files))
+    var footprint = Footprint()
+    do {
+      var counts = ReplayCounts()
+      try pass(over: trace, "replaying") { requests in
+        footprint.note(requests)
+        try child.writer.write(.requests, 0, Frame.bytes(ofElements: requests))
+        counts = try Self.counts(from: child)
+        return counts.progress
+      }
+      child.closeInput()
+      counts = try Self.counts(from: child)
+      return ReplayReport(
+        options: options, trace: trace, footprint: footprint, limit: .group(limitBytes), group: group.files.version,
+        counts: counts)
+    } catch is WireFailure {
+      // The way it ended tells more.
+      child.closeInput()
+      throw GroupProcess.failure(of: "the process with the cache", child.wait(), in: group.files)
+    }
+  }
+
+  private static func counts(from child: Child) throws(WireFailure) -> ReplayCounts {
+    guard let counts = try child.reader.next()?.elements(of: ReplayCounts.self).first else { throw WireFailure() }
+    return counts
+  }
+}
+
+extension ReplayCounts {
+  fileprivate var progress: String {
+    "\(Figures.count(requests)) requests, misses \(Figures.share(misses, of: requests)), \(wrongBytes) wrong bytes"
+  }
+}
+
+/// What a replay came to, as a table and as JSON.
+struct ReplayReport {
+  let options: ReplayOptions
+  let format: TraceFormat
+  let hasSizes: Bool
+  let footprint: Footprint
+  let limit: ReplayLimit
+  /// Of the memory group.
+  let group: MemoryGroup.Version?
+  let counts: ReplayCounts
+
+  init(
+    options: ReplayOptions, trace: TraceFile, footprint: Footprint, limit: ReplayLimit, group: MemoryGroup.Version?,
+    counts: ReplayCounts
+  ) {
+    (self.options, self.footprint, self.limit, self.group, self.counts) = (options, footprint, limit, group, counts)
+    (format, hasSizes) = (trace.format, trace.hasSizes)
+  }
+
+  var exitStatus: Int32 { counts.wrongBytes == 0 ? 0 : 1 }
+
+  private var nanosecondsPerRequest: Double { Double(counts.nanoseconds) / Double(max(1, counts.requests)) }
+
+  // MARK: The table
+
+  var table: String {
+    var rows: [(String, String, String)] = [
+      ("requests", Figures.count(counts.requests), hasSizes ? "of \(ByteSize(counts.bytes))" : ""),
+      ("hits", Figures.count(counts.hits), "ratio \(Self.ratio(1 - counts.missRatio))"),
+      (
+        "misses", Figures.count(counts.misses),
+        "ratio \(Self.ratio(counts.missRatio)), by bytes \(Self.ratio(counts.byteMissRatio))"
+      ),
+      ("time", "\(Figures.oneDecimal(nanosecondsPerRequest)) ns", "a request, without reading the trace"),
+      ("left", Figures.count(counts.entries), "entries"),
+      ("evicted", Figures.count(counts.evictions), "by the cache"),
+      ("lost", Figures.count(counts.losses), "to the kernel"),
+    ]
+    if counts.tooLarge > 0 { rows.append(("too large", Figures.count(counts.tooLarge), "misses that were not stored")) }
+    if counts.refused > 0 { rows.append(("refused", Figures.count(counts.refused), "misses that there was no memory for")) }
+    rows.append(("wrong bytes", Figures.count(counts.wrongBytes), "each hit checked, byte for byte"))
+    let widths = (rows.map(\.0.count).max() ?? 0, rows.map(\.1.count).max() ?? 0)
+    let lines = rows.map { row in
+      row.0.padded(to: widths.0 + 2) + row.1.indented(to: widths.1) + (row.2.isEmpty ? "" : "  " + row.2)
+    }
+    let objects = Figures.count(footprint.objects) + " objects" + (hasSizes ? " of \(ByteSize(footprint.bytes))" : "")
+    return """
+      \(options.trace): \(format.rawValue), \(objects)
+      \(limitInWords), order \(options.order.name)
+
+      \(lines.joined(separator: "\n"))
+
+      \(counts.wrongBytes == 0 ? "No wrong byte." : "WRONG BYTES: this should be reported as a bug.")
+      """
+  }
+
+  private var limitInWords: String {
+    switch limit {
+    case .objects(let count): "at most \(Figures.count(count)) entries"
+    case .payloadBytes(let bytes): "at most \(ByteSize(bytes)) of values"
+    case .heldBytes(let bytes): "at most \(ByteSize(bytes)) in all"
+    case .group(let bytes):
+      "cgroup v\(group?.rawValue ?? 0), limit \(ByteSize(bytes))\(options.isKernelAlone ? ", the kernel alone" : "")"
+    }
+  }
+
+  /// With four digits after the point.
+  private static func ratio(_ value: Double) -> String {
+    let digits = String(Int((value * 10_000).rounded()))
+    let padded = String(repeating: "0", count: max(0, 5 - digits.count)) + digits
+    return padded.dropLast(4) + "." + padded.suffix(4)
+  }
+
+  // MARK: JSON
+
+  var json: JSON {
+    let (capacity, unit, memoryLimit): (JSON, JSON, JSON) =
+      switch limit {
+      case .objects(let count): (.unsigned(count), "objects", .null)
+      case .payloadBytes(let bytes): (.unsigned(bytes), "payloadBytes", .null)
+      case .heldBytes(let bytes): (.unsigned(bytes), "heldBytes", .null)
+      case .group(let bytes): (.null, .null, .unsigned(bytes))
+      }
+    return [
+      "trace": .string(options.trace), "format": .string(format.rawValue), "hasSizes": .bool(hasSizes),
+      "order": .string(options.order.name), "capacity": capacity, "capacityUnit": unit,
+      "memoryLimit": memoryLimit, "kernelAlone": .bool(options.isKernelAlone),
+      "requests": .unsigned(counts.requests), "hits": .unsigned(counts.hits), "misses": .unsigned(counts.misses),
+      "missRatio": .number(counts.missRatio), "byteMissRatio": .number(counts.byteMissRatio),
+      "objects": .unsigned(footprint.objects), "footprint": .unsigned(hasSizes ? footprint.bytes : footprint.objects),
+      "entries": .unsigned(counts.entries), "evictions": .unsigned(counts.evictions), "losses": .unsigned(counts.losses),
+      "tooLarge": .unsigned(counts.tooLarge), "refused": .unsigned(counts.refused),
+      "nanosecondsPerRequest": .number(nanosecondsPerRequest), "wrongBytes": .unsigned(counts.wrongBytes),
+    ]
+  }
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: MIT
+// Traces of requests: files that are read in batches, with what is wrong in them told by line or record.
+//
+//   csv             key,bytes | 17,4096 | a/b.html,311 | ...             a request a line; the header is "key" or "key,bytes"
+//   oracleGeneral   | time 4 | object 8 | size 4 | next access 8 | ...   libCacheSim's records, little-endian, without padding
+
+import Glibc
+import ToolSupport
+
+/// One request of a trace.
+struct TraceRequest: BitwiseCopyable, Equatable, Sendable {
+  /// The object's number, or a hash of a key that is no number.
+  var key: UInt64
+  /// The object's bytes.
+  var size: UInt64
+
+  /// The size in a trace without sizes.
+  static let usualSize: UInt64 = 64
+}
+
+enum TraceFormat: String, CaseIterable, Sendable {
+  case csv, oracleGeneral
+}
+
+/// A trace that is read once, from its first request to its last. Keeps no more of it than one buffer.
+final class TraceFile {
+  let path: String
+  private(set) var format = TraceFormat.csv
+  private(set) var hasSizes = true
+  /// nil for a pipe.
+  let fileBytes: UInt64?
+  private let descriptor: Int32
+  private var buffer = [UInt8](repeating: 0, count: bufferBytes)
+  /// What was read and not parsed yet.
+  private var rest = 0..<0
+  private var isAtEnd = false
+  private var readBytes: UInt64 = 0
+  /// The lines or records parsed so far.
+  private var place: UInt64 = 0
+  private var requestedBytes: UInt64 = 0
+
+  /// No line is longer.
+  static let bufferBytes = 64 << 10
+  /// Of all sizes together: no sum of some of them overflows, nor twice one of them.
+  private static let requestedLimit: UInt64 = 1 << 60
+  static let recordBytes = 24
+
+  /// Opens a trace. `format`: nil to tell it by the file's name, or else by its first bytes.
+  init(_ path: String, format: TraceFormat? = nil) throws {
+    self.path = path
+    guard let status = DiskFile.status(path, followsLinks: true) else {
+      throw UsageError("\"\(path)\": \(SystemError.text(errno))")
+    }
+    guard !status.isDirectory else { throw UsageError("\"\(path)\" is a directory; name a file") }
+    fileBytes = status.isRegular ? status.sizeBytes : nil
+    let descriptor = unsafe open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY)
+    guard descriptor >= 0 else { throw UsageError("\"\(path)\": \(SystemError.text(errno))") }
+    // From here on `deinit` closes it.
+    self.descriptor = descriptor
+    guard try fill() else { throw UsageError("\"\(path)\" is empty; a trace has one request at least") }
+    self.format = try format ?? foundFormat()
+    if self.format == .csv { try readHeader() }
+  }
+
+  deinit { close(descriptor) }
+
+  /// How much of the file was read; nil for a pipe.
+  var share: Double? { fileBytes.map { Double(readBytes) / Double(max(1, $0)) } }
+
+  /// Puts the next requests in the place of the last ones. False at the end of the trace.
+  func next(_ requests: inout [TraceRequest]) throws -> Bool {
+    requests.removeAll(keepingCapacity: true)
+    guard try fill() else { return false }
+    while let request = try format == .csv ? nextOfLines() : nextOfRecords() {
+      guard request.size <= Self.requestedLimit - requestedBytes else {
+        throw wrong("the sizes up to here add up to more than 2^60 bytes; this is no trace of bytes")
+      }
+      requestedBytes += request.size
+      requests.append(request)
+    }
+    // The buffer is full, or has all that is left.
+    guard !requests.isEmpty else { throw incomplete() }
+    return true
+  }
+
+  /// Fills the buffer behind what is not parsed yet. False when nothing is left.
+  private func fill() throws -> Bool {
+    for (new, old) in rest.enumerated() { buffer[new] = buffer[old] }
+    rest = 0..<rest.count
+    while !isAtEnd, rest.count < buffer.count {
+      // In bounds: the free part of the buffer.
+      let got = unsafe buffer.withUnsafeMutableBytes { [rest] in
+        unsafe read(descriptor, $0.baseAddress! + rest.count, $0.count - rest.count)
+      }
+      if got < 0 && errno == EINTR { continue }
+      guard got >= 0 else { throw ToolFailure("\"\(path)\": \(SystemError.text(errno))") }
+      isAtEnd = got == 0
+      rest = 0..<rest.count + got
+      readBytes += UInt64(got)
+    }
+    return !rest.isEmpty
+  }
+
+  private func foundFormat() throws -> TraceFormat {
+    if path.hasSuffix(".csv") { return .csv }
+    if path.hasSuffix(".oracleGeneral") || path.hasSuffix(".oracleGeneral.bin") { return .oracleGeneral }
+    let start = buffer[rest]
+    if start.starts(with: [0x28, 0xB5, 0x2F, 0xFD]) || start.starts(with: [0x1F, 0x8B, 0x08]) {
+      throw UsageError("\"\(path)\" is compressed; unpack it first (zstd -d, gunzip), or say --format where it is not")
+    }
+    // The highest byte of a next access is 0, or 255 for none. A text has neither.
+    let last = start.dropFirst(Self.recordBytes - 1).first
+    return last == 0 || last == 255 ? .oracleGeneral : .csv
+  }
+
+  // MARK: Lines
+
+  private func readHeader() throws {
+    guard let header = nextLine() else { throw incomplete() }
+    switch String(decoding: header, as: UTF8.self) {
+    case "key": hasSizes = false
+    case "key,bytes": hasSizes = true
+    default:
+      throw wrong("the header has to be \"key\" or \"key,bytes\", not \(Self.quoted(header)); or say --format oracleGeneral")
+    }
+    guard try fill() else { throw UsageError("\"\(path)\" has a header and nothing else; a trace has one request at least") }
+  }
+
+  private func nextOfLines() throws -> TraceRequest? {
+    guard let line = nextLine() else { return nil }
+    guard hasSizes else { return TraceRequest(key: try key(line), size: TraceRequest.usualSize) }
+    // A key may have commas of its own.
+    guard let comma = line.lastIndex(of: UInt8(ascii: ",")) else {
+      throw wrong("no size in \(Self.quoted(line)), which the header \"key,bytes\" promises; write KEY,BYTES")
+    }
+    let digits = line[(comma + 1)...]
+    guard let size = Self.number(digits) else {
+      throw wrong("\(Self.quoted(digits)) is no size; write a whole number of bytes, below 2^64")
+    }
+    return TraceRequest(key: try key(line[..<comma]), size: size)
+  }
+
+  /// The next line without its end; nil where the buffer has no whole one.
+  private func nextLine() -> ArraySlice<UInt8>? {
+    let end = buffer[rest].firstIndex(of: UInt8(ascii: "\n"))
+    guard !rest.isEmpty, end != nil || isAtEnd else { return nil }
+    let line = buffer[rest.lowerBound..<(end ?? rest.upperBound)]
+    rest = min(line.endIndex + 1, rest.upperBound)..<rest.upperBound
+    place += 1
+    return line.last == UInt8(ascii: "\r") ? line.dropLast() : line
+  }
+
+  /// A number stands for itself, anything else for the hash FNV-1a of its bytes.
+  private func key(_ bytes: ArraySlice<UInt8>) throws -> UInt64 {
+    guard let first = bytes.first else { throw wrong("no key; take the line out, or write one") }
+    // "07" is another key than "7".
+    if first != UInt8(ascii: "0") || bytes.count == 1, let number = Self.number(bytes) { return number }
+    return bytes.reduce(0xCBF2_9CE4_8422_2325) { ($0 ^ UInt64($1)) &* 0x100_0000_01B3 }
+  }
+
+  /// Decimal digits and nothing else, below 2^64.
+  private static func number(_ digits: ArraySlice<UInt8>) -> UInt64? {
+    var number: UInt64 = 0
+    for digit in digits {
+      let value = digit &- UInt8(ascii: "0")
+      let (tens, isTooLarge) = number.multipliedReportingOverflow(by: 10)
+      let (sum, isLarger) = tens.addingReportingOverflow(UInt64(value))
+      guard value < 10, !isTooLarge, !isLarger else { return nil }
+      number = sum
+    }
+    return digits.isEmpty ? nil : number
+  }
+
+  // MARK: Records
+
+  private func nextOfRecords() -> TraceRequest? {
+    guard rest.count >= Self.recordBytes else { return nil }
+    // In bounds: a whole record.
+    let (key, size) = unsafe buffer.withUnsafeBytes { [rest] bytes in
+      unsafe (
+        bytes.loadUnaligned(fromByteOffset: rest.lowerBound + 4, as: UInt64.self),
+        bytes.loadUnaligned(fromByteOffset: rest.lowerBound + 12, as: UInt32.self)
+      )
+    }
+    rest = rest.lowerBound + Self.recordBytes..<rest.upperBound
+    place += 1
+    return TraceRequest(key: UInt64(littleEndian: key), size: UInt64(UInt32(littleEndian: size)))
+  }
+
+  // MARK: What is wrong
+
+  /// What is left has no whole request.
+  private func incomplete() -> UsageError {
+    place += 1
+    return switch format {
+    case .csv: wrong("longer than \(Self.bufferBytes) bytes; this is no trace of keys")
+    case .oracleGeneral:
+      wrong("cut off after \(rest.count) of \(Self.recordBytes) bytes; copy the trace anew, or take the rest off")
+    }
+  }
+
+  private func wrong(_ what: String) -> UsageError {
+    UsageError("\"\(path)\", \(format == .csv ? "line" : "record") \(place): \(what)")
+  }
+
+  /// The beginning of a text that may have any bytes.
+  private static func quoted(_ bytes: ArraySlice<UInt8>) -> String {
+    let printable = bytes.prefix(40).map { $0 < 32 || $0 == 127 ? UInt8(ascii: "?") : $0 }
+    return "\"\(String(decoding: printable, as: UTF8.self))\(bytes.count > 40 ? "..." : "")\""
+  }
+}

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: MIT
+// Replays of traces: the real tool against a plain simulation, reading of traces, and what is wrong in them.
+
+import Foundation
+import PurgeableTestSupport
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+@testable import purgeablectl
+
+@Suite("replay")
+struct ReplayTests {
+  private static func run(_ words: [String]) throws -> ChildProcess {
+    try ChildProcess.runBuilt("purgeablectl", ["replay"] + words)
+  }
+
+  private static func object(_ words: [String]) throws -> [String: Any] {
+    let child = try run(words + ["--json"])
+    #expect(child.status == 0, "\(child.errors)")
+    return try #require(try JSONSerialization.jsonObject(with: Data(child.output.utf8)) as? [String: Any], "\(child.output)")
+  }
+
+  private static func number(_ object: [String: Any], _ name: String) throws -> Int {
+    try #require(object[name] as? Int, "\(name)")
+  }
+
+  // MARK: Traces
+
+  /// Few objects of 1 to 400 bytes, most requests for the first of them; one object in forty is larger. Sizes change at times.
+  private static let requests: [TraceRequest] = {
+    var random = SplitMix64(seed: 7)
+    return (0..<3000).map { number in
+      let key = UInt64(random.index(below: 1 + random.index(below: 400)))
+      let change: UInt64 = number % 10 == 0 ? 100 : 0
+      return TraceRequest(key: key, size: key % 40 == 39 ? 5000 : 1 + SplitMix64.mix(key) % 300 + change)
+    }
+  }()
+
+  private static func csv(_ requests: [TraceRequest], sizes: Bool) -> String {
+    requests.reduce(into: sizes ? "key,bytes\n" : "key\n") { $0 += sizes ? "\($1.key),\($1.size)\n" : "\($1.key)\n" }
+  }
+
+  private static func records(_ requests: [TraceRequest]) -> Data {
+    func bytes(_ number: UInt64, _ count: Int) -> [UInt8] {
+      (0..<count).map { UInt8(truncatingIfNeeded: number >> UInt64($0 * 8)) }
+    }
+    return requests.enumerated().reduce(into: Data()) { data, request in
+      data += bytes(UInt64(request.offset), 4) + bytes(request.element.key, 8) + bytes(request.element.size, 4) + bytes(.max, 8)
+    }
+  }
+
+  private static func read(_ path: String, format: TraceFormat? = nil) throws -> [TraceRequest] {
+    let trace = try TraceFile(path, format: format)
+    var (all, batch): ([TraceRequest], [TraceRequest]) = ([], [])
+    while try trace.next(&batch) { all += batch }
+    return all
+  }
+
+  /// The misses of an exact LRU, and those of objects above the limit. `limit`: of the costs' sum.
+  private static func exactLRU(
+    _ requests: [TraceRequest], limit: UInt64, cost: (TraceRequest) -> UInt64
+  ) -> (misses: Int, tooLarge: Int) {
+    // The most recently used last.
+    var entries: [TraceRequest] = []
+    var (misses, tooLarge, sum) = (0, 0, UInt64(0))
+    for request in requests {
+      if let place = entries.firstIndex(where: { $0.key == request.key }) {
+        entries.append(entries.remove(at: place))
+        continue
+      }
+      misses += 1
+      guard cost(request) <= limit else {
+        tooLarge += 1
+        continue
+      }
+      entries.append(request)
+      sum += cost(request)
+      while sum > limit { sum -= cost(entries.removeFirst()) }
+    }
+    return (misses, tooLarge)
+  }
+
+  // MARK: The tool
+
+  @Test("with --order lru, it misses exactly what a plain LRU misses: by entries, by bytes of values, by a share of both")
+  func lru() throws {
+    let root = try FakeRoot([
+      "plain.csv": Self.csv(Self.requests, sizes: false), "sizes.csv": Self.csv(Self.requests, sizes: true),
+    ])
+    defer { root.remove() }
+    let objects = Dictionary(Self.requests.map { ($0.key, $0.size) }) { first, _ in first }
+    let bytes = objects.values.reduce(0, +)
+    for (file, capacity, limit) in [
+      ("plain.csv", "50", 50), ("plain.csv", "10%", UInt64(objects.count) / 10), ("sizes.csv", "4000", 4000),
+      ("sizes.csv", "4KiB", 4096), ("sizes.csv", "12.5%", bytes / 8),
+    ] {
+      let object = try Self.object([root.path + "/" + file, "--order", "lru", "--capacity", capacity])
+      let (misses, tooLarge) = Self.exactLRU(Self.requests, limit: limit) { file == "plain.csv" ? 1 : $0.size }
+      #expect(try Self.number(object, "misses") == misses, "\(capacity)")
+      #expect(try Self.number(object, "hits") == Self.requests.count - misses)
+      #expect(object["missRatio"] as? Double == Double(misses) / Double(Self.requests.count))
+      #expect(try Self.number(object, "capacity") == Int(limit))
+      #expect(object["capacityUnit"] as? String == (file == "plain.csv" ? "objects" : "payloadBytes"))
+      #expect(try Self.number(object, "objects") == objects.count)
+      #expect(try Self.number(object, "footprint") == (file == "plain.csv" ? objects.count : Int(bytes)))
+      #expect(try Self.number(object, "tooLarge") == tooLarge)
+    }
+  }
+
+  @Test("both formats give the same, told apart by content too; all that the JSON object has to have is there")
+  func formats() throws {
+    let root = try FakeRoot(["text": Self.csv(Self.requests, sizes: true)])
+    defer { root.remove() }
+    try Self.records(Self.requests).write(to: URL(fileURLWithPath: root.path + "/records"))
+    var objects = try ["text", "records"].map { name in
+      try Self.object([root.path + "/" + name, "--order", "lru", "--capacity", "4000"])
+    }
+    #expect(objects.map { $0["format"] as? String } == ["csv", "oracleGeneral"])
+    for index in objects.indices {
+      #expect(try Self.number(objects[index], "requests") == Self.requests.count)
+      #expect(objects[index]["nanosecondsPerRequest"] as? Double ?? 0 > 0)
+      #expect(objects[index]["byteMissRatio"] as? Double ?? 0 > 0)
+      #expect(objects[index]["order"] as? String == "lru")
+      #expect(objects[index]["trace"] as? String == root.path + (index == 0 ? "/text" : "/records"))
+      #expect(try Self.number(objects[index], "wrongBytes") == 0)
+      for name in ["trace", "format", "nanosecondsPerRequest"] { objects[index][name] = nil }
+    }
+    #expect(NSDictionary(dictionary: objects[0]) == NSDictionary(dictionary: objects[1]))
+  }
+
+  @Test("with room for all, it misses each object once, in either order; the table says so", arguments: EvictionOrder.allCases)
+  func roomForAll(order: EvictionOrder) throws {
+    let root = try FakeRoot(["plain": Self.csv(Self.requests, sizes: false)])
+    defer { root.remove() }
+    let count = Set(Self.requests.map(\.key)).count
+    let object = try Self.object([root.path + "/plain", "--order=\(order.name)", "--capacity=100%"])
+    #expect(try Self.number(object, "misses") == count)
+    #expect(try Self.number(object, "entries") == count)
+    let table = try Self.run([root.path + "/plain", "--order=\(order.name)", "--capacity", "16MB"])
+    #expect(table.output.contains("at most 15.3 MiB in all, order \(order.name)\n"))
+    #expect(table.output.contains("No wrong byte."))
+    #expect(table.status == 0)
+  }
+
+  @Test("called wrongly, or with a trace that is cut off, it says so, prints nothing else and ends with 2")
+  func refuses() throws {
+    let root = try FakeRoot()
+    defer { root.remove() }
+    let path = root.path + "/cut.oracleGeneral"
+    try Self.records(Array(Self.requests.prefix(8))).dropLast().write(to: URL(fileURLWithPath: path))
+    for (words, message) in [
+      ([path, "--capacity", "10"], "record 8: cut off after 23 of 24 bytes"),
+      ([path, "--capacity", "10%"], "record 8: cut off after 23 of 24 bytes"),
+      ([path, "--memory-limit", "1M"], "--memory-limit: between 32M and 1T"),
+      ([root.path + "/nothing", "--capacity", "10", "--json"], "No such file"),
+    ] {
+      let child = try Self.run(words)
+      #expect(child.status == 2)
+      #expect(child.errors.contains(message), "\(child.errors)")
+      #expect(child.output.isEmpty)
+    }
+  }
+
+  @Test(
+    "in a memory group pressure alone evicts: the library's reaction, or the kernel; nothing is left behind",
+    .fullRun, .disabled(if: Sanitizer.isAddress || Sanitizer.isThread, "does not fit into the group"))
+  func memoryGroup() throws {
+    let groups = GroupsOfTheDead(of: "replay")
+    // Three times what there is room for.
+    let requests = (0..<24_000).map { TraceRequest(key: $0, size: 4000) }
+    let root = try FakeRoot(["trace.csv": Self.csv(requests, sizes: true)])
+    defer { root.remove() }
+    for words in [[], ["--kernel-alone"]] {
+      let child = try Self.run([root.path + "/trace.csv", "--memory-limit", "32M", "--json"] + words)
+      if child.errors.contains("no memory group") {
+        #expect(child.status == 1)
+        #expect(child.output.isEmpty)
+        continue
+      }
+      #expect(child.status == 0, "\(child.errors)")
+      let object = try #require(try JSONSerialization.jsonObject(with: Data(child.output.utf8)) as? [String: Any])
+      #expect(try Self.number(object, "misses") == requests.count)
+      #expect(try Self.number(object, "memoryLimit") == 32 << 20)
+      let (losses, evictions) = (try Self.number(object, "losses"), try Self.number(object, "evictions"))
+      #expect(try losses + evictions + Self.number(object, "entries") == requests.count)
+      #expect(losses + evictions > requests.count / 2)
+      if words == ["--kernel-alone"] { #expect(evictions == 0) }
+    }
+    #expect(groups.added == [])
+  }
+
+  // MARK: The parts
+
+  @Test("a hit with wrong bytes is counted, byte by byte")
+  func wrongBytes() throws {
+    for size in [1, 7, 8, 64, 77] {
+      var bytes = [UInt8](repeating: 0, count: size)
+      unsafe bytes.withUnsafeMutableBytes { unsafe TraceContent.write(5, to: $0) }
+      func wrong(_ key: UInt64, _ bytes: [UInt8]) -> UInt64 {
+        unsafe bytes.withUnsafeBytes { unsafe TraceContent.wrongBytes(key, $0) }
+      }
+      #expect(wrong(5, bytes) == 0)
+      for place in 0..<size {
+        bytes[place] ^= 0x10
+        #expect(wrong(5, bytes) == 1)
+        bytes[place] ^= 0x10
+      }
+      #expect(wrong(6, bytes) > 0)
+      if size > 8 { #expect(wrong(5, Array(bytes.dropLast(8))) > size / 2) }
+    }
+    var cache = try ReplayCache(.objects(10), order: .s3FIFO)
+    let requests = [TraceRequest(key: 1, size: 64), TraceRequest(key: 2, size: 64)]
+    cache.run(requests)
+    cache.run(requests)
+    #expect(cache.counts.hits == 2)
+    #expect(cache.counts.wrongBytes == 0)
+    let right = try #require(cache.cache.value(forKey: 2))
+    cache.cache[2] = [right[0] ^ 1] + right[1..<40] + [right[40] ^ 1] + right[41...]
+    cache.run(requests)
+    #expect(cache.counts.hits == 4)
+    #expect(cache.counts.wrongBytes == 2)
+    cache.cache[2] = []
+    cache.run(requests)
+    #expect(cache.counts.wrongBytes == 3)
+    cache.cache[2] = Array(repeating: 0, count: 65)
+    cache.run(requests)
+    #expect(cache.counts.wrongBytes == 68)
+  }
+
+  @Test("values of no bytes are hits, and in a memory group an object above a quarter of the limit always misses")
+  func sizes() throws {
+    var cache = try ReplayCache(.group(1 << 20), order: .s3FIFO)
+    let requests = [0, 1 << 18, 1 << 18 + 1].map { TraceRequest(key: $0, size: $0) }
+    cache.run(requests)
+    cache.run(requests)
+    cache.finish()
+    #expect(cache.counts.hits == 2)
+    #expect(cache.counts.entries == 2)
+    #expect(cache.counts.tooLarge == 2)
+    #expect(cache.counts.hitBytes == 1 << 18)
+    #expect(cache.counts.bytes == 1 << 20 + 2)
+    #expect(cache.counts.wrongBytes == 0)
+  }
+
+  @Test("keys are any text, numbers are themselves, and ends of lines are of any kind")
+  func lines() throws {
+    let long = (0..<30_000).map { TraceRequest(key: $0 &* 0x9E37_79B9_7F4A_7C15, size: $0) }
+    let root = try FakeRoot([
+      "keys": "key\r\n7\r\n07\r\n18446744073709551615\r\n18446744073709551616\na,b\nä\n \n07",
+      "sizes": "key,bytes\na,b,3\n7,0\na,b,1152921504606846973", "long": Self.csv(long, sizes: true),
+    ])
+    defer { root.remove() }
+    let keys = try Self.read(root.path + "/keys")
+    #expect(keys.count == 8)
+    #expect(keys.map(\.size) == Array(repeating: 64, count: 8))
+    #expect(keys[0].key == 7)
+    #expect(keys[2].key == .max)
+    #expect(keys[1] == keys[7])
+    #expect(Set(keys.map(\.key)).count == 7)
+    let sizes = try Self.read(root.path + "/sizes")
+    #expect(sizes.map(\.size) == [3, 0, 1 << 60 - 3])
+    #expect(sizes[0].key == sizes[2].key)
+    // Much more than is read at a time.
+    #expect(try Self.read(root.path + "/long") == long)
+    try Self.records(long).write(to: URL(fileURLWithPath: root.path + "/records"))
+    #expect(try Self.read(root.path + "/records") == long)
+  }
+
+  @Test("what is wrong in a trace is told with its line, and what to do")
+  func wrongTraces() throws {
+    let line = String(repeating: "x", count: TraceFile.bufferBytes)
+    for (text, message) in [
+      ("", "is empty"), ("key", "has a header and nothing else"), ("key,bytes\n", "has a header and nothing else"),
+      ("1\n2\n", "line 1: the header has to be \"key\" or \"key,bytes\", not \"1\""),
+      ("key,bytes\n1,2\n3\n", "line 3: no size in \"3\", which the header \"key,bytes\" promises"),
+      ("key,bytes\n1,-2\n", "line 2: \"-2\" is no size"), ("key,bytes\n1,\n", "line 2: \"\" is no size"),
+      ("key,bytes\n1,99999999999999999999\n", "line 2: \"99999999999999999999\" is no size"),
+      ("key,bytes\n1,2x\n", "line 2: \"2x\" is no size"),
+      ("key,bytes\n1,1\n2,1152921504606846976\n", "line 3: the sizes up to here add up to more than 2^60"),
+      ("key\n1\n\n2\n", "line 3: no key"), ("key,bytes\n,2\n", "line 2: no key"),
+      ("key\n" + line, "line 2: longer than 65536 bytes"), (line, "line 1: longer than 65536 bytes"),
+    ] {
+      let root = try FakeRoot(["trace": text])
+      defer { root.remove() }
+      let error = #expect(throws: UsageError.self) { try Self.read(root.path + "/trace") }
+      #expect(error?.message.contains(message) == true, "\(error?.message ?? "")")
+      #expect(error?.message.contains(root.path + "/trace") == true)
+    }
+    let root = try FakeRoot()
+    defer { root.remove() }
+    try Data([0x1F, 0x8B, 8, 0]).write(to: URL(fileURLWithPath: root.path + "/packed"))
+    let packed = #expect(throws: UsageError.self) { try Self.read(root.path + "/packed") }
+    #expect(packed?.message.contains("unpack it first") == true)
+    let directory = #expect(throws: UsageError.self) { try Self.read(root.path) }
+    #expect(directory?.message.contains("is a directory") == true)
+  }
+
+  @Test("options that make no sense are refused by name")
+  func wrongOptions() throws {
+    func options(_ words: [String]) throws -> ReplayOptions {
+      try ReplayOptions(try Arguments(words, options: Command.replay.options, operandCount: 1))
+    }
+    for (words, message) in [
+      ([], "a trace is missing"), (["x"], "--capacity or --memory-limit is missing"),
+      (["x", "--capacity=1", "--memory-limit=64M"], "not both"),
+      (["x", "--capacity=1", "--kernel-alone"], "--kernel-alone goes with"),
+      (["x", "--capacity=1", "--order=fifo"], "\"fifo\" is unknown; there are: s3fifo, lru"),
+      (["x", "--capacity=1", "--format=xml"], "\"xml\" is unknown; there are: csv, oracleGeneral"),
+      (["x", "--memory-limit=31M"], "--memory-limit: between"), (["x", "--memory-limit=2T"], "--memory-limit: between"),
+    ] {
+      let error = #expect(throws: UsageError.self) { try options(words) }
+      #expect(error?.message.contains(message) == true, "\(words): \(error?.message ?? "")")
+    }
+    for text in [
+      "0", "0%", "0M", "-1", "x", "1.5", "101%", "1e1%", "nan%", "%", "18446744073709551616", "9000000000000000000", "8Q",
+    ] {
+      #expect(throws: UsageError.self, "\(text)") { try ReplayCapacity(text) }
+    }
+    #expect(try ReplayCapacity("12") == .number(12))
+    #expect(try ReplayCapacity("0.5%") == .percent(0.5))
+    #expect(try ReplayCapacity("10MB") == .bytes(10_000_000))
+    #expect(try options(["x", "--memory-limit=64M"]).bound == .group(limitBytes: 64 << 20))
+    // Less than one object, and less than an empty cache.
+    let root = try FakeRoot(["plain": "key\n1\n2\n"])
+    defer { root.remove() }
+    let trace = try TraceFile(root.path + "/plain")
+    var footprint = Footprint()
+    footprint.note([TraceRequest(key: 1, size: 64), TraceRequest(key: 2, size: 64)])
+    #expect(throws: UsageError.self) { try ReplayCapacity.percent(49).limit(of: trace, footprint) }
+    #expect(try ReplayCapacity.percent(50).limit(of: trace, footprint) == .objects(1))
+    #expect(throws: UsageError.self) { try ReplayCache(.heldBytes(4096), order: .s3FIFO) }
+  }
+}
