@@ -39,6 +39,22 @@ private let lookUps: [Operation] = [
       return cache.peekValue(forKey: 5) != nil && cache[6] != nil
     }
   },
+  Operation("cache: keys and entries, in order", takes: .result, floor: valueFloor) {
+    let cache = filled(try IntCache())
+    return { cache.keys.reduce(0) { count, _ in count + 1 } == cache.count && cache.entries.prefix(50).contains { $0.key == 5 } }
+  },
+  Operation("cache: all at one moment", takes: .result, floor: valueFloor) {
+    let cache = filled(try IntCache())
+    return { cache.snapshot().count == cache.count }
+  },
+  Operation("cache: changes in one step", takes: .result, floor: valueFloor) {
+    let cache = filled(try IntCache())
+    let value = bytes(100)
+    return {
+      cache.modifyValue(forKey: 5) { $0 = value }
+      return cache.updateValue(value, forKey: 5) != nil && cache.evictAll { $0.key < 0 } == 0
+    }
+  },
   Operation("cache: value, a mebibyte", takes: .result, floor: valueFloor) {
     let cache = try IntCache()
     cache.setValue(bytes(1 << 20), forKey: 1)

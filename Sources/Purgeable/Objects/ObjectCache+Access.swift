@@ -62,41 +62,84 @@ extension ObjectCache {
   /// and the old value stays.
   @discardableResult
   @inlinable
-  public func setValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> StoreOutcome { set(value, key, cost).outcome }
+  public func setValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> StoreOutcome {
+    set(value, key, cost).outcome ?? .replaced
+  }
 
   /// Stores a value, and returns the one it replaced, to one thread of several.
   @discardableResult
   @inlinable
   public func updateValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> Value? { set(value, key, cost).old }
 
-  /// `permit`: of a value that was loaded. Without the permit it is not stored.
+  /// Changes a value in one step. `body` gets the value, nil where there is none; what it leaves is stored, nil removes the
+  /// entry. Returns what `body` returns.
+  ///
+  /// `body` runs under no mutex, and runs again where another value was stored or removed meanwhile, so that no change of another
+  /// thread is lost; an object that it changes in place is the one that others have. An error of `body` leaves the entry. The
+  /// cost is `costOfValue`'s, or else stays. Any thread.
+  @discardableResult
+  public func modifyValue<R, E: Error>(forKey key: Key, _ body: (inout Value?) throws(E) -> R) throws(E) -> R {
+    while true {
+      let found = store.hold(key) { shard, position, _ -> (entry: CacheEntry<Key, Value>, birth: UInt64)? in
+        position == noPosition ? nil : (CacheEntry(shard.table[position]), shard.table[position].birth)
+      }
+      let old = found.flatMap { isLeaving($0.entry.value) ? nil : $0 }
+      var value = old?.entry.value
+      let result = try body(&value)
+      if let value {
+        let cost = store.findsCosts ? nil : old?.entry.cost
+        if set(value, key, cost, if: .birth(found?.birth)).outcome != nil { return result }
+      } else {
+        guard let old else { return result }
+        if let departed = take(key, .removed, birth: old.birth) {
+          store.finish(departed)
+          return result
+        }
+      }
+    }
+  }
+
+  /// The outcome is nil, and nothing is stored, where the condition does not hold.
   @inlinable
-  func set(_ value: Value, _ key: Key, _ cost: Int?, _ permit: LoadPermit? = nil) -> (outcome: StoreOutcome, old: Value?) {
+  func set(
+    _ value: Value, _ key: Key, _ cost: Int?, if condition: ObjectCondition? = nil
+  ) -> (outcome: StoreOutcome?, old: Value?) {
     let cost = max(0, cost ?? store.cost(of: value))
-    if permit == nil { store.overtakeLoad(of: key) }
-    if store.refuses(cost) { return (.tooLarge, refuse(value, key, cost, isLoaded: permit != nil)) }
+    let isLoaded = condition?.isPermit ?? false
+    if !isLoaded { store.overtakeLoad(of: key) }
+    if store.refuses(cost) { return (.tooLarge, refuse(value, key, cost, isLoaded: isLoaded)) }
     let queue = ObjectQueue(hasCost: cost > 0, isDiscardable: store.isDiscardable(value))
     store.noteQueue(queue)
     let time = MonotonicTime.now
-    let (isStored, stamp, old) = store.hold(key) { shard, position, hash -> (Bool, UInt64, DepartedObject<Key, Value>?) in
-      if let permit, !permit.take() { return (true, 0, nil) }
+    let (outcome, stamp, old) = store.hold(key) {
+      shard, position, hash -> (StoreOutcome?, UInt64, DepartedObject<Key, Value>?) in
+      let birth = position == noPosition ? nil : shard.table[position].birth
+      if let condition, !condition.holds(birth: birth) { return (nil, 0, nil) }
       if position != noPosition {
         let old = shard.table.replace(position, value, cost: cost, queue, at: time)
         shard.counters.replacements += 1
         shard.counters.count(.replaced)
         store.book(entries: 0, cost: cost, less: old.cost)
-        return (true, shard.table.lastStamp, old)
+        return (.replaced, shard.table.lastStamp, old)
       }
-      guard shard.table.insert(key, hash: hash, value, cost: cost, queue, at: time) else { return (false, 0, nil) }
+      guard shard.table.insert(key, hash: hash, value, cost: cost, queue, at: time) else { return (.outOfMemory, 0, nil) }
       shard.counters.insertions += 1
       store.book(entries: 1, cost: cost, less: 0)
-      return (true, shard.table.lastStamp, nil)
+      return (.stored, shard.table.lastStamp, nil)
     }
-    guard isStored else { return (countRefusal(.outOfMemory), nil) }
+    guard let outcome else { return (nil, nil) }
+    if outcome == .outOfMemory { return (countRefusal(.outOfMemory), nil) }
     store.noteStore()
     if let old { finishReplaced(old, by: value) }
     if store.isOverLimit { store.enforceLimits(sparing: stamp) }
-    return (old == nil ? .stored : .replaced, old?.value)
+    return (outcome, old?.value)
+  }
+
+  /// The key's value, or the default where there is none, which is not stored. Setting stores. Not one step: to count, use
+  /// `modifyValue(forKey:_:)`.
+  public subscript(key: Key, default defaultValue: @autoclosure () -> Value) -> Value {
+    get { value(forKey: key) ?? defaultValue() }
+    set { setValue(newValue, forKey: key) }
   }
 
   /// The value of a key; setting stores it with the cost of `costOfValue`, setting nil removes it.
@@ -144,12 +187,25 @@ extension ObjectCache {
   /// meanwhile stays. Returns how many were removed. An error leaves the removals before it.
   @discardableResult
   public func removeAll<E: Error>(where isRemovable: (CacheEntry<Key, Value>) throws(E) -> Bool) throws(E) -> Int {
-    var removed = 0
-    for noted in store.all({ NotedObject($0, $1, shard: $2) }) where try isRemovable(noted.entry) {
+    try takeOutAll(.removed, where: isRemovable)
+  }
+
+  /// Evicts the entries for which the closure says so: as `removeAll(where:)`, but they leave for the reason `decider`. What the
+  /// verdicts go by is what the closure captures. Returns how many left.
+  @discardableResult
+  public func evictAll<E: Error>(where isEvictable: (CacheEntry<Key, Value>) throws(E) -> Bool) throws(E) -> Int {
+    try takeOutAll(.decider, where: isEvictable)
+  }
+
+  private func takeOutAll<E: Error>(
+    _ reason: DepartureReason, where mayGo: (CacheEntry<Key, Value>) throws(E) -> Bool
+  ) throws(E) -> Int {
+    var count = 0
+    for noted in store.all({ NotedObject($0, $1, shard: $2) }) where try mayGo(noted.entry) {
       loads.overtake(noted.entry.key)
-      if store.remove(noted, .removed, evenIfUsed: true) { removed += 1 }
+      if store.remove(noted, reason, evenIfUsed: true) { count += 1 }
     }
-    return removed
+    return count
   }
 
   // MARK: Enumerating
@@ -208,10 +264,11 @@ extension ObjectCache {
 
   /// Takes a key's entry out. The caller finishes it.
   @inlinable
-  func take(_ key: Key, _ reason: DepartureReason) -> DepartedObject<Key, Value>? {
+  func take(_ key: Key, _ reason: DepartureReason, birth: UInt64? = nil) -> DepartedObject<Key, Value>? {
     store.overtakeLoad(of: key)
     return store.hold(key) { shard, position, _ in
-      position == noPosition ? nil : store.remove(position, reason, from: &shard)
+      guard position != noPosition, birth == nil || shard.table[position].birth == birth else { return nil }
+      return store.remove(position, reason, from: &shard)
     }
   }
 
@@ -251,5 +308,24 @@ extension CacheEntry {
   @inlinable
   init(_ node: ObjectNode<Key, Value>) {
     (key, value, cost) = (node.key!, node.value!, node.cost)
+  }
+}
+
+/// What has to hold for an object to be stored. Asked once, under the mutex of the key's shard.
+@usableFromInline
+enum ObjectCondition {
+  /// The object was loaded, and nothing has overtaken the load.
+  case permit(LoadPermit)
+  /// The key's entry is of this birth; nil: there is none.
+  case birth(UInt64?)
+
+  @usableFromInline var isPermit: Bool { if case .permit = self { true } else { false } }
+
+  @usableFromInline
+  func holds(birth: UInt64?) -> Bool {
+    switch self {
+    case .permit(let permit): permit.take()
+    case .birth(let wanted): birth == wanted
+    }
   }
 }

@@ -84,5 +84,5 @@ extension ObjectCache: Loading {
   // MARK: Keeping
 
   @usableFromInline
-  func keep(_ value: Value, forKey key: Key, _ permit: LoadPermit) { _ = set(value, key, nil, permit) }
+  func keep(_ value: Value, forKey key: Key, _ permit: LoadPermit) { _ = set(value, key, nil, if: .permit(permit)) }
 }

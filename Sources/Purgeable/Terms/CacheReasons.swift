@@ -25,6 +25,8 @@ public enum DepartureReason: Int, Sendable, Hashable, CaseIterable {
   case trimmed
   /// The entry made room for a newer one while the cache grows slowly, in the minute after it gave memory back under pressure.
   case growth
+  /// The program's verdict: `evictAll(where:)`.
+  case decider
 }
 
 extension DepartureReason: CustomStringConvertible {
@@ -42,6 +44,7 @@ extension DepartureReason: CustomStringConvertible {
     case .idle: "idle"
     case .trimmed: "trimmed"
     case .growth: "slow growth"
+    case .decider: "decider"
     }
   }
 }

@@ -80,6 +80,24 @@ extension CacheLimitReason: CustomStringConvertible {
 }
 
 extension CacheStatistics {
+  /// What has happened since earlier statistics of the same cache: counters less the earlier ones, so `hitRate` is that of the
+  /// time between. Sizes, waiting departures, limits and the level are as they are here.
+  public func difference(from earlier: CacheStatistics) -> CacheStatistics {
+    var result = self
+    for counter in Self.counters { result[keyPath: counter] -= earlier[keyPath: counter] }
+    result.loadTime -= earlier.loadTime
+    result.missesByReason = missesByReason.lessened(by: earlier.missesByReason)
+    result.departures = departures.lessened(by: earlier.departures)
+    return result
+  }
+
+  private static var counters: [WritableKeyPath<CacheStatistics, Int>] {
+    [
+      \.hitCount, \.missCount, \.loadCount, \.loadFailureCount, \.sharedLoadCount, \.insertionCount, \.replacementCount,
+      \.notKeptValueCount, \.copyCount, \.refusalCount, \.givenBackSlabCount, \.refusedOfferCount,
+    ]
+  }
+
   /// Hits of all look-ups, 0 to 1; 0 where nothing was looked up.
   public var hitRate: Double {
     let lookUps = Double(hitCount) + Double(missCount)
@@ -118,6 +136,10 @@ extension CacheStatistics: CustomStringConvertible {
     let tenths = Int((number * 10).rounded())
     return "\(tenths / 10).\(tenths % 10)"
   }
+}
+
+extension Dictionary where Value == Int {
+  fileprivate func lessened(by earlier: Self) -> Self { merging(earlier.mapValues { -$0 }, uniquingKeysWith: +) }
 }
 
 extension LoadTable {

@@ -157,10 +157,9 @@ enum Children {
     var launch = Launch(OwnProgram.path, [Tool.name] + words)
     launch.input = .descriptor(input)
     launch.output = .descriptor(output)
-    if isQuiet {
-      launch.errors = .nothing
-      launch.environment.append("SWIFT_BACKTRACE=enable=no")
-    }
+    if isQuiet { launch.errors = .nothing }
+    // The runtime's backtracer leaves a thread of a crashed child behind, which holds its end of the pipe: we would wait for it.
+    launch.environment.append("SWIFT_BACKTRACE=enable=no")
     launch.usualSignals = watchedSet()
     return launch.start(&process)
   }

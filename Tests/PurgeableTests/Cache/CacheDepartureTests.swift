@@ -25,6 +25,38 @@ extension Departures where Key == String, Value == [UInt8] {
 
 @Suite("PurgeableCache, departures")
 struct CacheDepartureTests {
+  @Test("handlers come and go: a departure is told to the one that is there, and one that is taken away ends")
+  func handlers() throws {
+    final class Held: Sendable {}
+    let (first, second) = (Told(), Told())
+    let cache = try PurgeableCache<String, [UInt8]>(tracksKeys: true)
+    for key in ["a", "b", "c", "d"] { cache[key] = [1] }
+    cache["a"] = nil
+    var held: Held? = Held()
+    weak let kept = held
+    try cache.setDepartureHandler { [held] departure in
+      first.note(departure)
+      withExtendedLifetime(held) {}
+    }
+    held = nil
+    cache["b"] = nil
+    #expect(kept != nil)
+    try cache.setDepartureHandler { [weak cache] departure in
+      second.note(departure)
+      if departure.key == "c" { cache?.removeDepartureHandler() }
+    }
+    #expect(kept == nil)
+    cache["c"] = nil
+    cache["d"] = nil
+    #expect(first.takeLines() == [Line(key: "b", value: [1], cost: 1, reason: .removed)])
+    #expect(second.takeLines() == [Line(key: "c", value: [1], cost: 1, reason: .removed)])
+
+    let untracked = try PurgeableCache<String, [UInt8]>()
+    let error = #expect(throws: PurgeableError.self) { try untracked.setDepartureHandler { _ in } }
+    if case .notSupported = error?.kind {} else { Issue.record("\(String(describing: error))") }
+    untracked.removeDepartureHandler()
+  }
+
   @Test("each reason is told with key, value and cost")
   func reasons() throws {
     let told = Told()

@@ -44,14 +44,14 @@ extension PurgeableCache where Value == [UInt8] {
     unsafe value.withUnsafeBytes { bytes in
       unsafe encode(key) { engineKey, prefix -> Void in
         let store = unsafe LargeStore(engineKey, prefix, bytes, EntryHead())
-        var (failure, due) = (StoreOutcome.outOfMemory, DueAfterStore())
+        var (failure, due) = (StoreOutcome?.some(.outOfMemory), DueAfterStore())
         let element = store.begin(in: engine, &failure, &due)
         if element == nil { #expect(failure == .outOfMemory) }
         result = Result {
           guard let element else { return try body(nil) }
           try body {
             unsafe EntryPrefix.write(prefix, EntryHead(), bytes, to: element.bytes)
-            return store.end(element, in: self.engine)
+            return store.end(element, in: self.engine) ?? .replaced
           }
         }
       } tracked: { _ in
@@ -75,15 +75,15 @@ struct CacheLargeStoreTests {
         var outcome: StoreOutcome?
         unsafe cache.encode(0) { key, prefix in
           let store = unsafe LargeStore(key, prefix, bytes, EntryHead())
-          var (failure, due) = (StoreOutcome.outOfMemory, DueAfterStore())
+          var (failure, due) = (StoreOutcome?.some(.outOfMemory), DueAfterStore())
           guard let element = store.begin(in: cache.engine, &failure, &due) else {
-            Issue.record("\(failure)")
+            Issue.record("\(String(describing: failure))")
             return
           }
           unsafe EntryPrefix.write(prefix, EntryHead(), bytes, to: element.bytes)
           #expect(throws: Never.self) { try between.happen(in: cache) }
           cache.checkBooks()
-          outcome = store.end(element, in: cache.engine)
+          outcome = store.end(element, in: cache.engine) ?? .outOfMemory
         } tracked: { _ in
           Issue.record("a tracked key")
         }

@@ -8,28 +8,29 @@ import Synchronization
 /// A store's search for room that another thread keeps for a moment.
 struct RoomSearch {
   var isBegun = false
-  /// How often it may still be tried. A loaded value, which may be stored by one try only, need not be kept.
+  /// How often it may still be tried. A condition is asked once.
   var tries: Int
 
-  init(_ permit: LoadPermit?) { tries = permit == nil ? 64 : 0 }
+  init(_ condition: StoreCondition?) { tries = condition == nil ? 64 : 0 }
 }
 
 extension CacheEngine {
-  /// Stores `value` under a key whose payload begins with `prefix`. `cost`: nil stands for the value's bytes. `permit`: of a
-  /// value that was loaded, which is stored only with it.
+  /// Stores `value` under a key whose payload begins with `prefix`. nil where the condition did not
+  /// hold, and nothing was stored.
   func store(
     _ key: EngineKey, prefix: UnsafeRawBufferPointer, value: UnsafeRawBufferPointer, _ head: EntryHead,
-    _ permit: LoadPermit? = nil
-  ) -> StoreOutcome {
+    if condition: StoreCondition? = nil
+  ) -> StoreOutcome? {
     if value.count >= heap.largeByteCount {
-      return unsafe LargeStore(key, prefix, value, head, permit).run(in: self)
+      return unsafe LargeStore(key, prefix, value, head, if: condition).run(in: self)
     }
-    var search = RoomSearch(permit)
+    var search = RoomSearch(condition)
     while true {
-      let (outcome, due) = shards.hold(toStore: key) { held -> (StoreOutcome, DueAfterStore) in
-        if let permit, !permit.take() { return (.replaced, DueAfterStore()) }
+      let stored = shards.hold(toStore: key) { held -> (StoreOutcome, DueAfterStore)? in
+        if let condition, unsafe !condition.holds(key, prefix, in: &held) { return nil }
         return (unsafe held.store(key, prefix, value, head, among: shards), held.takeDue(prefix.count + value.count))
       }
+      guard let (outcome, due) = stored else { return nil }
       if makesRoom(key, outcome, due, &search) { continue }
       finishStore(key, outcome, due)
       return outcome

@@ -23,23 +23,24 @@ import Glibc
   private let value: UnsafeRawBufferPointer
   private let size: EntrySize
   /// Of a value that was loaded: asked under each of the two mutexes, since the first may drop the key's old value.
-  private let permit: LoadPermit?
+  private let condition: StoreCondition?
 
   private static let longestWait: UInt64 = 1_000_000_000
 
   init(
     _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ head: EntryHead,
-    _ permit: LoadPermit? = nil
+    if condition: StoreCondition? = nil
   ) {
     self.key = key
     unsafe self.prefix = prefix
     unsafe self.value = value
     size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, head)
-    self.permit = permit
+    self.condition = condition
   }
 
-  func run(in engine: CacheEngine) -> StoreOutcome {
-    var (failure, due) = (StoreOutcome.outOfMemory, DueAfterStore())
+  /// nil where the condition did not hold.
+  func run(in engine: CacheEngine) -> StoreOutcome? {
+    var (failure, due) = (StoreOutcome?.some(.outOfMemory), DueAfterStore())
     var element: FreshElement?
     var search = RoomSearch(nil)
     let deadline = MonotonicTime.now + Self.longestWait
@@ -47,13 +48,13 @@ import Glibc
       // Asked before too: what was written in full after the store got no memory can be evicted now.
       let wasWriting = isWriting(in: engine)
       element = begin(in: engine, &failure, &due)
-      if element == nil, engine.makesRoom(key, failure, due, &search) { continue }
+      if element == nil, let failure, engine.makesRoom(key, failure, due, &search) { continue }
       guard element == nil, failure == .outOfMemory, wasWriting || isWriting(in: engine), MonotonicTime.now < deadline
       else { break }
       usleep(100)
     }
     guard let element else {
-      engine.finishStore(key, failure, DueAfterStore())
+      if let failure { engine.finishStore(key, failure, DueAfterStore()) }
       return failure
     }
     unsafe EntryPrefix.write(prefix, size.head, value, to: element.bytes)
@@ -73,8 +74,8 @@ import Glibc
   /// Whether some thread writes a large value.
   private func isWriting(in engine: CacheEngine) -> Bool { engine.heap.oldest(of: engine.heap.writingStream) != nil }
 
-  /// Makes room and allocates; nil, with the outcome in `failure`, where that fails.
-  func begin(in engine: CacheEngine, _ failure: inout StoreOutcome, _ due: inout DueAfterStore) -> FreshElement? {
+  /// Makes room and allocates; nil, with what `run` returns in `failure`, where that fails.
+  func begin(in engine: CacheEngine, _ failure: inout StoreOutcome?, _ due: inout DueAfterStore) -> FreshElement? {
     engine.shards.hold(toStore: key) { held in
       defer { due = held.takeDue(0) }
       return begin(&held, engine.shards, &failure)
@@ -82,19 +83,19 @@ import Glibc
   }
 
   /// Has the index lead to the element, which has been written.
-  func end(_ element: FreshElement, in engine: CacheEngine) -> StoreOutcome {
+  func end(_ element: FreshElement, in engine: CacheEngine) -> StoreOutcome? {
     let (outcome, due) = engine.shards.hold(toStore: key) { held in
       (end(element, &held, engine.shards), unsafe held.takeDue(prefix.count + value.count))
     }
-    engine.finishStore(key, outcome, due)
+    if let outcome { engine.finishStore(key, outcome, due) }
     return outcome
   }
 
   private func begin(
-    _ held: inout HeldShard, _ shards: borrowing CacheShards, _ failure: inout StoreOutcome
+    _ held: inout HeldShard, _ shards: borrowing CacheShards, _ failure: inout StoreOutcome?
   ) -> FreshElement? {
-    if let permit, !permit.isCurrent {
-      failure = .replaced
+    if let condition, !condition.mayHold {
+      failure = nil
       return nil
     }
     let old = unsafe held.find(key, prefix)
@@ -109,10 +110,10 @@ import Glibc
 
   private func end(
     _ element: FreshElement, _ held: inout HeldShard, _ shards: borrowing CacheShards
-  ) -> StoreOutcome {
-    if let permit, !permit.take() {
+  ) -> StoreOutcome? {
+    if let condition, unsafe !condition.holds(key, prefix, in: &held) {
       held.heap.free(element.reference)
-      return .replaced
+      return nil
     }
     let old = unsafe held.find(key, prefix)
     let changesBefore = held.slots.changes

@@ -47,10 +47,11 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
   }
 
   let nodes: NodeMemory
-  let wantsValues: Bool
+  /// Whether there is a handler. Changed after it comes and before it goes; only a hint, since `tell` looks again.
+  private let hasHandler: Atomic<Bool>
   /// Whether `==` and deinit of the keys are the standard library's, so that they may run under a mutex.
   let isOfStandardLibrary = KeyForm<Key>.isOfStandardLibrary
-  /// nil from the cache's end on, because the handler may hold on to any object of the program.
+  /// nil from the cache's end on at the latest, because the handler may hold on to any object of the program.
   private let handler: Guarded<Handler?>
   let waiting = Guarded(WaitingDepartures())
   /// Bytes of values copied for departures that have not been told.
@@ -66,7 +67,7 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
     nodes = NodeMemory(
       nodeByteCount: unsafe NodePointer.keyOffset(of: Key.self) + MemoryLayout<Key>.size,
       alignment: max(MemoryLayout<Key>.alignment, MemoryLayout<KeyNode>.alignment))
-    wantsValues = handler != nil
+    hasHandler = Atomic(handler != nil)
     self.handler = Guarded(handler)
   }
 
@@ -75,13 +76,16 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
     endForeign()
   }
 
-  /// Called when the cache has ended: releases its handler. Under no mutex.
-  func end() {
-    let last = handler.withLock { handler in
-      defer { handler = nil }
+  var wantsValues: Bool { hasHandler.load(ordering: .relaxed) }
+
+  /// nil takes it away, as when the cache has ended. Under no mutex: the old one ends, which is the program's code.
+  func setHandler(_ new: Handler?) {
+    let old = handler.withLock { handler in
+      hasHandler.store(new != nil, ordering: .relaxed)
+      defer { handler = new }
       return handler
     }
-    _ = last
+    _ = old
   }
 
   var notKeptCount: UInt64 { notKept.load(ordering: .relaxed) }

@@ -89,7 +89,7 @@ struct S3FIFOOrder: Sendable {
     case .replaced, .tooLarge: nil
     case .removed: .removed
     case .discarded: .discarded
-    case .count, .cost, .bytes, .pressure, .idle, .trimmed, .growth: .evicted
+    case .count, .cost, .bytes, .pressure, .idle, .trimmed, .growth, .decider: .evicted
     }
   }
 

@@ -15,6 +15,7 @@ import Glibc
 
 /// What a peek tells beside the value's bytes. Tells an entry that has only moved from one that was stored since.
 struct PeekedEntry: Equatable {
+  let head: EntryHead
   let cost: UInt64
   /// Of the value's bytes; 0 where it was not asked for.
   let digest: Int
@@ -81,16 +82,23 @@ extension HeldShard {
   ) -> EngineRead {
     let read = unsafe read(key, prefix, into: buffer, countsAsUse: false)
     guard case .hit = read else { return read }
-    peeked = unsafe find(key, prefix).flatMap { peekedEntry($0, prefixByteCount: prefix.count, digests: digests) }
+    peeked = unsafe self.peeked(key, prefix, digests: digests)
     return peeked == nil ? .miss(.discarded) : read
   }
 
-  /// Removes a key's entry, if it is as it was peeked at, with a digest.
-  mutating func remove(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer, peeked: PeekedEntry) -> Bool {
+  /// nil where the key has no entry, or it is lost.
+  mutating func peeked(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer, digests: Bool) -> PeekedEntry? {
+    unsafe find(key, prefix).flatMap { peekedEntry($0, prefixByteCount: prefix.count, digests: digests) }
+  }
+
+  /// Takes a key's entry out, if it is as it was peeked at, with a digest.
+  mutating func remove(
+    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, peeked: PeekedEntry, _ reason: DepartureReason
+  ) -> Bool {
     guard let found = unsafe find(key, prefix),
       peekedEntry(found, prefixByteCount: prefix.count, digests: true) == peeked
     else { return false }
-    drop(found, .removed)
+    drop(found, reason)
     return true
   }
 
@@ -102,8 +110,8 @@ extension HeldShard {
     guard let head = elements.head(of: found.slot, facts) else { return nil }
     let valueAt = prefixByteCount + head.byteCount
     let cost = head.cost ?? UInt64(max(0, length - valueAt))
-    guard digests else { return PeekedEntry(cost: cost, digest: 0) }
-    return elements.digest(of: reference, from: valueAt, to: length).map { PeekedEntry(cost: cost, digest: $0) }
+    guard digests else { return PeekedEntry(head: head, cost: cost, digest: 0) }
+    return elements.digest(of: reference, from: valueAt, to: length).map { PeekedEntry(head: head, cost: cost, digest: $0) }
   }
 
   /// The reason of a miss: the known one, else the ghost's. `counts`: for the statistics.

@@ -285,15 +285,17 @@ extension PurgeableCache {
   @usableFromInline
   func store(_ bytes: UnsafeRawBufferPointer, forKey key: Key, cost: UInt64?) -> StoreOutcome {
     loads.overtake(key)
-    return unsafe store(bytes, forKey: key, EntryHead(cost: cost), nil)
+    return unsafe store(bytes, forKey: key, EntryHead(cost: cost), if: nil) ?? .replaced
   }
 
-  /// `permit`: of a value that was loaded. Without the permit it is not stored, and counts as replaced by what overtook it.
-  func store(_ bytes: UnsafeRawBufferPointer, forKey key: Key, _ head: EntryHead, _ permit: LoadPermit?) -> StoreOutcome {
+  /// nil where the condition did not hold, and nothing was stored.
+  func store(
+    _ bytes: UnsafeRawBufferPointer, forKey key: Key, _ head: EntryHead, if condition: StoreCondition?
+  ) -> StoreOutcome? {
     let outcome = unsafe encode(key) { engineKey, prefix in
-      unsafe engine.store(engineKey, prefix: prefix, value: bytes, head, permit)
+      unsafe engine.store(engineKey, prefix: prefix, value: bytes, head, if: condition)
     } tracked: { hash in
-      unsafe storeTracked(key, hash: hash, bytes, head, permit)
+      unsafe storeTracked(key, hash: hash, bytes, head, if: condition)
     }
     WorkBell.ring()
     return outcome

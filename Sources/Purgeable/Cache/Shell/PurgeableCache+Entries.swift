@@ -35,7 +35,7 @@ extension PurgeableCache {
   /// mutex of its shard.
   public func peekEntry(forKey key: Key) -> CacheEntry<Key, Value>? { peek(key)?.entry }
 
-  // MARK: Removing
+  // MARK: Many
 
   /// Removes the entries of keys. Returns how many there were. As `remove(forKey:)` for each key.
   ///
@@ -50,14 +50,26 @@ extension PurgeableCache {
   /// closure runs under no mutex. Any thread.
   @discardableResult
   public func removeAll<E: Error>(where isRemovable: (CacheEntry<Key, Value>) throws(E) -> Bool) throws(E) -> Int {
-    var removed = 0
+    try takeOutAll(.removed, where: isRemovable)
+  }
+
+  /// Evicts the entries for which the closure says so: as `removeAll(where:)`, but they leave for the reason `decider`, as a
+  /// decision about the cache and not about what is true. Returns how many left. What the verdicts go by is what the closure
+  /// captures.
+  @discardableResult
+  public func evictAll<E: Error>(where isEvictable: (CacheEntry<Key, Value>) throws(E) -> Bool) throws(E) -> Int {
+    try takeOutAll(.decider, where: isEvictable)
+  }
+
+  private func takeOutAll<E: Error>(
+    _ reason: DepartureReason, where mayGo: (CacheEntry<Key, Value>) throws(E) -> Bool
+  ) throws(E) -> Int {
+    var count = 0
     for key in keys {
-      guard let (entry, peeked) = peek(key, digests: true), try isRemovable(entry) else { continue }
-      loads.overtake(key)
-      let isRemoved = unsafe withEntry(key) { engineKey, prefix, held in unsafe held.remove(engineKey, prefix, peeked: peeked) }
-      if isRemoved == true { removed += 1 }
+      guard let (entry, peeked) = peek(key, digests: true), try mayGo(entry), takeOut(key, peeked, reason) else { continue }
+      count += 1
     }
-    return removed
+    return count
   }
 
   // MARK: All at one moment
@@ -95,7 +107,7 @@ extension PurgeableCache {
   // MARK: Inside
 
   /// A key's entry, without counting as a use. `digests`: whether a digest of the value is made.
-  private func peek(_ key: Key, digests: Bool = false) -> (entry: CacheEntry<Key, Value>, peeked: PeekedEntry)? {
+  func peek(_ key: Key, digests: Bool = false) -> (entry: CacheEntry<Key, Value>, peeked: PeekedEntry)? {
     var peeked: PeekedEntry?
     let found = unsafe lookUp(
       { buffer in

@@ -81,23 +81,23 @@ extension PurgeableCache {
     }
   }
 
-  /// Stores under a tracked key, and tells of its old value's departure.
+  /// Stores under a tracked key, and tells of its old value's departure. nil where the condition did not hold.
   func storeTracked(
-    _ key: Key, hash: UInt64, _ value: UnsafeRawBufferPointer, _ head: EntryHead, _ permit: LoadPermit?
-  ) -> StoreOutcome {
+    _ key: Key, hash: UInt64, _ value: UnsafeRawBufferPointer, _ head: EntryHead, if condition: StoreCondition?
+  ) -> StoreOutcome? {
     guard let teller else { return .outOfMemory }
     if value.count >= engine.heap.largeByteCount { LargeStore.awaitRoom(value.count, in: engine) }
-    var search = RoomSearch(permit)
+    var search = RoomSearch(condition)
     var hasEvicted = false
     while true {
       let epoch = teller.epoch.load(ordering: .relaxed)
       var stored: Key?
       let result = unsafe withTracked(key, hash: hash, makes: true) {
-        engineKey, prefix, held -> (StoreOutcome, EngineDeparture?, DueAfterStore) in
+        engineKey, prefix, held -> (StoreOutcome?, EngineDeparture?, DueAfterStore) in
         let number = engineKey.trackedNumber
         held.departures.beginStore(number)
-        let isOvertaken = !(permit?.take() ?? true)
-        let outcome = isOvertaken ? .outOfMemory : unsafe held.store(engineKey, prefix, value, head, among: engine.shards)
+        let isWanted = unsafe condition?.holds(engineKey, prefix, in: &held) ?? true
+        let outcome = isWanted ? unsafe held.store(engineKey, prefix, value, head, among: engine.shards) : nil
         var isThere = true
         switch outcome {
         case .stored, .replaced: unsafe held.keys[number]?.pointee.cost = head.cost ?? UInt64(value.count)
@@ -108,7 +108,7 @@ extension PurgeableCache {
         if old != nil { stored = unsafe held.keys[number]?.key(as: Key.self).pointee }
         // A number that has no entry, because the store was refused, is given back.
         if !isThere { held.departures.release(number, of: &held.keys) }
-        return (isOvertaken ? .replaced : outcome, old, held.takeDue(value.count))
+        return (outcome, old, held.takeDue(value.count))
       }
       guard let (outcome, old, due) = result else {
         // There is no memory for another key: one leaves for it.
@@ -123,6 +123,7 @@ extension PurgeableCache {
         let isOurs = teller.epoch.load(ordering: .relaxed) == epoch
         if isOurs, let stored { teller.tell(old, key: stored) } else { teller.endCopy(old.copy, isCounted: isOurs) }
       }
+      guard let outcome else { return nil }
       // Of the key, only the shard matters from here on.
       let engineKey = EngineKey(hash: hash)
       if engine.makesRoom(engineKey, outcome, due, &search) { continue }

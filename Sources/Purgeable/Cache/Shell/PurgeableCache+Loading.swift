@@ -134,7 +134,10 @@ extension PurgeableCache: Loading {
     var outcome = StoreOutcome.notEncodable
     _ = value.withPurgeableBytesIfEncodable { span in
       byteCount = span.byteCount
-      outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, EntryHead(), permit) }
+      // Without the permit it counts as replaced by what overtook it.
+      outcome = unsafe span.withUnsafeBytes { bytes in
+        unsafe store(bytes, forKey: key, EntryHead(), if: .permit(permit)) ?? .replaced
+      }
     }
     noteRefusal(outcome, of: value, forKey: key, cost: UInt64(byteCount))
   }

@@ -188,7 +188,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   deinit {
     // Departures that still wait are not told after the cache's end.
     ClientRoster.shared.remove(engine)
-    teller?.end()
+    teller?.setHandler(nil)
     if teller != nil { engine.endKeys() }
   }
 

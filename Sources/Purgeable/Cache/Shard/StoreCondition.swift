@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT
+// Stores that depend on what is there.
+
+/// What has to hold for a value to be stored. Asked under the mutex of the key's shard, where it is stored then.
+enum StoreCondition {
+  /// The value was loaded, and nothing has overtaken the load.
+  case permit(LoadPermit)
+  /// The key's entry is as it was peeked at, with a digest; nil: there is none.
+  case unchanged(PeekedEntry?)
+
+  /// Whether it may still hold. For stores that write the value before they ask.
+  var mayHold: Bool {
+    switch self {
+    case .permit(let permit): permit.isCurrent
+    case .unchanged: true
+    }
+  }
+
+  /// Asked once.
+  func holds(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer, in held: inout HeldShard) -> Bool {
+    switch self {
+    case .permit(let permit): permit.take()
+    case .unchanged(let peeked): unsafe held.peeked(key, prefix, digests: true) == peeked
+    }
+  }
+}

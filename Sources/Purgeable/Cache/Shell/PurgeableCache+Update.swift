@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+// Changes that depend on the value that is there: peeked at, made under no mutex, stored if the entry is still the same.
+
+extension PurgeableCache {
+  /// Stores a value, and returns the one that it replaced; nil when there was none. Of several threads only one gets a value that
+  /// was replaced. Everything else as `setValue(_:forKey:cost:)`, whose outcome it does not tell. Any thread; copies the old
+  /// value, and reads it once more to tell whether it was changed meanwhile.
+  @discardableResult
+  public func updateValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> Value? {
+    let head = EntryHead(cost: cost.map { UInt64(max(0, $0)) })
+    while true {
+      let old = peek(key, digests: true)
+      if store(value, forKey: key, head, ifUnchanged: old?.peeked) { return old?.entry.value }
+    }
+  }
+
+  /// Changes a value in one step. `body` gets the value, nil where there is none; what it leaves is stored, nil removes the
+  /// entry. Returns what `body` returns.
+  ///
+  ///     let counts = try PurgeableCache<String, Int>()
+  ///     counts.modifyValue(forKey: "visits") { $0 = ($0 ?? 0) + 1 }
+  ///
+  /// `body` runs under no mutex, and runs again where the entry was changed meanwhile, so that no change of another thread is
+  /// lost. An error of `body` leaves the entry as it was. A cost that was given with the value stays; else the cost is the number
+  /// of the new value's bytes. A store counts as a use. A value that is refused is not told of; the entry is then as after a
+  /// `setValue(_:forKey:cost:)` that was refused. Any thread.
+  @discardableResult
+  public func modifyValue<R, E: Error>(forKey key: Key, _ body: (inout Value?) throws(E) -> R) throws(E) -> R {
+    while true {
+      let old = peek(key, digests: true)
+      var value = old?.entry.value
+      let result = try body(&value)
+      if let value {
+        let head = EntryHead(cost: old?.peeked.head.cost)
+        if store(value, forKey: key, head, ifUnchanged: old?.peeked) { return result }
+      } else {
+        guard let old else { return result }
+        if takeOut(key, old.peeked, .removed) { return result }
+      }
+    }
+  }
+
+  /// The key's value, or the default where there is none, which is not stored. Setting stores. Not one step: to count, use
+  /// `modifyValue(forKey:_:)`.
+  public subscript(key: Key, default defaultValue: @autoclosure () -> Value) -> Value {
+    get { value(forKey: key) ?? defaultValue() }
+    set { setValue(newValue, forKey: key) }
+  }
+
+  // MARK: Inside
+
+  /// False, with nothing stored, where the entry is no longer as it was peeked at.
+  private func store(_ value: Value, forKey key: Key, _ head: EntryHead, ifUnchanged peeked: PeekedEntry?) -> Bool {
+    loads.overtake(key)
+    var byteCount = 0
+    var outcome: StoreOutcome? = .notEncodable
+    _ = value.withPurgeableBytesIfEncodable { span in
+      byteCount = span.byteCount
+      outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, head, if: .unchanged(peeked)) }
+    }
+    guard let outcome else { return false }
+    noteRefusal(outcome, of: value, forKey: key, cost: head.cost ?? UInt64(byteCount))
+    return true
+  }
+
+  /// Takes an entry out, if it is as it was peeked at.
+  func takeOut(_ key: Key, _ peeked: PeekedEntry, _ reason: DepartureReason) -> Bool {
+    loads.overtake(key)
+    return unsafe withEntry(key) { engineKey, prefix, held in
+      unsafe held.remove(engineKey, prefix, peeked: peeked, reason)
+    } ?? false
+  }
+}
