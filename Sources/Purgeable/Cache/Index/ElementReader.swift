@@ -155,7 +155,8 @@ struct ElementReader: Sendable {
 
   /// Of a part of an element's payload: equal for equal bytes. nil when the element is lost.
   func digest(of reference: purgeable_reference_t, from start: Int, to end: Int) -> Int? {
-    unsafe withUnsafeTemporaryAllocation(byteCount: 4096, alignment: 8) { scratch in
+    // More would not lie on the stack.
+    unsafe withUnsafeTemporaryAllocation(byteCount: 1024, alignment: 8) { scratch in
       var hasher = Hasher()
       var at = start
       while at < end {
