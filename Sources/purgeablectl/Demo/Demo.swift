@@ -43,11 +43,8 @@ struct Demo {
       print(options.isJSON ? report.json.text : report.table)
       return report.exitStatus
     } catch {
-      let signal = Children.interruption
-      guard signal != 0 else { throw error }
       progress.end()
-      complain("\(Tool.name) demo: ended by signal \(signal)")
-      return 128 + signal
+      return try Children.exitStatus(of: "demo", after: error)
     }
   }
 

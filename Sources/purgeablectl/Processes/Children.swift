@@ -47,6 +47,15 @@ enum Children {
   /// The signal by which this process was asked to end; 0 for none.
   static var interruption: Int32 { state.withLock { $0.interruption } }
 
+  /// The exit status of a command that an error has ended: that of the signal behind it, told on standard error; without a
+  /// signal, throws the error.
+  static func exitStatus(of command: String, after error: any Error) throws -> Int32 {
+    let signal = interruption
+    guard signal != 0 else { throw error }
+    complain("\(Tool.name) \(command): ended by signal \(signal)")
+    return 128 + signal
+  }
+
   // MARK: Signals
 
   /// The signals to watch: those that were not ignored when this process was started (`nohup` has SIGHUP ignored).

@@ -38,11 +38,8 @@ struct Replay {
       print(options.isJSON ? report.json.text : report.table)
       return report.exitStatus
     } catch {
-      let signal = Children.interruption
-      guard signal != 0 else { throw error }
       progress.end()
-      complain("\(Tool.name) replay: ended by signal \(signal)")
-      return 128 + signal
+      return try Children.exitStatus(of: "replay", after: error)
     }
   }
 

@@ -31,7 +31,7 @@ extension Command {
     do {
       return try Stress(options: try StressOptions(arguments)).run()
     } catch let interruption as Stress.Interruption {
-      return 128 + interruption.signal
+      return try Children.exitStatus(of: "stress", after: interruption)
     }
   }
 

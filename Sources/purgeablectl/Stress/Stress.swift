@@ -52,8 +52,7 @@ struct Stress {
       switch failure {
       case .interrupted:
         _ = stage.end()
-        complain("\(Tool.name) stress: ended by signal \(Children.interruption)")
-        throw Interruption(signal: Children.interruption)
+        throw Interruption()
       case .impossible(let reason): outcome.skipped = reason
       case .hung(let name, let what): outcome.failures = ["\(name) hangs: \(what)"]
       case .died(let name, .killed(let signal)):
@@ -71,10 +70,8 @@ struct Stress {
     return (outcome, pressure)
   }
 
-  /// Ended by a signal; it was said already.
-  struct Interruption: Error {
-    var signal: Int32
-  }
+  /// Ended by a signal.
+  struct Interruption: Error {}
 }
 
 extension StressStage {

@@ -15,8 +15,8 @@ struct RoomSearch {
 }
 
 extension CacheEngine {
-  /// Stores `value` under a key whose payload begins with `prefix`. nil where the condition did not
-  /// hold, and nothing was stored.
+  /// Stores `value` under a key whose payload begins with `prefix`. nil where the condition did not hold,
+  /// and nothing was stored.
   func store(
     _ key: EngineKey, prefix: UnsafeRawBufferPointer, value: UnsafeRawBufferPointer, _ head: EntryHead,
     if condition: StoreCondition? = nil

@@ -22,7 +22,7 @@ import Glibc
   private let prefix: UnsafeRawBufferPointer
   private let value: UnsafeRawBufferPointer
   private let size: EntrySize
-  /// Of a value that was loaded: asked under each of the two mutexes, since the first may drop the key's old value.
+  /// Looked at under each of the two mutexes, since the first may drop the key's old value.
   private let condition: StoreCondition?
 
   private static let longestWait: UInt64 = 1_000_000_000

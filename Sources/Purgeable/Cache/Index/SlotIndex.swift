@@ -232,6 +232,16 @@ import Synchronization
     return words[0].relaxed == table.word
   }
 
+  /// Calls `body` for the slots in use, in no order. Under the shard's mutex.
+  func forEachSlot(_ body: (Slot) -> Void) {
+    let table = current()
+    guard let slots = table.slots else { return }
+    for i in 0..<table.slotCount {
+      let slot = Slot(bits: slots[i].relaxed)
+      if !slot.isEmpty { body(slot) }
+    }
+  }
+
   /// Whether there is a slot with an identity.
   func has(_ identity: UInt64) -> Bool {
     while true {

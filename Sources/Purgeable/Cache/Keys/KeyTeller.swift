@@ -47,7 +47,7 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
   }
 
   let nodes: NodeMemory
-  /// Whether there is a handler. Changed after it comes and before it goes; only a hint, since `tell` looks again.
+  /// Whether there is a handler. Changed with it, and read without its mutex: a hint, since `tell` looks again.
   private let hasHandler: Atomic<Bool>
   /// Whether `==` and deinit of the keys are the standard library's, so that they may run under a mutex.
   let isOfStandardLibrary = KeyForm<Key>.isOfStandardLibrary

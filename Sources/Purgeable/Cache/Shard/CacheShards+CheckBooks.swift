@@ -124,11 +124,7 @@
     private func recountPages(_ held: borrowing HeldShard) -> (pages: [UInt64: PageRecount], slotCount: Int) {
       var pages: [UInt64: PageRecount] = [:]
       var slotCount = 0
-      let table = held.index.current()
-      guard let slots = table.slots else { return (pages, 0) }
-      for i in 0..<table.slotCount {
-        let slot = Slot(bits: slots[i].relaxed)
-        if slot.isEmpty { continue }
+      held.index.forEachSlot { slot in
         slotCount += 1
         let page = slot.place / SlabHeap.granulesPerPage
         let reference = held.heap.reference(slot.place)

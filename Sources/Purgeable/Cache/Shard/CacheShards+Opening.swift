@@ -237,10 +237,7 @@ extension CacheShards {
     assert(facts.identity == found.slot.identity, "PurgeableCache: a slot that leads to another entry")
     let home = positions[hash & mask]
     assert(home.number > from.number, "PurgeableCache: the founder's entry is at home there")
-    // After the founder's: in the order of their numbers.
-    home.held.lock()
-    defer { home.held.unlock() }
-    return home.held.whileHeld { held in
+    return home.whileHeld { held in
       let outcome = held.takeOver(FoundEntry(found: found, facts: facts), from: &from)
       from.departures.append(held.departures.take())
       return outcome

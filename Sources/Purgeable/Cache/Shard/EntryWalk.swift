@@ -156,32 +156,15 @@ extension CacheShards {
       guard let founders = from.noteEntries() else { return ([], 0) }
       var notes = [founders]
       for shard in all.dropFirst() {
-        guard let others = whileHeld(shard, { $0.noteEntries() }) else { return ([], 0) }
+        guard let others = shard.whileHeld({ $0.noteEntries() }) else { return ([], 0) }
         notes.append(others)
       }
       return (notes, base.indexes.mask.load(ordering: .relaxed))
     }
   }
-
-  /// Runs `body` under a shard's mutex, after the founder's: in the order of their numbers.
-  private func whileHeld<R>(_ shard: EngineShard, _ body: (borrowing HeldShard) -> R) -> R {
-    shard.held.lock()
-    defer { shard.held.unlock() }
-    return shard.held.whileHeld { body($0) }
-  }
 }
 
 extension HeldShard {
-  /// Calls `body` for the slots in use, in no order.
-  func forEachSlot(_ body: (Slot) -> Void) {
-    let table = index.current()
-    guard let slots = table.slots else { return }
-    for i in 0..<table.slotCount {
-      let slot = Slot(bits: slots[i].relaxed)
-      if !slot.isEmpty { body(slot) }
-    }
-  }
-
   /// Notes the shard's entries. nil when there is no memory.
   fileprivate func noteEntries() -> ShardNotes? {
     if let entryOrder { noteEntries(by: entryOrder) } else { noteEntriesBySlab() }
@@ -231,7 +214,7 @@ extension HeldShard {
       return at >= 0 && at < numbers.count && numbers[at] != 0 ? Int(numbers[at]) - 1 : count
     }
     var noted = 0
-    forEachSlot { slot in
+    index.forEachSlot { slot in
       slabs[slabNumber(slot, numbers)].end += 1
       noted += 1
     }
@@ -289,11 +272,11 @@ extension CacheShards {
       if held.number != 0 || !isOpen {
         held.visit(note, body)
       } else if note.isTracked {
-        whileHeld(positions[EngineKey.shardHash(note.hash) & mask]) { $0.visit(note, body) }
+        positions[EngineKey.shardHash(note.hash) & mask].whileHeld { $0.visit(note, body) }
       } else if held.index.has(note.identity) {
         held.visit(note, body)
       } else {
-        for shard in all.dropFirst() where shard.index.has(note.identity) { whileHeld(shard) { $0.visit(note, body) } }
+        for shard in all.dropFirst() where shard.index.has(note.identity) { shard.whileHeld { $0.visit(note, body) } }
       }
     }
     return true
@@ -320,7 +303,7 @@ extension CacheShards {
         let note = WalkNote(bits: batch[i])
         visit(note, held)
         for shard in all.dropFirst() where note.isTracked || shard.index.has(note.identity) {
-          whileHeld(shard) { visit(note, $0) }
+          shard.whileHeld { visit(note, $0) }
         }
       }
     }

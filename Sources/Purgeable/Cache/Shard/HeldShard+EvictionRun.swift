@@ -240,7 +240,7 @@ extension HeldShard {
     }
     var left = EachQueue<Int>(repeating: looks)
     var sums = EachQueue<Int>(repeating: 0)
-    for i in 0..<2 { sums[i] = books.sums[i].byteCount }
+    for i in sums.indices { sums[i] = books.sums[i].byteCount }
     while true {
       let wanted = order.next(probation: UInt128(sums[0]), main: UInt128(sums[1]))
       let queue = next[wanted.rawValue] != nil ? wanted : wanted.other

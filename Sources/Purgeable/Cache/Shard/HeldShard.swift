@@ -259,4 +259,12 @@ final class EngineShard: Sendable {
   }
 
   deinit { index.destroy() }
+
+  /// Runs `body` under the mutex, for who holds that of a shard with a lower number, and delivers what `body` takes out
+  /// (`CacheShards.hold`).
+  func whileHeld<R>(_ body: (inout HeldShard) -> R) -> R {
+    held.lock()
+    defer { held.unlock() }
+    return held.whileHeld(body)
+  }
 }

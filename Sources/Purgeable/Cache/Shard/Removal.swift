@@ -37,12 +37,8 @@ extension HeldShard {
 
   /// What was trimmed may be asked for again.
   private mutating func rememberAll() {
-    let table = index.current()
-    guard let tableSlots = table.slots else { return }
-    for i in 0..<table.slotCount {
-      let slot = Slot(bits: tableSlots[i].relaxed)
-      if !slot.isEmpty { remember(slot.identity, heap.isLost(slot.place) ? .discarded : .evicted) }
-    }
+    let (index, heap) = (index, heap)
+    index.forEachSlot { slot in remember(slot.identity, heap.isLost(slot.place) ? .discarded : .evicted) }
   }
 }
 

@@ -99,7 +99,7 @@ extension PurgeableCache {
     }
     guard copies.reserve(count, byteCount: byteCount) else { return copies }
     for shard in engine.shards.all {
-      shard.held.whileHeld { held in held.forEachSlot { copies.append($0, in: held, withValue: true) } }
+      shard.held.whileHeld { held in held.index.forEachSlot { copies.append($0, in: held, withValue: true) } }
     }
     return copies
   }
@@ -156,14 +156,13 @@ private struct EntryCopies<Key: Hashable & Sendable> {
   /// Copies an entry, unless it is lost or there is no memory for a large one. Runs none of the program's code.
   mutating func append(_ slot: Slot, in held: borrowing HeldShard, withValue: Bool) {
     let (elements, reference) = (held.elements, held.heap.reference(slot.place))
-    guard elements.isIntact(slot.place), let facts = elements.facts(of: reference) else { return }
-    let (start, length) = (bytes.count, withValue ? facts.payloadByteCount : facts.prefixByteCount)
+    guard let length = withValue ? elements.length(reference) : elements.facts(of: reference)?.prefixByteCount else { return }
+    let start = bytes.count
     guard length < MemoryReserve.ofLargeResults || MemoryReserve.isThere(2 * (start + length)) else { return }
     bytes.append(contentsOf: repeatElement(0, count: length))
     let isCopied = unsafe bytes.withUnsafeMutableBytes { all in
       unsafe elements.copy(reference, from: 0, into: UnsafeMutableRawBufferPointer(rebasing: all[start...]))
     }
-    // The kernel may have taken a page since.
     guard isCopied else { return bytes.removeLast(length) }
     if slot.isTracked {
       guard let node = unsafe held.keys[EngineKey.trackedNumber(of: slot)] else { return bytes.removeLast(length) }

@@ -4,7 +4,7 @@
 import CPurgeable
 
 /// A queue of a shard. The raw values are their order on offer: the kernel discards from the lowest first. To add one: a case,
-/// the count, and when its turn comes (`S3FIFOOrder.next`).
+/// their number here and in `EachQueue`, and when its turn comes (`S3FIFOOrder.next`).
 enum EvictionQueue: Int {
   case probation = 0
   case main = 1

@@ -56,20 +56,18 @@ typealias SlabInformation = purgeable_slab_information_t
     var made: OpaquePointer?
     guard unsafe purgeable_heap_create(&options, &made) == 0, let raw = unsafe made else { return nil }
     // Streams are only numbers, so all of them are made now.
-    var streams: [purgeable_stream_t] = []
-    for _ in 0..<QueueStreams.count + 2 {
-      var stream: purgeable_stream_t = 0
+    var (first, stream): (purgeable_stream_t, purgeable_stream_t) = (0, 0)
+    for number in 0..<QueueStreams.count + 2 {
       guard unsafe purgeable_stream_create(raw, &stream) == 0 else {
         unsafe purgeable_heap_destroy(raw)
         return nil
       }
-      streams.append(stream)
-      assert(stream == streams[0] + purgeable_stream_t(streams.count - 1), "PurgeableCache: streams are not numbered in a row")
+      if number == 0 { first = stream }
+      assert(stream == first + purgeable_stream_t(number), "PurgeableCache: streams are not numbered in a row")
     }
     return unsafe SlabHeap(
       raw: raw, slabBytes: slabBytes, slabPlaceShift: UInt64((slabBytes / granuleBytes).trailingZeroBitCount),
-      streams: QueueStreams(from: streams[0]), writingStream: streams[QueueStreams.count],
-      removedStream: streams[QueueStreams.count + 1])
+      streams: QueueStreams(from: first), writingStream: stream - 1, removedStream: stream)
   }
 
   /// A value of this length or more is copied under no mutex (Engine/LargeStore.swift): it has a slab of its own, and to copy it
