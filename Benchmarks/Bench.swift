@@ -24,6 +24,7 @@ enum Bench {
     Measurement(name: "hits", figures: Hits.figures), Measurement(name: "stores", figures: Stores.figures),
     Measurement(name: "full", figures: Full.figures),
     Measurement(name: "lru", figures: ExactLRU.figures),
+    Measurement(name: "expiry", figures: ExpiryFigures.figures),
     Measurement(name: "objects", figures: Objects.figures), Measurement(name: "shape", figures: NSCacheShape.figures),
     Measurement(name: "loading", figures: LoadingFigures.figures),
     Measurement(name: "threads", figures: Threads.figures),

@@ -55,6 +55,22 @@ private let lookUps: [Operation] = [
       return cache.updateValue(value, forKey: 5) != nil && cache.evictAll { $0.key < 0 } == 0
     }
   },
+  Operation("cache: entries with a deadline") {
+    let clock = ManualClock()
+    var options = CacheOptions(byteLimit: 4 << 20)
+    options.clock = clock
+    let cache = try PurgeableCache<Int, [UInt8]>(options)
+    let value = bytes(100)
+    let times = [1, 60, 4000].map { Expiry.sinceCreation(.seconds($0)) }
+    return {
+      for key in 0..<3000 { cache.setValue(value, forKey: key, expiry: times[key % 3]) }
+      clock.advance(by: .seconds(2))
+      cache.removeExpired()
+      for key in 3000..<9000 { cache.setValue(value, forKey: key, expiry: times[key % 3]) }
+      clock.advance(by: .seconds(100))
+      return !cache.containsValue(forKey: 3000)
+    }
+  },
   Operation("cache: value, a mebibyte", takes: .result, floor: valueFloor) {
     let cache = try IntCache()
     cache.setValue(bytes(1 << 20), forKey: 1)

@@ -21,12 +21,32 @@ enum MonotonicTime {
     unsafe clock_gettime(CLOCK_MONOTONIC, &time)
     return UInt64(time.tv_sec) * 1_000_000_000 + UInt64(time.tv_nsec)
   }
+
+  /// As of the kernel's last tick: for a quarter of the cost, and some milliseconds old; more where the machine is busy.
+  static var lastTick: UInt64 {
+    var time = timespec()
+    unsafe clock_gettime(CLOCK_MONOTONIC_COARSE, &time)
+    return UInt64(time.tv_sec) * 1_000_000_000 + UInt64(time.tv_nsec)
+  }
 }
 
 /// The time in nanoseconds since some moment before its user was made; it does not go back. Called from any thread, also under a
 /// mutex. Whoever has a rule about time is given one when it is made, so that tests need not wait.
 struct MonotonicClock: Sendable {
   let now: @Sendable () -> UInt64
+  private let isSystem: Bool
 
-  static let system = MonotonicClock { MonotonicTime.now }
+  init(_ now: @escaping @Sendable () -> UInt64) { self.init(now, isSystem: false) }
+  private init(_ now: @escaping @Sendable () -> UInt64, isSystem: Bool) { (self.now, self.isSystem) = (now, isSystem) }
+
+  static let system = MonotonicClock({ MonotonicTime.now }, isSystem: true)
+
+  /// Far more than the last tick is ever late.
+  private static let tickMargin: UInt64 = 1_000_000_000
+
+  /// Whether a moment has come. Exact; cheap where it is a second away at least.
+  func hasReached(_ moment: UInt64) -> Bool {
+    if isSystem, moment > MonotonicTime.lastTick &+ Self.tickMargin { return false }
+    return now() >= moment
+  }
 }

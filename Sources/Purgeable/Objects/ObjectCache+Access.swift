@@ -307,7 +307,7 @@ extension ObjectCache {
 extension CacheEntry {
   @inlinable
   init(_ node: ObjectNode<Key, Value>) {
-    (key, value, cost) = (node.key!, node.value!, node.cost)
+    (key, value, cost, remainingTime) = (node.key!, node.value!, node.cost, nil)
   }
 }
 

@@ -51,7 +51,7 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
   /// then. `tracksKeys` has no meaning: keys of objects are always in ordinary memory.
   ///
   /// - Throws: as the initializer with all parameters; and `PurgeableError` of kind `invalidArgument` for `lockedByteLimit` and
-  ///   `idleTime`, which are about purgeable pages.
+  ///   `idleTime`, which are about purgeable pages, and for `expiry`.
   public convenience init(
     _ options: CacheOptions, onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
@@ -74,8 +74,11 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
     // Swift's runtime ends the program when it gets no memory for objects and arrays.
     guard MemoryReserve.isThere(MemoryReserve.ofObjects) else { throw PurgeableError.withoutMemory(in: operation) }
     try options.check(in: operation)
-    for (label, isSet) in [("lockedByteLimit", options.lockedByteLimit != nil), ("idleTime", options.idleTime != nil)] where isSet
-    {
+    let ofBytes = [
+      ("lockedByteLimit", options.lockedByteLimit != nil), ("idleTime", options.idleTime != nil),
+      ("expiry", options.expiry != nil),
+    ]
+    for (label, isSet) in ofBytes where isSet {
       throw PurgeableError(.invalidArgument(label), in: operation, explanation: "this option is for caches of bytes")
     }
     store = ObjectStore(options, clock: clock ?? options.monotonicClock, isSurelyEqual: isSurelyEqual)

@@ -9,4 +9,6 @@ public struct CacheEntry<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   public let value: Value
   /// Its cost: the one that was given with it or, where none was, the one that the cache counts.
   public let cost: Int
+  /// Until its time is over (`Expiry`); nil: it has no end.
+  public let remainingTime: Duration?
 }

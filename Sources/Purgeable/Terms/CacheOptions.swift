@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // How a cache is made, as a value.
 
+import Synchronization
+
 /// How a cache is made: a value that can be kept, varied, printed and passed on. What can be changed later has a function
 /// `set...` on the cache.
 ///
@@ -24,6 +26,8 @@ public struct CacheOptions: Sendable {
   public var lockedByteLimit: Int?
   /// Give back entries that were not read for this long; nil: never. For caches of bytes.
   public var idleTime: Duration?
+  /// How long entries are valid that are stored without an expiry of their own; nil: for ever. For caches of bytes.
+  public var expiry: Expiry?
   /// Which entry goes first. For caches of bytes; caches of objects are exactly least recently used.
   public var evictionOrder = EvictionOrder.s3FIFO
   /// Keep keys in ordinary memory, where the kernel cannot take them. Caches of objects always do.
@@ -50,6 +54,7 @@ public struct CacheOptions: Sendable {
     try LimitCheck.limit(lockedByteLimit, "lockedByteLimit", in: operation)
     try LimitCheck.share(memoryShare, "memoryShare", in: operation)
     try LimitCheck.time(idleTime, "idleTime", in: operation)
+    try Expiry.check(expiry, in: operation)
   }
 
   var monotonicClock: MonotonicClock { clock.map { MonotonicClock($0) } ?? .system }
@@ -66,6 +71,7 @@ extension CacheOptions: CustomStringConvertible {
     add("memoryShare", memoryShare)
     add("lockedByteLimit", lockedByteLimit)
     add("idleTime", idleTime)
+    add("expiry", expiry)
     add("evictionOrder", evictionOrder == .s3FIFO ? nil : evictionOrder)
     add("tracksKeys", tracksKeys ? true : nil)
     add("evictsEntriesWithDiscardedContent", evictsEntriesWithDiscardedContent ? nil : false)
@@ -77,7 +83,14 @@ extension CacheOptions: CustomStringConvertible {
 extension MonotonicClock {
   /// By a clock of the program's. It begins at a second, since 0 stands for never in places; a clock that goes back stands still.
   init(_ clock: some Clock<Duration>) {
-    let start = clock.now
-    self.init { 1_000_000_000 + start.duration(to: clock.now).wholeNanoseconds }
+    let (start, latest) = (clock.now, LatestMoment())
+    self.init { latest.note(1_000_000_000 + start.duration(to: clock.now).wholeNanoseconds) }
   }
+}
+
+private final class LatestMoment: Sendable {
+  private let latest = Atomic<UInt64>(0)
+
+  /// The latest of all moments that were noted.
+  func note(_ moment: UInt64) -> UInt64 { latest.max(moment, ordering: .relaxed).newValue }
 }

@@ -27,6 +27,8 @@ public enum DepartureReason: Int, Sendable, Hashable, CaseIterable {
   case growth
   /// The program's verdict: `evictAll(where:)`.
   case decider
+  /// Its time was over (`Expiry`).
+  case expired
 }
 
 extension DepartureReason: CustomStringConvertible {
@@ -45,6 +47,7 @@ extension DepartureReason: CustomStringConvertible {
     case .trimmed: "trimmed"
     case .growth: "slow growth"
     case .decider: "decider"
+    case .expired: "expired"
     }
   }
 }
@@ -70,6 +73,8 @@ public enum MissReason: Int, Sendable, Hashable, CaseIterable {
   /// test for memory, and Swift's runtime ends the program when it cannot allocate an array. `read(forKey:into:)` and
   /// `withBytes(forKey:)` allocate nothing.
   case outOfMemory
+  /// Stored, and its time was over (`Expiry`).
+  case expired
 }
 
 extension MissReason: CustomStringConvertible {
@@ -83,6 +88,7 @@ extension MissReason: CustomStringConvertible {
     case .undecodable: "undecodable"
     case .lockLimit: "lock limit"
     case .outOfMemory: "out of memory"
+    case .expired: "expired"
     }
   }
 }

@@ -24,6 +24,8 @@ public enum StoreOutcome: Sendable, Hashable {
   /// The value cannot be written as bytes (`PurgeableValue`): not stored, and the key's old value stays. `onDeparture` is not
   /// called.
   case notEncodable
+  /// Its time was over when it was stored, since it was 0 or less (`Expiry`): not stored, and the key's old value is gone.
+  case expired
 }
 
 extension StoreOutcome: CustomStringConvertible {
@@ -35,6 +37,7 @@ extension StoreOutcome: CustomStringConvertible {
     case .tooLarge: "too large"
     case .outOfMemory: "out of memory"
     case .notEncodable: "not encodable"
+    case .expired: "expired"
     }
   }
 }

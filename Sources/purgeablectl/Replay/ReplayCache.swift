@@ -162,7 +162,7 @@ struct ReplayCache {
     switch cache.setValue(size == buffer.count ? buffer : Array(buffer[..<size]), forKey: request.key) {
     case .stored, .replaced: break
     case .tooLarge: counts.tooLarge += 1
-    case .outOfMemory, .notEncodable: counts.refused += 1
+    case .outOfMemory, .notEncodable, .expired: counts.refused += 1
     }
   }
 

@@ -276,4 +276,22 @@ struct CacheEntryOrderTests {
       require(cache.count == 500 && cache[999] == pattern(300), "the parent's")
     }
   }
+
+  @Test("a trim ends where values leave gaps in their slabs that no other fits")
+  func gaps() throws {
+    for byteCount in [7_000, 20_500, 21_000, 30_000] {
+      for count in 1...12 {
+        for fraction in [0.95, 0.7, 0.4] {
+          let cache = try PurgeableCache<Int, [UInt8]>(evictionOrder: .lru)
+          for key in 0..<count { cache[key] = pattern(byteCount) }
+          let held = cache.byteCount
+          cache.trim(toFraction: fraction)
+          #expect(cache.isEmpty || cache.byteCount < held, "\(count) of \(byteCount)")
+          let left = cache.count
+          #expect(Set(cache.keys) == Set(count - left..<count))
+          cache.checkBooks()
+        }
+      }
+    }
+  }
 }

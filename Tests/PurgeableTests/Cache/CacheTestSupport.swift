@@ -366,6 +366,6 @@ func keepLibraryThreadAway() {
 extension CacheEngine {
   /// The streams of all shards.
   var streams: [purgeable_stream_t] {
-    shards.all.flatMap { shard in shards.hold(shard) { held in EvictionQueue.all.map { held.stream($0) } } }
+    shards.all.flatMap { shard in shards.hold(shard) { held in held.usedLanes.map { held.stream($0) } } }
   }
 }

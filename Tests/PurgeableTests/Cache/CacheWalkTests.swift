@@ -16,9 +16,9 @@ extension PurgeableCache {
   fileprivate func moveAll() {
     for shard in engine.shards.all {
       engine.shards.hold(shard) { held in
-        for queue in EvictionQueue.all {
-          held.heap.seal(held.stream(queue))
-          for slab in Array(held.heap.slabs(of: held.stream(queue))) { _ = held.run(over: slab, .compaction) }
+        for lane in held.usedLanes {
+          held.heap.seal(held.stream(lane))
+          for slab in Array(held.heap.slabs(of: held.stream(lane))) { _ = held.run(over: slab, .compaction) }
         }
       }
     }

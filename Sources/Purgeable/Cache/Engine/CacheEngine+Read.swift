@@ -20,7 +20,7 @@ extension CacheEngine {
     _ key: EngineKey, prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true
   ) -> EngineRead {
     var tries = 0
-    var foundLost = false
+    var reason: MissReason?
     again: while true {
       tries += 1
       if tries > 64 { return unsafe readUnderMutex(key, unsafe prefix, into: unsafe buffer, countsAsUse) }
@@ -50,8 +50,12 @@ extension CacheEngine {
             case .lost:
               // The lost entry had the key's tag, so it was most likely the key's; the bytes of its key are lost. Another slot
               // may hold the key all the same.
-              dropDiscarded(slot, at: looks.position)
-              foundLost = true
+              dropDead(slot, at: looks.position)
+              reason = .discarded
+              continue again
+            case .expired:
+              dropDead(slot, at: looks.position)
+              reason = .expired
               continue again
             case .found(let byteCount, let now):
               if byteCount > buffer.count { return .tooSmall(byteCount: byteCount) }
@@ -70,14 +74,14 @@ extension CacheEngine {
       } while looks.next(base)
       if isCurrent(mask) { break }
     }
-    return countsAsUse ? miss(key, foundLost ? .discarded : nil) : .miss(foundLost ? .discarded : .unknown)
+    return countsAsUse ? miss(key, reason) : .miss(reason ?? .unknown)
   }
 
   /// The result of reading a slot with the key's identity.
   private enum SlotRead {
     /// The value was copied, unless it has more bytes than the buffer. `now`: the slot after the copy.
     case found(byteCount: Int, now: Slot)
-    case otherKey, changed, lost
+    case otherKey, changed, lost, expired
   }
 
   @inline(__always)
@@ -95,7 +99,8 @@ extension CacheEngine {
     atomicMemoryFence(ordering: .acquiring)
     let now = Slot(bits: pointer.relaxed)
     guard now.isSameEntry(as: slot) else { return .changed }
-    return read.outcome == .discarded ? .lost : .found(byteCount: read.byteCount, now: now)
+    if read.outcome == .discarded { return .lost }
+    return base.isOver(read.head) ? .expired : .found(byteCount: read.byteCount, now: now)
   }
 
   /// Whether a mask is still the present one, after the fence in `SlotIndex.isCurrent`: only then is "not found" an answer.
@@ -139,10 +144,10 @@ extension CacheEngine {
     return shards.founder.held.withLockIfAvailable { $0.ghost.reason(of: key.ghostIdentity).map { MissReason($0) } } ?? nil
   }
 
-  /// Drops an entry whose content a read found lost, by the slot that was found in the index at a position.
+  /// Drops an entry that a read found lost, or its time over, by the slot that was found in the index at a position.
   @inline(never)
-  func dropDiscarded(_ slot: Slot, at position: UInt64) {
-    shards.hold(shards.positions[position]) { held in held.dropLost(slot) }
+  func dropDead(_ slot: Slot, at position: UInt64) {
+    shards.hold(shards.positions[position]) { held in held.dropDead(slot) }
   }
 
   // MARK: Access without copying
@@ -187,9 +192,10 @@ extension CacheEngine {
 
   /// Locks a key's value for the caller to unlock, and counts a hit or a miss. Takes no mutex.
   func lock(_ key: EngineKey, prefix: UnsafeRawBufferPointer) -> EngineLock {
-    var foundLost = false
+    var reason: MissReason?
     let result = search(key, tries: 1000) { found, position -> Look<EngineLock> in
-      switch unsafe lock(prefix, found) {
+      let look = unsafe lock(prefix, found)
+      switch look {
       case .locked(let reference, let bytes):
         base.indexes[position].countHit()
         found.pointer.countUse(of: found.slot)
@@ -200,14 +206,14 @@ extension CacheEngine {
         return .isKeys(.refused)
       case .otherKey: return .otherKey
       case .changed: return .changed
-      case .lost:
-        dropDiscarded(found.slot, at: position)
-        foundLost = true
+      case .lost, .expired:
+        dropDead(found.slot, at: position)
+        reason = if case .lost = look { .discarded } else { .expired }
         return .changed
       }
     }
     if let result { return result }
-    _ = miss(key, foundLost ? .discarded : nil)
+    _ = miss(key, reason)
     return .absent
   }
 
@@ -216,7 +222,7 @@ extension CacheEngine {
     case locked(purgeable_reference_t, UnsafeRawBufferPointer)
     /// No more bytes may be locked.
     case refused
-    case otherKey, changed, lost
+    case otherKey, changed, lost, expired
   }
 
   /// Locks the element of a slot with the key's identity, and compares the key then: locked, its bytes can be looked at as they
@@ -230,13 +236,17 @@ extension CacheEngine {
     case .intact: break
     case .discarded: return .lost
     case .error where errno == EAGAIN:
-      let compared = unsafe base.elements.compare(reference, with: prefix)
+      let compared = unsafe base.elements.compare(reference, hasHead: false, with: prefix)
       return compared.outcome == .intact && !compared.matches ? .otherKey : .refused
     default: return .changed
     }
     // The place may have got another entry before the lock. So the slot is looked at once more.
     let isSame = Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot)
     if isSame, payload.count >= prefix.count, unsafe memcmp(payload.baseAddress!, prefix.baseAddress!, prefix.count) == 0 {
+      if found.slot.hasHead, base.isOver(unsafe EntryPrefix.head(of: payload, behind: prefix.count)) {
+        heap.unlock(reference)
+        return .expired
+      }
       return unsafe .locked(reference, EntryPrefix.value(of: payload, behind: prefix.count, hasHead: found.slot.hasHead))
     }
     heap.unlock(reference)
@@ -249,7 +259,7 @@ extension CacheEngine {
     for _ in 0..<64 {
       guard let (slot, position) = unsafe findForAccess(key, unsafe prefix) else { return false }
       let outcome = base.elements.check(heap.reference(slot.place))
-      if outcome == .discarded { dropDiscarded(slot, at: position) }
+      if outcome == .discarded { dropDead(slot, at: position) }
       guard outcome == .intact, let now = base.indexes[position].find(identity: key.identity, place: slot.place),
         now.slot.isSameEntry(as: slot)
       else { continue }
@@ -258,15 +268,17 @@ extension CacheEngine {
     return unsafe shards.hold(of: key, prefix) { held in unsafe held.contains(key, prefix) }
   }
 
-  /// Finds a key's slot by comparing keys, and the position of the shard that has it. Copies no value and counts no use.
+  /// Finds a key's slot by comparing keys, and the position of the shard that has it; nil also where its time is over. Copies no
+  /// value and counts no use.
   private func findForAccess(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> (slot: Slot, position: UInt64)? {
-    search(key, tries: 64) { found, position in
+    search(key, tries: 64) { found, position -> Look<(slot: Slot, position: UInt64)?> in
       let reference = heap.reference(found.slot.place)
       guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else { return .changed }
-      let (outcome, matches) = unsafe base.elements.compare(reference, with: prefix)
+      let read = unsafe base.elements.compare(reference, hasHead: found.slot.hasHead, with: prefix)
       // A lost element counts as found: the caller's lock or check makes it certain.
-      if outcome == .discarded || (outcome == .intact && matches) { return .isKeys((found.slot, position)) }
-      return outcome == .busy ? .changed : .otherKey
-    }
+      if read.outcome == .discarded { return .isKeys((found.slot, position)) }
+      guard read.outcome == .intact, read.matches else { return read.outcome == .busy ? .changed : .otherKey }
+      return .isKeys(base.isOver(read.head) ? nil : (found.slot, position))
+    } ?? nil
   }
 }

@@ -23,9 +23,41 @@ extension CacheEngine {
       if base.isOverLimits || shards.areTooMany { enforceByteLimit() }
     }
     shards.reviewOpening()
-    guard let due = nextIdleRound() else { return heap.hasPending ? 0 : .max }
+    let isExpiring = dropDueSlabs()
+    guard let due = nextIdleRound() else { return isExpiring || heap.hasPending ? 0 : .max }
     if base.clock.now() >= due { giveBackIdle() }
     return 0
+  }
+
+  // MARK: Expired entries
+
+  /// Drops what has expired slab by slab, between which mutexes are free. Returns whether entries with a deadline are left.
+  @discardableResult
+  func dropDueSlabs() -> Bool {
+    guard base.hasDeadlines.exchange(false, ordering: .relaxed) else { return false }
+    let now = base.clock.now()
+    for shard in shards.all {
+      while shards.hold(shard, { held in held.dropDueSlab(now: now) }) {}
+      let isExpiring = shards.hold(shard) { held in
+        held.shrinkIndex()
+        return held.hasDeadlines
+      }
+      if isExpiring { base.hasDeadlines.store(true, ordering: .relaxed) }
+    }
+    return base.hasDeadlines.load(ordering: .relaxed)
+  }
+
+  /// Drops all that has expired, slab by slab. Returns how many entries.
+  func removeExpired() -> Int {
+    let now = base.clock.now()
+    var count = 0
+    heap.givingBackTogether {
+      for shard in shards.all {
+        while let dropped = shards.hold(shard, { held in held.dropExpiredInNextSlab(now: now) }) { count += dropped }
+        shards.hold(shard) { held in held.shrinkIndex() }
+      }
+    }
+    return count
   }
 
   /// Finds out which pages the kernel took, and drops their entries. Returns how many. `remembers`: as

@@ -120,10 +120,11 @@ import Glibc
     let (queue, isRemembered) = held.queue(of: key, replacing: old)
     // Others may have used up the room meanwhile.
     if held.base.limits.areStrict { held.makeRoom(for: size.cost, replacing: old, among: shards) }
-    held.heap.move(held.heap.slab(of: element.reference), to: held.stream(queue))
-    held.noteBirth(element.reference, queue)
+    let lane = held.lane(queue, size.head)
+    held.heap.move(held.heap.slab(of: element.reference), to: held.stream(lane))
+    held.noteBirth(element.reference, lane)
     let replaced = held.slots.changes == changesBefore ? old : unsafe held.find(key, prefix)
     return held.enter(
-      element, key, size, queue, replacing: replaced, hadOld: old != nil, isRemembered: isRemembered)
+      element, key, size, lane, replacing: replaced, hadOld: old != nil, isRemembered: isRemembered)
   }
 }

@@ -11,6 +11,11 @@ struct EntryFacts {
   /// Decides the entry's shard (`CacheShards`). nil for tracked keys, whose hash is in their node, and where it was not
   /// needed.
   var shardHash: UInt64?
+
+  /// The entry's cost: the given one, or the value's bytes.
+  func cost(_ head: EntryHead) -> UInt64 {
+    head.cost ?? UInt64(max(0, payloadByteCount - prefixByteCount - head.byteCount))
+  }
 }
 
 /// A slot and what it held when it was found.
@@ -90,19 +95,29 @@ struct ElementReader: Sendable {
   /// An entry's head, which is empty where the slot has none. nil when it is on a lost page.
   func head(of slot: Slot, _ facts: EntryFacts) -> EntryHead? {
     assert(facts.prefixByteCount > 0 && facts.prefixByteCount <= facts.payloadByteCount, "PurgeableCache: a key beyond its entry")
-    guard slot.hasHead else { return EntryHead() }
-    return unsafe withUnsafeTemporaryAllocation(byteCount: EntryHead.mostBytes, alignment: 8) { all in
+    return slot.hasHead ? head(at: slot.place, facts) : EntryHead()
+  }
+
+  /// The head of the entry at a place, which has one.
+  private func head(at place: UInt64, _ facts: EntryFacts) -> EntryHead? {
+    unsafe withUnsafeTemporaryAllocation(byteCount: EntryHead.mostBytes, alignment: 8) { all in
       let byteCount = min(all.count, facts.payloadByteCount - facts.prefixByteCount)
       let bytes = unsafe UnsafeMutableRawBufferPointer(rebasing: all[..<byteCount])
-      guard unsafe copy(heap.reference(slot.place), from: facts.prefixByteCount, into: bytes) else { return nil }
+      guard unsafe copy(heap.reference(place), from: facts.prefixByteCount, into: bytes) else { return nil }
       return unsafe EntryHead(bytes.bytes)
     }
   }
 
-  /// An entry's cost: the given one, or the value's bytes. nil when the head is on a lost page.
-  func cost(of slot: Slot, _ facts: EntryFacts) -> UInt64? {
-    head(of: slot, facts).map { $0.cost ?? UInt64(max(0, facts.payloadByteCount - facts.prefixByteCount - $0.byteCount)) }
+  /// When the time of a slot's entry is over; nil for never, and where its head cannot be read.
+  func deadline(of slot: Slot) -> UInt64? { slot.hasHead ? deadline(at: slot.place) : nil }
+
+  /// Of an entry that has a head.
+  func deadline(at place: UInt64) -> UInt64? {
+    facts(of: heap.reference(place)).flatMap { head(at: place, $0)?.deadline }
   }
+
+  /// An entry's cost. nil when the head is on a lost page.
+  func cost(of slot: Slot, _ facts: EntryFacts) -> UInt64? { head(of: slot, facts).map { facts.cost($0) } }
 
   // MARK: Reads of the core
 
@@ -140,15 +155,9 @@ struct ElementReader: Sendable {
     return read
   }
 
-  /// Whether an element's payload begins with `prefix`: only with the outcome `.intact` does `matches` tell.
-  func compare(
-    _ reference: purgeable_reference_t, with prefix: UnsafeRawBufferPointer
-  ) -> (outcome: purgeable_outcome_t, matches: Bool) {
-    var rest = 0
-    var matches = false
-    let outcome = unsafe purgeable_heap_read_matching(
-      heap.raw, reference, prefix.baseAddress!, prefix.count, nil, 0, nil, 0, &rest, &matches)
-    return (outcome, matches)
+  /// As `read`, without the value.
+  func compare(_ reference: purgeable_reference_t, hasHead: Bool, with prefix: UnsafeRawBufferPointer) -> MatchingRead {
+    unsafe read(reference, hasHead: hasHead, prefix, into: UnsafeMutableRawBufferPointer(start: nil, count: 0))
   }
 
   func check(_ reference: purgeable_reference_t) -> purgeable_outcome_t { unsafe purgeable_heap_check(heap.raw, reference) }

@@ -8,11 +8,13 @@
 struct EntryHead: Equatable {
   /// nil where it is the number of the value's bytes.
   var cost: UInt64?
+  /// When the entry's time is over, in nanoseconds of the cache's clock; nil: never.
+  var deadline: UInt64?
 
   /// By flag.
-  private var fields: InlineArray<1, UInt64?> {
-    @inline(__always) get { [cost] }
-    set { cost = newValue[0] }
+  private var fields: InlineArray<2, UInt64?> {
+    @inline(__always) get { [cost, deadline] }
+    set { (cost, deadline) = (newValue[0], newValue[1]) }
   }
 
   /// Room for a head with all attributes.
@@ -31,7 +33,7 @@ struct EntryHead: Equatable {
   /// Of a head with these flags.
   @inline(__always) static func byteCount(_ flags: UInt8) -> Int { 1 + 8 * flags.nonzeroBitCount }
 
-  init(cost: UInt64? = nil) { self.cost = cost }
+  init(cost: UInt64? = nil, deadline: UInt64? = nil) { (self.cost, self.deadline) = (cost, deadline) }
 
   /// Writes a head that is not empty.
   func write(to bytes: UnsafeMutableRawBufferPointer, at start: Int) {

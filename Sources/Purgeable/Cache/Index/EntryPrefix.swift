@@ -50,6 +50,11 @@ enum EntryPrefix {
     return unsafe UnsafeRawBufferPointer(rebasing: rest[min(rest.count, skip)...])
   }
 
+  /// The head in a payload whose pages stay.
+  static func head(of payload: UnsafeRawBufferPointer, behind prefixByteCount: Int) -> EntryHead {
+    unsafe EntryHead(UnsafeRawBufferPointer(rebasing: payload[min(payload.count, prefixByteCount)...]).bytes)
+  }
+
   enum Parsed {
     /// The whole prefix is this long; the key's bytes begin at `keyAt`.
     case key(prefixByteCount: Int, keyAt: Int)

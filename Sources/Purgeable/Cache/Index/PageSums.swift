@@ -74,20 +74,8 @@ struct PageSum {
     let page = Int(place >> pageShift)
     if page < firstCount { return true }
     let number = page / Self.pagesPerBlock
-    guard number < Self.blockCount, let blocks = mapped(directory, Self.directoryBytes) else { return false }
-    return mapped(blocks[number], Self.blockBytes) != nil
-  }
-
-  /// The memory whose address a word holds, mapped now if it is not yet; nil when there is no memory.
-  private func mapped(_ word: SlotPointer, _ byteCount: Int) -> SlotPointer? {
-    // Acquire: pairs with the exchange.
-    if let there = SlotPointer(address: word.acquired) { return there }
-    guard let raw = unsafe purgeable_bookkeeping_map(byteCount) else { return nil }
-    let (exchanged, original) = word.exchange(0, for: UInt64(UInt(bitPattern: raw)))
-    if exchanged { return unsafe SlotPointer(raw, count: byteCount / 8) }
-    // Another shard was first.
-    unsafe purgeable_bookkeeping_unmap(raw, byteCount)
-    return SlotPointer(address: original)
+    guard number < Self.blockCount, let blocks = directory.mapped(Self.directoryBytes) else { return false }
+    return blocks[number].mapped(Self.blockBytes) != nil
   }
 
   /// The sum of a place's page; nil when the place was not prepared, as in a forked child.

@@ -17,6 +17,8 @@ struct CacheLimits: ~Copyable, Sendable {
   let bytes: Atomic<Int>
   /// The least byte limit: with less, nothing could be stored.
   let leastBytes = Atomic<Int>(0)
+  /// The lifetime of entries that are stored without an expiry, in nanoseconds; `UInt64.max` for no end.
+  let lifetime: Atomic<UInt64>
   let growth = SlowGrowth()
   let budget: Guarded<CacheBudget>
   /// The level of pressure that was last heard of, as its raw value.
@@ -39,6 +41,7 @@ struct CacheLimits: ~Copyable, Sendable {
     count = Atomic(options.countLimit ?? .max)
     cost = Atomic(options.costLimit.map { UInt64($0) } ?? .max)
     bytes = Atomic(budget.byteLimitInForce.limit)
+    lifetime = Atomic(options.expiry?.lifetime ?? .max)
     self.budget = Guarded(budget)
     self.clock = clock
   }

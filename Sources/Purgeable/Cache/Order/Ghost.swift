@@ -16,6 +16,7 @@ struct Ghost: ~Copyable {
     case evicted = 0
     case removed = 1
     case discarded = 2
+    case expired = 3
   }
 
   /// Where its bytes are counted.

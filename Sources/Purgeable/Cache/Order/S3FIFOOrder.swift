@@ -27,6 +27,8 @@ enum EvictionCause: Equatable {
   case compaction
   /// Readers keep the entry's page off offer, and all of its slab with it. No entry leaves.
   case busy
+  /// The entry's time is over. None is spared.
+  case expiry
 
   /// Why an entry leaves that leaves for this cause; nil where none does.
   var reason: DepartureReason? {
@@ -34,6 +36,7 @@ enum EvictionCause: Equatable {
     case .limit(let reason), .relief(let reason): reason
     case .idle: .idle
     case .compaction, .busy: nil
+    case .expiry: .expired
     }
   }
 }
@@ -55,6 +58,7 @@ extension DepartureReason {
     switch self {
     case .pressure, .trimmed: .relief(self)
     case .idle: .idle
+    case .expired: .expiry
     default: .limit(self)
     }
   }
@@ -72,7 +76,7 @@ struct S3FIFOOrder: Sendable {
   func queue(ofNew lastDeparture: Ghost.Reason?) -> EvictionQueue {
     switch lastDeparture {
     case .evicted, .discarded: .main
-    case .removed, nil: .probation
+    case .removed, .expired, nil: .probation
     }
   }
 
@@ -89,6 +93,7 @@ struct S3FIFOOrder: Sendable {
     case .replaced, .tooLarge: nil
     case .removed: .removed
     case .discarded: .discarded
+    case .expired: .expired
     case .count, .cost, .bytes, .pressure, .idle, .trimmed, .growth, .decider: .evicted
     }
   }
@@ -168,6 +173,7 @@ struct S3FIFOOrder: Sendable {
     // an entry worth keeping.
     case .relief, .idle: break
     case .compaction, .busy: (rule.threshold, rule.sparing) = (0, .inQueue)
+    case .expiry: rule.threshold = Slot.highestCounter + 1
     }
     if !spares { rule.threshold = Slot.highestCounter + 1 }
     return rule
@@ -205,7 +211,7 @@ struct S3FIFOOrder: Sendable {
       // A slab that is locked or mostly in use stays in one piece, and only its idle entries leave.
       let used = noted - byteCounts[0]
       if slab.isLocked || used > room || slab.isLarge && used > 0 { rule.sparing = .inPlace }
-    case .compaction: break
+    case .compaction, .expiry: break
     case .busy:
       // Where most of the slab is in use, a fresh slab would be as busy.
       if noted > self.room(ofBytes: slab.livingBytes) { rule.sparing = .inPlace }
@@ -231,7 +237,7 @@ struct S3FIFOOrder: Sendable {
     case (.limit, .probation): left = 0
     // One use less, not none, even for an entry that comes to main only now: its turn may come again before it could be read.
     case (.limit, .main), (.relief, _): left = max(counter, 1) - 1
-    case (.compaction, _), (.busy, _): break
+    case (.compaction, _), (.busy, _), (.expiry, _): break
     }
     switch rule.sparing {
     case .inMain: return .move(.main, counter: left)
@@ -244,6 +250,7 @@ struct S3FIFOOrder: Sendable {
   func fate(unmoved counter: UInt64, _ cause: EvictionCause) -> Fate {
     switch cause {
     case .limit(let reason), .relief(let reason): .drop(reason)
+    case .expiry: .drop(.expired)
     case .idle, .compaction, .busy: .stay(counter: counter)
     }
   }

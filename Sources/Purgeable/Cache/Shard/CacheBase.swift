@@ -30,6 +30,10 @@ final class CacheBase: Sendable {
   let moveCount = Atomic<UInt64>(0)
   /// How many calls are removing everything right now, and may have slabs to give back (Shard/Removal.swift).
   let removalCount = Atomic<Int>(0)
+  /// Whether entries with a deadline were stored since upkeep last looked for what is due.
+  let hasDeadlines = Atomic<Bool>(false)
+  private let hasLaneStreams = Atomic<Bool>(false)
+  let deadlines = SlabDeadlines()
   #if DEBUG
     /// Called by an eviction run when it has taken notes, so that a test can do something before they are used.
     let notesHook = AtomicLazyReference<NotesHook>()
@@ -125,6 +129,31 @@ final class CacheBase: Sendable {
 
   /// The reason for evictions when memory is refused: the byte limit if there is one, else the machine.
   var refusalReason: DepartureReason { limits.bytes.load(ordering: .relaxed) == .max ? .pressure : .bytes }
+
+  // MARK: Time
+
+  /// Makes the streams of entries with a deadline, unless they are there. False without memory. Threads that do so at the same
+  /// time make one more each.
+  func makeLaneStreams() -> Bool {
+    if hasLaneStreams.load(ordering: .relaxed) { return true }
+    let last = heap.streams[QueueStreams.count - 1]
+    while true {
+      guard let made = heap.makeStream() else { return false }
+      if made >= last { break }
+    }
+    hasLaneStreams.store(true, ordering: .relaxed)
+    return true
+  }
+
+  /// The head of an entry that is stored now; nil where its time is over already. `expiry`: nil for the default.
+  func head(cost: UInt64? = nil, _ expiry: Expiry? = nil) -> EntryHead? {
+    let lifetime = expiry?.lifetime ?? limits.lifetime.load(ordering: .relaxed)
+    if lifetime == 0 { return nil }
+    return EntryHead(cost: cost, deadline: lifetime == .max ? nil : clock.now() + lifetime)
+  }
+
+  /// Whether the time of an entry with this head is over.
+  @inline(__always) func isOver(_ head: EntryHead) -> Bool { head.deadline.map { clock.hasReached($0) } ?? false }
 
   // MARK: Losses
 

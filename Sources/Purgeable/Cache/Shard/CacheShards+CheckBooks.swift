@@ -64,8 +64,10 @@
       var livingCount = 0
       for queue in EvictionQueue.all {
         var sums = QueueSums()
-        for slab in held.heap.slabs(of: held.stream(queue)) {
-          livingCount += checkSlab(slab, held, &pages, &sums, "\(who), \(queue), slab \(slab.index)")
+        for lane in Lanes(Lane.numberLimit, of: queue) {
+          for slab in held.heap.slabs(of: held.stream(lane)) {
+            livingCount += checkSlab(slab, held, &pages, &sums, "\(who), \(lane), slab \(slab.index)")
+          }
         }
         let kept = held.books[queue]
         expect(

@@ -110,7 +110,7 @@ extension CacheShards {
       guard let others = others.load() ?? makeOthers(wanted) else { return mayOpen.store(false, ordering: .relaxed) }
       // Those that were made first are all that there ever are.
       let count = min(wanted, others.others.count)
-      for queue in EvictionQueue.all { held.endQueue(queue) }
+      for lane in held.usedLanes { held.end(lane) }
       base.openCount.store(count, ordering: .relaxed)
       let opened = base.indexes.mask.load(ordering: .relaxed) | EngineKey.firstOther | UInt64(count - 1) | Self.draining
       for queue in EvictionQueue.all where held.keys.count > 0 { bringTrackedHome(queue, from: &held, opened) }
@@ -125,7 +125,7 @@ extension CacheShards {
     let now = base.indexes.mask.load(ordering: .relaxed)
     guard now & Self.draining != 0, held.slots.count == 0 else { return }
     base.indexes.mask.store(now & ~Self.draining, ordering: .releasing)
-    for queue in EvictionQueue.all { held.endQueue(queue) }
+    for lane in held.usedLanes { held.end(lane) }
   }
 
   /// Whether the founder may have the entry of a key that belongs elsewhere under `mask`. Under no mutex: "no" is right as long
@@ -165,13 +165,13 @@ extension CacheShards {
     base.indexes.mask.store(open | Self.draining | version << ShardIndexes.versionShift, ordering: .releasing)
     for shard in all.dropFirst() {
       shard.held.whileHeld { held in
-        for queue in EvictionQueue.all { held.endQueue(queue) }
+        for lane in held.usedLanes { held.end(lane) }
         // Makes room.
         held.ghost.removeAll()
       }
     }
     // The oldest slab of all shards first: so the founder evicts about in the order of age.
-    var next = InlineArray<34, purgeable_slab_t?>(repeating: nil)
+    var next = InlineArray<136, purgeable_slab_t?>(repeating: nil)
     let (streams, shardLimit) = (base.heap.streams, QueueStreams.shardCount)
     for i in 0..<QueueStreams.count where i % shardLimit > 0 { next[i] = base.heap.nextInUse(after: nil, of: streams[i]) }
     func age(_ i: Int) -> UInt64 { next[i].map { base.heap.information($0)?.first_age ?? 0 } ?? .max }
@@ -215,11 +215,13 @@ extension CacheShards {
 
   /// In the order of eviction.
   private func bringTrackedHome(_ queue: EvictionQueue, from: inout HeldShard, _ mask: UInt64) {
-    for slab in base.heap.slabs(of: from.stream(queue)) {
-      var cursor: UInt32 = 0
-      while let reference = base.heap.nextElement(of: slab, &cursor) {
-        guard let facts = base.elements.facts(of: reference), facts.shardHash == nil else { continue }
-        bringHome(facts.identity, from: &from, mask)
+    for lane in from.usedLanes(of: queue) {
+      for slab in base.heap.slabs(of: from.stream(lane)) {
+        var cursor: UInt32 = 0
+        while let reference = base.heap.nextElement(of: slab, &cursor) {
+          guard let facts = base.elements.facts(of: reference), facts.shardHash == nil else { continue }
+          bringHome(facts.identity, from: &from, mask)
+        }
       }
     }
     // Those that could not be read.
@@ -257,8 +259,9 @@ extension HeldShard {
   /// Takes an entry over from another shard, whose mutex is held too. Without memory it stays where it is.
   fileprivate mutating func takeOver(_ entry: FoundEntry, from other: inout HeldShard) -> Homecoming {
     let (found, facts) = (entry.found, entry.facts)
-    let queue = heap.queue(at: found.slot.place)
-    guard let cost = elements.cost(of: found.slot, facts) else { return .lost }
+    guard let head = elements.head(of: found.slot, facts) else { return .lost }
+    let (from, cost) = (heap.lane(at: found.slot.place), facts.cost(head))
+    let lane = lane(from.queue, head)
     let old = heap.reference(found.slot.place)
     let slab = heap.slab(of: old)
     // A large entry keeps its place: its slab changes its stream. Not that of a tracked key, which gets another number.
@@ -268,7 +271,7 @@ extension HeldShard {
     var identity = found.slot.identity
     if !isLarge {
       // Where shards close, the slab that the copy comes from is given back next.
-      let taken = number == 0 ? allocateCopy(facts.payloadByteCount, queue) : allocateWithinLimit(facts.payloadByteCount, queue)
+      let taken = number == 0 ? allocateCopy(facts.payloadByteCount, lane) : allocateWithinLimit(facts.payloadByteCount, lane)
       guard let fresh = taken else { return .noMemory }
       new = fresh.reference
       // Copied without a lock: locking would take the old page off offer.
@@ -299,7 +302,7 @@ extension HeldShard {
     }
     // Booked here first: for a moment the totals count the entry twice, so a limit may evict one entry too many, and never one
     // too few.
-    books.book(new.place, queue, cost: cost, byteCount: facts.payloadByteCount)
+    books.book(new.place, lane.queue, cost: cost, byteCount: facts.payloadByteCount)
     #if DEBUG
       base.moveHook.load()?.body(2)
     #endif
@@ -307,15 +310,16 @@ extension HeldShard {
     base.moveCount.add(1, ordering: .releasing)
     found.pointer.store(releasing: 0)
     other.slots.empty(1)
-    other.books.unbook(old.place, queue, cost: cost, byteCount: facts.payloadByteCount)
+    other.books.unbook(old.place, lane.queue, cost: cost, byteCount: facts.payloadByteCount)
     if isLarge {
       // To the young end there first, which takes marks and cursors off it.
-      other.restream(slab, queue, to: queue)
-      heap.move(slab, to: stream(queue))
-      noteBirth(new, queue)
+      other.restream(slab, from, to: from)
+      heap.move(slab, to: stream(lane))
+      noteBirth(new, lane)
     } else {
       heap.free(old)
     }
+    noteDeadline(head.deadline, of: new)
     return .isHome
   }
 
@@ -343,10 +347,10 @@ extension HeldShard {
     founder.departures.append(departures.take())
   }
 
-  /// Seals a queue's open slab, which gets no more elements, and gives back the slabs that are empty.
-  fileprivate mutating func endQueue(_ queue: EvictionQueue) {
-    heap.seal(stream(queue))
-    heap.noteAge(of: queues[queue.rawValue].youngest, first: 0, last: max(1, base.indexes.birthCount))
-    for slab in heap.slabs(of: stream(queue)) { heap.giveBack(slab) }
+  /// Seals a lane's open slab, which gets no more elements, and gives back the slabs that are empty.
+  fileprivate mutating func end(_ lane: Lane) {
+    heap.seal(stream(lane))
+    heap.noteAge(of: lanes.youngest[lane.index], first: 0, last: max(1, base.indexes.birthCount))
+    for slab in heap.slabs(of: stream(lane)) { heap.giveBack(slab) }
   }
 }

@@ -160,7 +160,7 @@ struct CacheShards: ~Copyable, Sendable {
   /// Seals all open slabs.
   func sealAll() {
     for i in 0..<all.count {
-      for queue in EvictionQueue.all { base.heap.seal(base.heap.streams[queue, i]) }
+      for lane in Lanes(Lane.numberLimit) { base.heap.seal(base.heap.streams[lane, i]) }
     }
   }
 

@@ -323,6 +323,7 @@ extension HeldShard {
   }
 
   private func visit(_ identity: UInt64, _ body: (borrowing HeldShard, FoundSlot) -> Void) {
-    for found in index.current().candidates(of: identity) where elements.isIntact(found.slot.place) { body(self, found) }
+    for found in index.current().candidates(of: identity)
+    where elements.isIntact(found.slot.place) && !isExpired(found.slot) { body(self, found) }
   }
 }

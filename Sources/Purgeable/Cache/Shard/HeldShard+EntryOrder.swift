@@ -21,6 +21,7 @@ extension HeldShard {
 
   /// As `evictEntry`.
   mutating func evictNext(by entryOrder: any EntryOrder, _ reason: DepartureReason) -> Bool {
+    if dropExpiredForRoom() { return true }
     if case .limit = reason.cause { index.noteEviction() }
     if reason == .cost, books.cost == 0 { return false }
     guard let position = entryOrder.next(after: nil), let slots = index.current().slots else { return false }
@@ -33,32 +34,51 @@ extension HeldShard {
 
   /// Gives back so many bytes at least, counting the entries that are copied. False when nothing could be given back.
   mutating func evictEntries(ofBytes byteCount: Int, by entryOrder: any EntryOrder, _ reason: DepartureReason) -> Bool {
+    if dropDueSlab() { return true }
     let (countBefore, heldBefore) = (slots.count, heap.heldBytes)
     let goal = heldBefore - min(heldBefore, byteCount)
     while livingBytes > goal / 4 * 3, evictNext(by: entryOrder, reason) {}
+    // Slabs that are three quarters alive give memory back with the fourth that moves; those whose entries leave gaps that no
+    // other fits, never.
+    var (fruitless, least) = (0, heap.heldBytes)
     while heap.heldBytes > goal {
-      // Without memory for copies, and where what lives is locked, slabs go that have nothing left.
-      if !compactSparsest(), !evictNext(by: entryOrder, reason) { break }
+      if fruitless < 4 {
+        compactSparsest()
+        fruitless = heap.heldBytes < least ? 0 : fruitless + 1
+        least = min(least, heap.heldBytes)
+      } else if evictNext(by: entryOrder, reason) {
+        fruitless = 0
+      } else {
+        break
+      }
     }
     shrinkIndex()
     return slots.count < countBefore || heap.heldBytes < heldBefore
   }
 
-  /// Of some slabs from where the last search stopped, moves together what lives in the one with the fewest living bytes. False
-  /// when no memory went back. All entries are in main: such an order has no probation.
-  mutating func compactSparsest() -> Bool {
-    let heldBefore = heap.heldBytes
-    var next = heap.information(compaction.cursor) == nil ? heap.oldest(of: stream(.main)) : compaction.cursor
+  /// Of some slabs from where the last search stopped, moves together what lives in the one with the fewest living bytes.
+  mutating func compactSparsest() {
+    var next = heap.information(compaction.cursor) == nil ? nextSlab(after: nil) : compaction.cursor
     var sparsest: (slab: purgeable_slab_t, living: Double)?
     for _ in 0..<S3FIFOOrder.compactionLooks {
       guard let slab = next, let facts = heap.information(slab)?.facts else { break }
-      next = heap.next(after: slab)
+      next = nextSlab(after: slab)
       let living = Double(facts.livingBytes) / Double(max(1, facts.heldBytes))
       if !facts.isOpen, !facts.isLarge, !facts.isLocked, living < sparsest?.living ?? 0.95 { sparsest = (slab, living) }
     }
     compaction.cursor = next ?? .none
-    guard let sparsest else { return false }
-    _ = run(over: sparsest.slab, .compaction)
-    return heap.heldBytes < heldBefore || heap.information(sparsest.slab) == nil
+    if let sparsest { _ = run(over: sparsest.slab, .compaction) }
+  }
+
+  /// The slab after one, lane by lane; nil begins with the first. All entries are in main: such an order has no probation.
+  private func nextSlab(after slab: purgeable_slab_t?) -> purgeable_slab_t? {
+    var lanes = usedLanes(of: .main)
+    if let slab {
+      if let next = heap.next(after: slab) { return next }
+      let last = heap.lane(at: heap.start(of: slab))
+      while let lane = lanes.next(), lane != last {}
+    }
+    while let lane = lanes.next() { if let oldest = heap.oldest(of: stream(lane)) { return oldest } }
+    return nil
   }
 }

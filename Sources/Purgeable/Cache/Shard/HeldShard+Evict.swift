@@ -72,6 +72,7 @@ extension HeldShard {
   /// Evicts the one entry that the order names. False when no entry could be evicted.
   mutating func evictEntry(_ reason: DepartureReason) -> Bool {
     if let entryOrder { return evictNext(by: entryOrder, reason) }
+    if dropExpiredForRoom() { return true }
     let before = slots.count
     if case .limit = reason.cause { index.noteEviction() }
     if reason == .cost, books.cost == 0 { return false }
@@ -104,20 +105,38 @@ extension HeldShard {
     return slots.count < before
   }
 
-  /// The next living element of a queue, from where the last eviction stopped.
+  /// The next living element of a queue, from where the last eviction stopped: the oldest of its lanes' next ones.
   private mutating func nextElement(_ queue: EvictionQueue, _ reason: DepartureReason) -> purgeable_reference_t? {
-    var cursor = queues[queue.rawValue].cursor
-    defer { queues[queue.rawValue].cursor = cursor }
+    if laneTimes.count > 1, let next = nextInTurn(queue), let reference = nextElement(next.lane, reason) { return reference }
+    for lane in usedLanes(of: queue) { if let reference = nextElement(lane, reason) { return reference } }
+    return nil
+  }
+
+  /// The lane of a queue whose next element is the oldest, and that element's age; nil where there is none.
+  private func nextInTurn(_ queue: EvictionQueue) -> (lane: Lane, age: UInt64)? {
+    var next: (lane: Lane, age: UInt64)?
+    for lane in usedLanes(of: queue) {
+      let cursor = lanes.cursors[lane.index]
+      let information = cursor.slab.isNone ? nil : heap.information(cursor.slab)
+      let age = information?.age(at: cursor.element, now: base.indexes.birthCount) ?? heap.firstAge(ofOldestIn: stream(lane))
+      if let age, next.map({ age < $0.age }) ?? true { next = (lane, age) }
+    }
+    return next
+  }
+
+  private mutating func nextElement(_ lane: Lane, _ reason: DepartureReason) -> purgeable_reference_t? {
+    var cursor = lanes.cursors[lane.index]
+    defer { lanes.cursors[lane.index] = cursor }
     var wraps = 0
     while wraps < 2 {
       if cursor.slab.isNone {
         wraps += 1
-        cursor = EvictionCursor(slab: heap.oldest(of: stream(queue)) ?? .none)
+        cursor = EvictionCursor(slab: heap.oldest(of: stream(lane)) ?? .none)
         if cursor.slab.isNone { return nil }
       }
       if reason == .cost { passPagesWithoutCost(&cursor) }
       if let reference = heap.nextElement(of: cursor.slab, &cursor.element) { return reference }
-      // No more elements in this slab: on to the next one, or to the front of the queue when the slab was given back. Elements
+      // No more elements in this slab: on to the next one, or to the front of the lane when the slab was given back. Elements
       // that stay are looked at again after a wrap.
       cursor = EvictionCursor(slab: heap.next(after: cursor.slab) ?? .none)
     }
@@ -175,19 +194,21 @@ extension HeldShard {
     let slot = found.slot
     assert(facts.identity == slot.identity, "PurgeableCache: a slot that leads to another entry")
     let old = heap.reference(slot.place)
-    let from = heap.queue(at: slot.place)
-    guard let cost = elements.cost(of: slot, facts) else { return .lost }
+    let lane = heap.lane(at: slot.place)
+    let (from, to) = (lane.queue, Lane(queue, lane.number))
+    guard let head = elements.head(of: slot, facts) else { return .lost }
+    let cost = facts.cost(head)
 
     let slab = heap.slab(of: old)
     if facts.payloadByteCount > heap.slabBytes / 4, heap.information(slab)?.is_large == true {
       books.unbook(slot.place, from, cost: cost, byteCount: facts.payloadByteCount)
-      restream(slab, from, to: queue)
+      restream(slab, lane, to: to)
       books.book(slot.place, queue, cost: cost, byteCount: facts.payloadByteCount)
       found.pointer.setCounter(counter)
       return .spared
     }
 
-    guard let new = allocateCopy(facts.payloadByteCount, queue) else { return nil }
+    guard let new = allocateCopy(facts.payloadByteCount, to) else { return nil }
     // Copied without a lock: locking would take the old page off offer.
     guard unsafe elements.copy(old, from: 0, into: new.bytes) else {
       heap.free(new.reference)
@@ -206,20 +227,21 @@ extension HeldShard {
     books.unbook(slot.place, from, cost: cost, byteCount: facts.payloadByteCount)
     if freesOld { heap.free(old) }
     books.book(new.reference.place, queue, cost: cost, byteCount: facts.payloadByteCount)
+    noteDeadline(head.deadline, of: new.reference)
     counters.copies += 1
     base.totals.copiedBytes.add(facts.payloadByteCount, ordering: .relaxed)
     slots.exchange()
     return .spared
   }
 
-  /// Moves a slab to the young end of a queue.
-  mutating func restream(_ slab: purgeable_slab_t, _ from: EvictionQueue, to queue: EvictionQueue) {
-    assert(heap.information(slab).map { $0.stream == stream(from) } ?? true, "PurgeableCache: a slab of another queue")
-    heap.move(slab, to: stream(queue))
+  /// Moves a slab to the young end of a lane.
+  mutating func restream(_ slab: purgeable_slab_t, _ from: Lane, to lane: Lane) {
+    assert(heap.information(slab).map { $0.stream == stream(from) } ?? true, "PurgeableCache: a slab of another lane")
+    heap.move(slab, to: stream(lane))
     // The slabs before a mark at this slab have had their turn.
-    queues[from.rawValue].idleMarks.removeAll(at: slab)
-    // A cursor at the slab would lead into another queue: eviction begins again at the front of this one.
-    if queues[from.rawValue].cursor.slab.index == slab.index { queues[from.rawValue].cursor = EvictionCursor() }
+    changeMarks(from) { $0.removeAll(at: slab) }
+    // A cursor at the slab would lead into another lane: eviction begins again at the front of this one.
+    if lanes.cursors[from.index].slab.index == slab.index { lanes.cursors[from.index] = EvictionCursor() }
   }
 
   // MARK: Age
@@ -228,22 +250,21 @@ extension HeldShard {
   func nextAge(_ reason: DepartureReason) -> UInt64 {
     guard slots.count > 0 else { return .max }
     let wanted = nextQueue(reason)
-    for isSecond in 0..<2 {
-      let queue = isSecond == 0 ? wanted : wanted.other
-      let cursor = queues[queue.rawValue].cursor
-      if !cursor.slab.isNone, let information = heap.information(cursor.slab) {
-        return information.age(at: cursor.element, now: base.indexes.birthCount)
-      }
-      if let age = heap.firstAge(ofOldestIn: stream(queue)) { return age }
-    }
     // Slots are left for which no queue has an element: this shard is asked last.
-    return .max - 1
+    return (nextInTurn(wanted) ?? nextInTurn(wanted.other))?.age ?? .max - 1
   }
 
   /// The age of the slab that would be given back next; `UInt64.max` when there is none.
   func oldestSlabAge() -> UInt64 {
     let wanted = nextQueue(.bytes)
-    let age = heap.firstAge(ofOldestIn: stream(wanted)) ?? heap.firstAge(ofOldestIn: stream(wanted.other))
-    return age ?? (slots.count > 0 ? .max - 1 : .max)
+    return oldestSlabAge(wanted) ?? oldestSlabAge(wanted.other) ?? (slots.count > 0 ? .max - 1 : .max)
+  }
+
+  private func oldestSlabAge(_ queue: EvictionQueue) -> UInt64? {
+    var oldest: UInt64?
+    for lane in usedLanes(of: queue) {
+      if let age = heap.firstAge(ofOldestIn: stream(lane)) { oldest = min(oldest ?? .max, age) }
+    }
+    return oldest
   }
 }

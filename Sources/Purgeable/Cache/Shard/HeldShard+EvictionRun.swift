@@ -15,6 +15,7 @@
 //   giveBackIdle             slabs before an idle mark    the eager mode (HeldShard+Idle.swift)
 //   compactIfDue             one sparse slab              stores
 //   relieveReaders           a few busy slabs             offers
+//   dropDueSlab              an expired slab              all of these, and upkeep (HeldShard+Expire.swift)
 //
 // To look each entry up in the index, at random places in memory, costs less than a pass over the index for one slab, and far
 // more for many slabs. Lost entries of many slabs need no sweep of their own: the pass finds their slots with all others.
@@ -85,6 +86,7 @@ extension HeldShard {
   /// large entry, only that one: a large entry that was used moves with its slab, which frees nothing. False when nothing could
   /// be given back.
   mutating func evictSlabs(ofBytes byteCount: Int, _ reason: DepartureReason) -> Bool {
+    if dropDueSlab() { return true }
     if let entryOrder { return evictEntries(ofBytes: byteCount, by: entryOrder, reason) }
     let before = slots.count
     let isGone = GivingBackTurn.shared.use { notes -> Bool? in
@@ -230,12 +232,12 @@ extension HeldShard {
   func forEachSlabInTurn(
     looks: Int = .max, _ body: (purgeable_slab_t, SlabInformation, EvictionQueue) -> TurnAnswer
   ) {
-    var next = EachQueue<purgeable_slab_t?>(repeating: nil)
-    for queue in EvictionQueue.all {
-      next[queue.rawValue] = heap.oldest(of: stream(queue))
-      for slab in heap.slabs(of: stream(queue)).prefix(S3FIFOOrder.sparseLooks) {
+    var next = EachLane<purgeable_slab_t?>(repeating: nil)
+    for lane in usedLanes {
+      next[lane.index] = heap.oldest(of: stream(lane))
+      for slab in heap.slabs(of: stream(lane)).prefix(S3FIFOOrder.sparseLooks) {
         guard let information = heap.information(slab) else { break }
-        if order.isSparse(information.facts), body(slab, information, queue) == .last { return }
+        if order.isSparse(information.facts), body(slab, information, lane.queue) == .last { return }
       }
     }
     var left = EachQueue<Int>(repeating: looks)
@@ -243,12 +245,12 @@ extension HeldShard {
     for i in sums.indices { sums[i] = books.sums[i].byteCount }
     while true {
       let wanted = order.next(probation: UInt128(sums[0]), main: UInt128(sums[1]))
-      let queue = next[wanted.rawValue] != nil ? wanted : wanted.other
-      guard let slab = next[queue.rawValue], let information = heap.information(slab) else { return }
+      guard let (lane, slab, information) = oldest(of: wanted, next) ?? oldest(of: wanted.other, next) else { return }
+      let queue = lane.queue
       left[queue.rawValue] -= 1
-      // The open slab is the youngest of its queue.
-      let isEnd = information.is_open || left[queue.rawValue] == 0
-      next[queue.rawValue] = isEnd ? nil : heap.next(after: slab)
+      // The open slab is the youngest of its lane.
+      next[lane.index] = information.is_open ? nil : heap.next(after: slab)
+      if left[queue.rawValue] == 0 { for lane in usedLanes(of: queue) { next[lane.index] = nil } }
       switch body(slab, information, queue) {
       case .taken: sums[queue.rawValue] -= min(sums[queue.rawValue], Int(information.payload_bytes))
       case .passed: break
@@ -257,10 +259,23 @@ extension HeldShard {
     }
   }
 
+  /// The oldest of some slabs of a queue, one of each lane.
+  private func oldest(
+    of queue: EvictionQueue, _ slabs: EachLane<purgeable_slab_t?>
+  ) -> (lane: Lane, slab: purgeable_slab_t, information: SlabInformation)? {
+    var oldest: (lane: Lane, slab: purgeable_slab_t, information: SlabInformation)?
+    for lane in usedLanes(of: queue) {
+      guard let slab = slabs[lane.index], let information = heap.information(slab) else { continue }
+      if oldest.map({ information.first_age < $0.information.first_age }) ?? true { oldest = (lane, slab, information) }
+    }
+    return oldest
+  }
+
   // MARK: Who runs
 
   /// Gives one slab back. False when nothing could be given back.
   mutating func evictSlab(_ reason: DepartureReason) -> Bool {
+    if dropDueSlab() { return true }
     // Memory of entries that another thread is removing goes before entries that live.
     if base.removalCount.load(ordering: .relaxed) > 0, base.giveBackRemoved(heap.slabBytes) > 0 { return true }
     if let entryOrder { return evictEntries(ofBytes: heap.slabBytes, by: entryOrder, reason) }
@@ -292,11 +307,11 @@ extension HeldShard {
     guard order.wantsCompaction(livingBytes: livingBytes * open, heldBytes: heap.heldBytes) else { return }
     // There, no slab may be sparse though half of all is dead.
     if entryOrder != nil {
-      _ = compactSparsest()
+      compactSparsest()
       return
     }
-    for queue in EvictionQueue.all {
-      var at = compaction.cursor.isNone ? heap.oldest(of: stream(queue)) : compaction.cursor
+    for lane in usedLanes {
+      var at = compaction.cursor.isNone ? heap.oldest(of: stream(lane)) : compaction.cursor
       compaction.cursor = .none
       for _ in 0..<S3FIFOOrder.compactionLooks {
         guard let slab = at, let information = heap.information(slab) else {
@@ -317,9 +332,9 @@ extension HeldShard {
   /// the rest of the old one can be offered again.
   mutating func relieveReaders() {
     let heap = heap
-    for queue in EvictionQueue.all {
+    for lane in usedLanes {
       var relieved = 0
-      for slab in heap.slabs(of: stream(queue)) {
+      for slab in heap.slabs(of: stream(lane)) {
         if relieved == S3FIFOOrder.mostRelieved { break }
         guard let information = heap.information(slab),
           order.isBusy(information.facts, rounds: Int(information.busy_round_count))

@@ -30,17 +30,19 @@ struct PeekedEntry: Equatable {
 }
 
 extension HeldShard {
-  /// The slot of a key. Lost entries of the same tag are dropped on the way.
+  /// The slot of a key. Lost entries of the same tag are dropped on the way, and the key's entry where its time is over.
   mutating func find(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> FoundSlot? {
     index.prefetch(identity: key.identity)
     for found in index.current().candidates(of: key.identity) {
-      var compared = (outcome: purgeable_outcome_t.busy, matches: false)
+      var compared = MatchingRead()
       // Busy under the mutex: the thread was preempted over and over, or the slab died in a forked child.
       for _ in 0..<64 where compared.outcome == .busy {
-        unsafe compared = elements.compare(heap.reference(found.slot.place), with: prefix)
+        unsafe compared = elements.compare(heap.reference(found.slot.place), hasHead: found.slot.hasHead, with: prefix)
       }
       if compared.outcome == .intact {
-        if compared.matches { return found }
+        guard compared.matches else { continue }
+        guard base.isOver(compared.head) else { return found }
+        drop(found, .expired)
       } else {
         drop(found, .discarded)
       }
@@ -53,7 +55,8 @@ extension HeldShard {
     _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,
     removes: Bool = false
   ) -> EngineRead {
-    let lossesBefore = counters.departures[DepartureReason.discarded.rawValue]
+    func count(_ reason: DepartureReason) -> UInt64 { counters.departures[reason.rawValue] }
+    let before = (lost: count(.discarded), expired: count(.expired))
     while let found = unsafe find(key, prefix) {
       let slot = found.slot
       let read = unsafe elements.read(heap.reference(slot.place), hasHead: slot.hasHead, prefix, into: buffer)
@@ -70,9 +73,9 @@ extension HeldShard {
       if removes { drop(found, .removed) }
       return .hit(byteCount: byteCount)
     }
-    let isLost = counters.departures[DepartureReason.discarded.rawValue] != lossesBefore
+    let known = count(.expired) != before.expired ? MissReason.expired : count(.discarded) != before.lost ? .discarded : nil
     if countsAsUse { index.countMiss() }
-    return .miss(missReason(key, isLost ? .discarded : nil, counts: countsAsUse))
+    return .miss(missReason(key, known, counts: countsAsUse))
   }
 
   /// As `read`, without counting as a use.
@@ -108,10 +111,11 @@ extension HeldShard {
     guard let length = elements.length(reference) else { return nil }
     let facts = EntryFacts(identity: found.slot.identity, prefixByteCount: prefixByteCount, payloadByteCount: length)
     guard let head = elements.head(of: found.slot, facts) else { return nil }
-    let valueAt = prefixByteCount + head.byteCount
-    let cost = head.cost ?? UInt64(max(0, length - valueAt))
+    let cost = facts.cost(head)
     guard digests else { return PeekedEntry(head: head, cost: cost, digest: 0) }
-    return elements.digest(of: reference, from: valueAt, to: length).map { PeekedEntry(head: head, cost: cost, digest: $0) }
+    return elements.digest(of: reference, from: prefixByteCount + head.byteCount, to: length).map {
+      PeekedEntry(head: head, cost: cost, digest: $0)
+    }
   }
 
   /// The reason of a miss: the known one, else the ghost's. `counts`: for the statistics.
@@ -153,19 +157,22 @@ extension HeldShard {
     // A number belongs to one key, so every candidate is the key's slot.
     for found in index.current().candidates(of: key.identity) {
       let place = found.slot.place
-      if elements.isIntact(place) { return true }
+      if elements.isIntact(place) { return !isExpired(found.slot) }
       if heap.isLost(place) { books.unbookLostPage(place, heap.queue(at: place)) }
     }
     return false
   }
 
-  /// Drops an entry that a read found lost, by its exact slot: a value that was stored under the key since then stays.
-  mutating func dropLost(_ slot: Slot) {
-    guard let now = index.find(identity: slot.identity, place: slot.place) else { return }
-    // The place may have been used again for an entry of the same tag: only a lost entry is dropped.
-    guard now.slot.isSameEntry(as: slot), elements.isGone(slot.place) else { return }
-    drop(now, .discarded)
+  /// Drops an entry that a read found lost, or its time over, by its exact slot: a value that was stored under the key since then
+  /// stays.
+  mutating func dropDead(_ slot: Slot) {
+    // The place may have been used again for an entry of the same tag: only a dead entry is dropped.
+    guard let now = index.find(identity: slot.identity, place: slot.place), now.slot.isSameEntry(as: slot) else { return }
+    if elements.isGone(slot.place) { drop(now, .discarded) } else if isExpired(now.slot) { drop(now, .expired) }
   }
+
+  /// Whether an entry's time is over.
+  func isExpired(_ slot: Slot) -> Bool { elements.deadline(of: slot).map { base.clock.hasReached($0) } ?? false }
 }
 
 extension MissReason {
@@ -175,6 +182,7 @@ extension MissReason {
       case .evicted: .evicted
       case .removed: .removed
       case .discarded: .discarded
+      case .expired: .expired
       case nil: .unknown
       }
   }

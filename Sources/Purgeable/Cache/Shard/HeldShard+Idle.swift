@@ -2,7 +2,7 @@
 // The eager mode: entries that were not used for a time are given back, even when memory is not short.
 //
 // For environments that judge a process by its resident memory (RSS): pages on offer stay resident until the kernel needs them.
-// No entry carries a time. Instead each queue is marked every quarter of the idle time. When a mark is as old as the idle time,
+// No entry carries a time. Instead each lane of a queue is marked every quarter of the idle time. When a mark is as old as the idle time,
 // so are all entries before it, and the counters show which of them were used meanwhile.
 //
 //     oldest [slab][slab] mark [slab][slab][slab] mark [slab] mark  youngest
@@ -18,7 +18,7 @@ struct IdleMark {
   let slab: purgeable_slab_t
 }
 
-/// The marks of one queue, oldest first. They are a quarter of the idle time apart, so a few are enough. When there is no room
+/// The marks of one lane, oldest first. They are a quarter of the idle time apart, so a few are enough. When there is no room
 /// for another one, the next mark covers its slabs too.
 struct IdleMarks {
   private static let capacity = 8
@@ -56,24 +56,32 @@ extension HeldShard {
   /// One round of the eager mode: gives back the slabs that are due, and sets marks. Times are in nanoseconds of the cache's
   /// clock.
   mutating func giveBackIdle(after idleTime: UInt64, now: UInt64) {
-    for queue in EvictionQueue.all {
-      let stream = stream(queue)
-      while let mark = queues[queue.rawValue].idleMarks.first, now - min(now, mark.time) >= idleTime {
-        queues[queue.rawValue].idleMarks.removeFirst()
+    for lane in usedLanes {
+      let stream = stream(lane)
+      while let mark = lanes.idleMarks(lane).first, now - min(now, mark.time) >= idleTime {
+        changeMarks(lane) { $0.removeFirst() }
         // When the marked slab is gone, so are all slabs before it. When it was moved to the young end, it is due later.
         while heap.information(mark.slab)?.stream == stream, let slab = heap.oldest(of: stream) {
           _ = run(over: slab, .idle)
-          if heap.information(slab) != nil { restream(slab, queue, to: queue) }
+          if heap.information(slab) != nil { restream(slab, lane, to: lane) }
           if slab.isSame(as: mark.slab) { break }
         }
       }
-      let newest = queues[queue.rawValue].idleMarks.last?.time ?? 0
+      let newest = lanes.idleMarks(lane).last?.time ?? 0
       guard now - min(now, newest) >= idleTime / 4 else { continue }
       // Sealed, so that later entries go to a slab after the mark.
       heap.seal(stream)
-      if let slab = heap.youngest(of: stream) { queues[queue.rawValue].idleMarks.append(IdleMark(time: now, slab: slab)) }
+      if let slab = heap.youngest(of: stream) {
+        changeMarks(lane) { $0.append(IdleMark(time: now, slab: slab)) }
+      }
     }
     sweepLost()
     shrinkIndex()
+  }
+
+  mutating func changeMarks(_ lane: Lane, _ change: (inout IdleMarks) -> Void) {
+    var marks = lanes.idleMarks(lane)
+    change(&marks)
+    lanes.setIdleMarks(lane, marks)
   }
 }

@@ -45,13 +45,14 @@ extension HeldShard {
     let changesBefore = slots.changes
     if isRefused(size, old) { return .tooLarge }
     let (queue, isRemembered) = queue(of: key, replacing: old)
+    let lane = lane(queue, size.head)
     if base.limits.areStrict { makeRoom(for: size.cost, replacing: old, among: shards) }
-    guard let element = allocate(size.byteCount, queue, among: shards) else { return .outOfMemory }
+    guard let element = allocate(size.byteCount, lane, among: shards) else { return .outOfMemory }
     unsafe EntryPrefix.write(prefix, size.head, value, to: element.bytes)
     // Making room may have evicted the old value, or moved it.
     let replaced = slots.changes == changesBefore ? old : unsafe find(key, prefix)
     return enter(
-      element, key, size, queue, replacing: replaced, hadOld: old != nil, isRemembered: isRemembered)
+      element, key, size, lane, replacing: replaced, hadOld: old != nil, isRemembered: isRemembered)
   }
 
   /// Whether an entry exceeds a limit even when it is alone; then the key's old value goes.
@@ -78,7 +79,7 @@ extension HeldShard {
   /// Commits an element that has been written, and has the index lead to it. `hadOld`: the key had a value when the store began.
   @inline(__always)
   mutating func enter(
-    _ element: FreshElement, _ key: EngineKey, _ size: EntrySize, _ queue: EvictionQueue, replacing replaced: FoundSlot?,
+    _ element: FreshElement, _ key: EngineKey, _ size: EntrySize, _ lane: Lane, replacing replaced: FoundSlot?,
     hadOld: Bool, isRemembered: Bool
   ) -> StoreOutcome {
     heap.commit(element.reference)
@@ -97,7 +98,8 @@ extension HeldShard {
       if isRemembered || hadOld { ghost.forget(key.ghostIdentity) }
     }
     assert(index.find(identity: slot.identity, place: slot.place) != nil, "PurgeableCache: a stored entry is not found")
-    books.book(slot.place, queue, cost: size.cost, byteCount: size.byteCount)
+    books.book(slot.place, lane.queue, cost: size.cost, byteCount: size.byteCount)
+    noteDeadline(size.head.deadline, of: element.reference)
     compaction.stored += size.byteCount
     return replaced == nil && !hadOld ? .stored : .replaced
   }
@@ -131,24 +133,24 @@ extension HeldShard {
     case refused(errorNumber: Int32)
   }
 
-  /// Allocates without evicting. `queue`: nil for the stream of elements that are written under no mutex. `limit`: of the heap's
+  /// Allocates without evicting. `lane`: nil for the stream of elements that are written under no mutex. `limit`: of the heap's
   /// charged bytes, 0 for none.
   @inline(__always)
-  private mutating func take(_ byteCount: Int, _ queue: EvictionQueue?, limit: Int) -> Taking {
+  private mutating func take(_ byteCount: Int, _ lane: Lane?, limit: Int) -> Taking {
     let (error, reference, bytes) = unsafe heap.allocate(
-      byteCount, in: queue.map { stream($0) } ?? heap.writingStream, limit: limit)
+      byteCount, in: lane.map { stream($0) } ?? heap.writingStream, limit: limit)
     guard error == 0 else { return .refused(errorNumber: error) }
     guard reference.place < Slot.placeLimit, base.pageSums.prepare(place: reference.place) else {
       heap.free(reference)
       return .noBooks
     }
-    if let queue { noteBirth(reference, queue) }
+    if let lane { noteBirth(reference, lane) }
     return unsafe .taken(FreshElement(reference: reference, bytes: bytes))
   }
 
-  /// Allocates memory for a payload, evicting where the byte limit, slow growth or the machine refuses it. `queue`: as in `take`.
+  /// Allocates memory for a payload, evicting where the byte limit, slow growth or the machine refuses it. `lane`: as in `take`.
   /// Sets `missedRoom`, which `takeDue` resets.
-  mutating func allocate(_ byteCount: Int, _ queue: EvictionQueue?, among shards: borrowing CacheShards) -> FreshElement? {
+  mutating func allocate(_ byteCount: Int, _ lane: Lane?, among shards: borrowing CacheShards) -> FreshElement? {
     var (hasEvicted, refusalsByMachine) = (false, 0)
     // Slow growth after pressure is no strict limit: it yields when nothing is left to evict, and to the copies that an eviction
     // makes.
@@ -161,14 +163,14 @@ extension HeldShard {
       // The reason for an eviction: the byte limit, slow growth, or the machine's refusal.
       var reason = soft < strict ? DepartureReason.growth : strict == .max ? .pressure : .bytes
       let slabLimit = slabLimit(limit)
-      switch take(byteCount, queue, limit: slabLimit) {
+      switch take(byteCount, lane, limit: slabLimit) {
       case .taken(let element):
         missedRoom = false
         return element
       case .noBooks:
         refusalsByMachine += 1
-        guard let queue, byteCount <= heap.slabBytes / 2, refusalsByMachine <= 4 else { return nil }
-        heap.seal(stream(queue))
+        guard let lane, byteCount <= heap.slabBytes / 2, refusalsByMachine <= 4 else { return nil }
+        heap.seal(stream(lane))
         readyGhost()
         guard evictSlab(.pressure) else { return nil }
         continue
@@ -208,19 +210,19 @@ extension HeldShard {
 
   /// Allocates memory for a copy, without evicting. The limit is raised by one slab, because the slab that the copy comes from is
   /// about to be given back; where a lowered limit is already exceeded, the slab is added to what is held.
-  mutating func allocateCopy(_ byteCount: Int, _ queue: EvictionQueue) -> FreshElement? {
+  mutating func allocateCopy(_ byteCount: Int, _ lane: Lane) -> FreshElement? {
     let limit = base.limits.bytes.load(ordering: .relaxed)
     let slabLimit =
       limit == .max
       ? 0 : min(max(limit - min(limit - 1, base.ordinaryBytes), heap.chargedBytes), .max - heap.slabBytes) + heap.slabBytes
-    guard case .taken(let element) = take(byteCount, queue, limit: slabLimit) else { return nil }
+    guard case .taken(let element) = take(byteCount, lane, limit: slabLimit) else { return nil }
     return element
   }
 
   /// Allocates memory for an entry of another shard, without evicting. The byte limit is kept.
-  mutating func allocateWithinLimit(_ byteCount: Int, _ queue: EvictionQueue) -> FreshElement? {
+  mutating func allocateWithinLimit(_ byteCount: Int, _ lane: Lane) -> FreshElement? {
     let limit = slabLimit(base.limits.bytes.load(ordering: .relaxed))
-    guard case .taken(let element) = take(byteCount, queue, limit: limit) else { return nil }
+    guard case .taken(let element) = take(byteCount, lane, limit: limit) else { return nil }
     return element
   }
 
@@ -229,20 +231,21 @@ extension HeldShard {
 
   /// Counts an element. Notes the age of its slab when the element is the first in it (`SlabHeap.age`).
   @inline(__always)
-  mutating func noteBirth(_ reference: purgeable_reference_t, _ queue: EvictionQueue) {
+  mutating func noteBirth(_ reference: purgeable_reference_t, _ lane: Lane) {
     index.countBirth()
     let slab = heap.slab(of: reference)
-    if !slab.isSame(as: queues[queue.rawValue].youngest) { noteFirst(of: slab, queue) }
+    if !slab.isSame(as: lanes.youngest[lane.index]) { noteFirst(of: slab, lane) }
   }
 
   @inline(never)
-  private mutating func noteFirst(of slab: purgeable_slab_t, _ queue: EvictionQueue) {
+  private mutating func noteFirst(of slab: purgeable_slab_t, _ lane: Lane) {
     guard let information = heap.information(slab) else { return }
     let now = max(1, base.indexes.birthCount)
     heap.noteAge(of: slab, first: now, last: information.is_large ? now : 0)
+    if lane.number > 0 { base.deadlines.forget(slab) }
     if information.is_large { return }
-    heap.noteAge(of: queues[queue.rawValue].youngest, first: 0, last: now)
-    queues[queue.rawValue].youngest = slab
+    heap.noteAge(of: lanes.youngest[lane.index], first: 0, last: now)
+    lanes.youngest[lane.index] = slab
   }
 
   // MARK: After a store
@@ -286,14 +289,16 @@ extension HeldShard {
     return true
   }
 
-  /// Called when the index, or what an order keeps of its positions, has another size.
-  mutating func noteIndexBytes() { books.noteIndexBytes(index.byteCount + (entryOrder?.byteCount ?? 0)) }
+  /// Called when the index, the lanes, or what an order keeps of its positions, have another size.
+  mutating func noteIndexBytes() {
+    books.noteIndexBytes(index.byteCount + lanes.byteCount + (entryOrder?.byteCount ?? 0))
+  }
 
   // MARK: Removing
 
-  mutating func remove(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> Bool {
+  mutating func remove(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ reason: DepartureReason = .removed) -> Bool {
     guard let found = unsafe find(key, prefix) else { return false }
-    drop(found, .removed)
+    drop(found, reason)
     return true
   }
 }

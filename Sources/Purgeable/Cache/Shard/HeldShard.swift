@@ -11,6 +11,7 @@
 //     HeldShard+EntryOrder.swift   eviction by an order that names entries
 //     HeldShard+Idle.swift         eviction of entries not used for a time
 //     HeldShard+Sweep.swift        dropping lost entries
+//     HeldShard+Expire.swift       dropping entries whose time is over
 //     EvictionNotes.swift          what an eviction run notes
 //     ShardBooks.swift             sums of entries, by queue and page
 //     ShardDepartures.swift        departures to be told of
@@ -20,22 +21,6 @@
 
 import CPurgeable
 import Synchronization
-
-/// How far eviction entry by entry has got in a queue.
-struct EvictionCursor {
-  var slab = purgeable_slab_t.none
-  var element: UInt32 = 0
-}
-
-/// One queue of a shard.
-struct ShardQueue {
-  let stream: purgeable_stream_t
-  var cursor = EvictionCursor()
-  /// The slab that the last small entry of the queue went to.
-  var youngest = purgeable_slab_t.none
-  /// Of the eager mode.
-  var idleMarks = IdleMarks()
-}
 
 /// How many slots of the index are in use.
 struct SlotCount {
@@ -87,10 +72,15 @@ struct EngineCounters {
 /// No part of it grows while memory is given back.
 struct HeldShard: ~Copyable {
   let number: Int
+  /// Which of each lane's streams are its own.
+  let place: Int
   let base: CacheBase
   let heap: SlabHeap
   let index: SlotIndex
-  var queues: EachQueue<ShardQueue>
+  var lanes = ShardLanes()
+  var laneTimes = LaneTimes()
+  /// When the oldest slabs may be searched for expired entries again.
+  var nextSearch: UInt64 = 0
   /// nil where slabs are named.
   let entryOrder: (any EntryOrder)?
   var books: ShardBooks
@@ -112,7 +102,7 @@ struct HeldShard: ~Copyable {
     self.base = base
     heap = base.heap
     self.index = index
-    queues = EachQueue { ShardQueue(stream: base.heap.streams[EvictionQueue(rawValue: $0)!, place]) }
+    self.place = place
     entryOrder = base.makeEntryOrder()
     books = ShardBooks(base.pageSums, base.totals, index)
     ghost = Ghost(countedIn: base.totals)
@@ -124,14 +114,18 @@ struct HeldShard: ~Copyable {
   var order: S3FIFOOrder { base.order }
   var elements: ElementReader { base.elements }
 
-  func stream(_ queue: EvictionQueue) -> purgeable_stream_t { queues[queue.rawValue].stream }
+  func stream(_ lane: Lane) -> purgeable_stream_t { heap.streams[lane, place] }
+
+  /// The lanes that may have entries: of all queues, or of one.
+  var usedLanes: Lanes { Lanes(laneTimes.count) }
+  func usedLanes(of queue: EvictionQueue) -> Lanes { Lanes(laneTimes.count, of: queue) }
 
   /// In a forked child: the index is wiped, the heap begins anew by itself.
   mutating func beginAnew() {
     assert(index.isWiped, "PurgeableCache: a shard begins anew in a forked child only")
     index.beginAnew()
     // In a forked child, any call but a read makes the heap begin anew.
-    _ = heap.oldest(of: stream(.probation))
+    _ = heap.oldest(of: stream(Lane(.probation)))
     books.forgetAll()
     departures = ShardDepartures(base.observer)
     departures.append(keys.takeAll())
@@ -147,7 +141,8 @@ struct HeldShard: ~Copyable {
       index.noteRemembers(false)
     }
     slots.empty(slots.count)
-    for queue in EvictionQueue.all { queues[queue.rawValue] = ShardQueue(stream: stream(queue)) }
+    lanes = ShardLanes()
+    laneTimes = LaneTimes()
     entryOrder?.removeAll()
     noteIndexBytes()
     compaction = CompactionProgress()

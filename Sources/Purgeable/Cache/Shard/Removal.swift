@@ -22,11 +22,11 @@ extension HeldShard {
     counters.departures[reason.rawValue] += UInt64(slots.count)
     // The index first: a reader that is still looking at it finds its version raised before any element is freed.
     index.empty()
-    for queue in EvictionQueue.all {
-      heap.seal(stream(queue))
+    for lane in usedLanes {
+      heap.seal(stream(lane))
       // A slab that was locked and has no elements may end at any moment: so it is always the oldest that leaves.
-      while let slab = heap.oldest(of: stream(queue)) {
-        for page in heap.pages(of: slab) { books.unbookPage(page, queue) }
+      while let slab = heap.oldest(of: stream(lane)) {
+        for page in heap.pages(of: slab) { books.unbookPage(page, lane.queue) }
         guard heap.move(slab, to: heap.removedStream) || heap.information(slab) == nil else { break }
       }
     }
@@ -92,7 +92,7 @@ struct TrackedRemoval {
     // What was trimmed may be asked for again.
     if reason == .removed { held.ghost.removeAll() }
     held.shrinkIndex()
-    for queue in EvictionQueue.all { held.heap.seal(held.stream(queue)) }
+    for lane in held.usedLanes { held.heap.seal(held.stream(lane)) }
     return true
   }
 }

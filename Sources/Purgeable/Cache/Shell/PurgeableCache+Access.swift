@@ -131,39 +131,43 @@ extension PurgeableCache {
   /// value that is too large for a whole limit is refused: every other entry stays, and the key's old value is gone. Without
   /// memory the value is refused, and the old value stays as a rule (`StoreOutcome.outOfMemory`). A value that cannot be encoded
   /// is refused, and the old value stays.
+  ///
+  /// `expiry`: how long the value is valid; nil stands for the cache's default. A time of 0 or less is over at once: the value is
+  /// refused, and the key's old value is gone. An entry whose time will be over takes 9 bytes more.
   @discardableResult
   @inlinable
-  public func setValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> StoreOutcome {
+  public func setValue(_ value: Value, forKey key: Key, cost: Int? = nil, expiry: Expiry? = nil) -> StoreOutcome {
     let cost = cost.map { UInt64(max(0, $0)) }
     // Encoded first, outside of every mutex: encoding may be the user's code.
     var byteCount = 0
     var outcome = StoreOutcome.notEncodable
     _ = value.withPurgeableBytesIfEncodable { span in
       byteCount = span.byteCount
-      outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, cost: cost) }
+      outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, cost: cost, expiry: expiry) }
     }
     noteRefusal(outcome, of: value, forKey: key, cost: cost ?? UInt64(byteCount))
     return outcome
   }
 
-  /// Tells of a value that is too large, and counts one that cannot be encoded.
+  /// Tells of a value that is too large or whose time is over, and counts one that cannot be encoded.
   @inlinable @inline(__always)
   func noteRefusal(_ outcome: StoreOutcome, of value: Value, forKey key: Key, cost: UInt64) {
     switch outcome {
     case .stored, .replaced, .outOfMemory: break
-    case .tooLarge: tellRefusal(of: value, forKey: key, cost: cost)
-    case .notEncodable: countNotEncodable()
+    case .tooLarge: tellRefusal(.tooLarge, of: value, forKey: key, cost: cost)
+    case .expired: tellRefusal(.expired, of: value, forKey: key, cost: cost)
+    case .notEncodable: countRefusal()
     }
   }
 
   @usableFromInline
-  func countNotEncodable() {
+  func countRefusal() {
     engine.shards.hold(engine.shards.founder) { held in held.counters.refusals += 1 }
   }
 
   @usableFromInline
-  func tellRefusal(of value: Value, forKey key: Key, cost: UInt64) {
-    teller?.tellRefusal(Departure(key: key, value: value, cost: Int(clamping: cost), reason: .tooLarge, absence: nil))
+  func tellRefusal(_ reason: DepartureReason, of value: Value, forKey key: Key, cost: UInt64) {
+    teller?.tellRefusal(Departure(key: key, value: value, cost: Int(clamping: cost), reason: reason, absence: nil))
   }
 
   /// The value of a key; setting stores it, setting nil removes it.
@@ -283,9 +287,14 @@ extension PurgeableCache {
   }
 
   @usableFromInline
-  func store(_ bytes: UnsafeRawBufferPointer, forKey key: Key, cost: UInt64?) -> StoreOutcome {
+  func store(_ bytes: UnsafeRawBufferPointer, forKey key: Key, cost: UInt64?, expiry: Expiry?) -> StoreOutcome {
     loads.overtake(key)
-    return unsafe store(bytes, forKey: key, EntryHead(cost: cost), if: nil) ?? .replaced
+    guard let head = engine.base.head(cost: cost, expiry) else {
+      _ = unsafe withEntry(key) { engineKey, prefix, held in unsafe held.remove(engineKey, prefix, .replaced) }
+      countRefusal()
+      return .expired
+    }
+    return unsafe store(bytes, forKey: key, head, if: nil) ?? .replaced
   }
 
   /// nil where the condition did not hold, and nothing was stored.

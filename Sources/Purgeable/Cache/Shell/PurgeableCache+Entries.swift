@@ -31,7 +31,7 @@ extension PurgeableCache {
     keys.lazy.compactMap { self.peekEntry(forKey: $0) }
   }
 
-  /// A key's value and cost, without counting as a use. nil where `peekValue(forKey:)` is nil. The value is copied under the
+  /// A key's entry, without counting as a use. nil where `peekValue(forKey:)` is nil. The value is copied under the
   /// mutex of its shard.
   public func peekEntry(forKey key: Key) -> CacheEntry<Key, Value>? { peek(key)?.entry }
 
@@ -116,7 +116,9 @@ extension PurgeableCache {
         } ?? .miss(.unknown)
       }, countsAsUse: false)
     guard case .hit(let value) = found, let peeked else { return nil }
-    return (CacheEntry(key: key, value: value, cost: Int(clamping: peeked.cost)), peeked)
+    let now = engine.base.clock.now()
+    let remaining = peeked.head.deadline.map { Duration.nanoseconds(Int64(clamping: $0 - min($0, now))) }
+    return (CacheEntry(key: key, value: value, cost: Int(clamping: peeked.cost), remainingTime: remaining), peeked)
   }
 
   /// The key that was written as these bytes.
@@ -153,9 +155,10 @@ private struct EntryCopies<Key: Hashable & Sendable> {
     return true
   }
 
-  /// Copies an entry, unless it is lost or there is no memory for a large one. Runs none of the program's code.
+  /// Copies an entry, unless it is lost, its time is over, or there is no memory for a large one. Runs none of the program's code.
   mutating func append(_ slot: Slot, in held: borrowing HeldShard, withValue: Bool) {
     let (elements, reference) = (held.elements, held.heap.reference(slot.place))
+    if held.isExpired(slot) { return }
     guard let length = withValue ? elements.length(reference) : elements.facts(of: reference)?.prefixByteCount else { return }
     let start = bytes.count
     guard length < MemoryReserve.ofLargeResults || MemoryReserve.isThere(2 * (start + length)) else { return }

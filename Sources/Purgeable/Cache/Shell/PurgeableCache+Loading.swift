@@ -136,7 +136,8 @@ extension PurgeableCache: Loading {
       byteCount = span.byteCount
       // Without the permit it counts as replaced by what overtook it.
       outcome = unsafe span.withUnsafeBytes { bytes in
-        unsafe store(bytes, forKey: key, EntryHead(), if: .permit(permit)) ?? .replaced
+        // The default has no time of 0.
+        unsafe store(bytes, forKey: key, engine.base.head() ?? EntryHead(), if: .permit(permit)) ?? .replaced
       }
     }
     noteRefusal(outcome, of: value, forKey: key, cost: UInt64(byteCount))

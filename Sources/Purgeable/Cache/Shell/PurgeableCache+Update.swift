@@ -7,7 +7,8 @@ extension PurgeableCache {
   /// value, and reads it once more to tell whether it was changed meanwhile.
   @discardableResult
   public func updateValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> Value? {
-    let head = EntryHead(cost: cost.map { UInt64(max(0, $0)) })
+    // The default has no time of 0.
+    let head = engine.base.head(cost: cost.map { UInt64(max(0, $0)) }) ?? EntryHead()
     while true {
       let old = peek(key, digests: true)
       if store(value, forKey: key, head, ifUnchanged: old?.peeked) { return old?.entry.value }
@@ -21,8 +22,8 @@ extension PurgeableCache {
   ///     counts.modifyValue(forKey: "visits") { $0 = ($0 ?? 0) + 1 }
   ///
   /// `body` runs under no mutex, and runs again where the entry was changed meanwhile, so that no change of another thread is
-  /// lost. An error of `body` leaves the entry as it was. A cost that was given with the value stays; else the cost is the number
-  /// of the new value's bytes. A store counts as a use. A value that is refused is not told of; the entry is then as after a
+  /// lost. An error of `body` leaves the entry as it was. A cost that was given with the value stays, and so does the end of its
+  /// time; else the cost is the number of the new value's bytes. A store counts as a use. A value that is refused is not told of; the entry is then as after a
   /// `setValue(_:forKey:cost:)` that was refused. Any thread.
   @discardableResult
   public func modifyValue<R, E: Error>(forKey key: Key, _ body: (inout Value?) throws(E) -> R) throws(E) -> R {
@@ -31,7 +32,7 @@ extension PurgeableCache {
       var value = old?.entry.value
       let result = try body(&value)
       if let value {
-        let head = EntryHead(cost: old?.peeked.head.cost)
+        let head = old?.peeked.head ?? engine.base.head() ?? EntryHead()
         if store(value, forKey: key, head, ifUnchanged: old?.peeked) { return result }
       } else {
         guard let old else { return result }

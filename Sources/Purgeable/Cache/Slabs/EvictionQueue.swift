@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: MIT
-// The queues of a shard, and the heap's streams that hold them.
+// The queues of a shard, their lanes, and the heap's streams that hold them.
+//
+//   queue    probation, main: whose turn it is (S3FIFOOrder.swift)
+//   lane     the entries of a queue that live for about as long as each other, so that a slab expires as a whole; most entries
+//            live for ever, and are in lane 0 (Shard/LaneTimes.swift)
+//   stream   a lane of a shard: slabs in order of birth
 
 import CPurgeable
 
 /// A queue of a shard. The raw values are their order on offer: the kernel discards from the lowest first. To add one: a case,
-/// their number here and in `EachQueue`, and when its turn comes (`S3FIFOOrder.next`).
+/// their number here, in `EachQueue` and in `EachLane`, and when its turn comes (`S3FIFOOrder.next`).
 enum EvictionQueue: Int {
   case probation = 0
   case main = 1
@@ -29,27 +34,87 @@ struct AllQueues: Sequence, IteratorProtocol {
   }
 }
 
-/// A stream for each queue of each shard: the first queue's of all shards, then the next one's, since lower numbers are offered
-/// first. Streams that are made one after the other have numbers one after the other.
+/// A part of a queue.
+struct Lane: Equatable {
+  let queue: EvictionQueue
+  /// 0 for entries that live for ever.
+  let number: Int
+
+  /// How many a queue may have, and how many of them are for entries with a deadline.
+  static let numberLimit = 4
+  static let timedCount = numberLimit - 1
+  static let count = EvictionQueue.count * numberLimit
+
+  init(_ queue: EvictionQueue, _ number: Int = 0) { (self.queue, self.number) = (queue, number) }
+
+  /// First the lanes 0 of all queues, then the others, queue by queue.
+  init(index: Int) {
+    let (queue, number) = (index - EvictionQueue.count).quotientAndRemainder(dividingBy: Self.timedCount)
+    self = index < EvictionQueue.count ? Lane(.init(rawValue: index)!) : Lane(.init(rawValue: queue)!, number + 1)
+  }
+
+  var index: Int {
+    number == 0 ? queue.rawValue : EvictionQueue.count + queue.rawValue * Self.timedCount + number - 1
+  }
+}
+
+/// One value for each lane, by its index.
+typealias EachLane<Value> = InlineArray<8, Value>
+
+/// The first lanes of a queue, or of each.
+struct Lanes: Sequence, IteratorProtocol {
+  private let last: EvictionQueue
+  private let count: Int
+  private var following: Lane
+
+  /// `count`: of each queue. `queue`: nil for all.
+  init(_ count: Int, of queue: EvictionQueue? = nil) {
+    assert(count > 0 && count <= Lane.numberLimit, "PurgeableCache: a queue of no lane, or of more than there may be")
+    self.count = count
+    (last, following) = (queue ?? .main, Lane(queue ?? .probation))
+  }
+
+  mutating func next() -> Lane? {
+    var lane = following
+    if lane.number == count {
+      if lane.queue == last { return nil }
+      lane = Lane(last)
+    }
+    following = Lane(lane.queue, lane.number + 1)
+    return lane
+  }
+}
+
+/// A stream for each lane of each shard: the first lane's of all shards, then the next one's, since lower numbers are offered
+/// first. Streams that are made one after the other have numbers one after the other. Those of entries with a deadline are made
+/// when there is one, behind the two streams that are no shard's.
 struct QueueStreams {
   static let shardCount = EngineKey.otherCount + 1
-  static let count = EvictionQueue.count * shardCount
+  static let count = Lane.count * shardCount
+  static let firstCount = EvictionQueue.count * shardCount
+  static let foreignCount = 2
 
-  /// Of each queue the founder's, which is the first.
-  private let founders: EachQueue<purgeable_stream_t>
+  private let first: purgeable_stream_t
 
-  init(from first: purgeable_stream_t) { founders = EachQueue { first + purgeable_stream_t($0 * Self.shardCount) } }
+  init(from first: purgeable_stream_t) { self.first = first }
 
   /// Of the founder, 0, or of one of the others, from 1 on.
-  subscript(queue: EvictionQueue, shard: Int) -> purgeable_stream_t { founders[queue.rawValue] + purgeable_stream_t(shard) }
+  subscript(lane: Lane, shard: Int) -> purgeable_stream_t { self[lane.index * Self.shardCount + shard] }
 
   /// All of them in a row.
-  subscript(number: Int) -> purgeable_stream_t { founders[0] + purgeable_stream_t(number) }
+  subscript(number: Int) -> purgeable_stream_t {
+    first + purgeable_stream_t(number < Self.firstCount ? number : number + Self.foreignCount)
+  }
 
-  /// A stream beyond them counts as the last queue's.
+  func lane(of stream: purgeable_stream_t) -> Lane {
+    let number = Int(stream - first)
+    let known = number < Self.firstCount ? number : max(Self.firstCount, number - Self.foreignCount)
+    return Lane(index: min(known / Self.shardCount, Lane.count - 1))
+  }
+
   @inline(__always) func queue(of stream: purgeable_stream_t) -> EvictionQueue {
-    var number = EvictionQueue.count - 1
-    while number > 0, stream < founders[number] { number -= 1 }
-    return EvictionQueue(rawValue: number)!
+    let number = stream - first
+    if number < Self.firstCount { return number < Self.shardCount ? .probation : .main }
+    return lane(of: stream).queue
   }
 }

@@ -25,7 +25,7 @@ typealias SlabInformation = purgeable_slab_information_t
   let slabPlaceShift: UInt64
   let streams: QueueStreams
   /// Slabs of no shard: of large elements that are being written (Engine/LargeStore.swift), and those that are about to go back
-  /// (Shard/Removal.swift). The last two streams.
+  /// (Shard/Removal.swift).
   let writingStream: purgeable_stream_t
   let removedStream: purgeable_stream_t
 
@@ -55,9 +55,9 @@ typealias SlabInformation = purgeable_slab_information_t
     }
     var made: OpaquePointer?
     guard unsafe purgeable_heap_create(&options, &made) == 0, let raw = unsafe made else { return nil }
-    // Streams are only numbers, so all of them are made now.
+    // Streams are only numbers, so those that any cache needs are made now.
     var (first, stream): (purgeable_stream_t, purgeable_stream_t) = (0, 0)
-    for number in 0..<QueueStreams.count + 2 {
+    for number in 0..<QueueStreams.firstCount + QueueStreams.foreignCount {
       guard unsafe purgeable_stream_create(raw, &stream) == 0 else {
         unsafe purgeable_heap_destroy(raw)
         return nil
@@ -68,6 +68,12 @@ typealias SlabInformation = purgeable_slab_information_t
     return unsafe SlabHeap(
       raw: raw, slabBytes: slabBytes, slabPlaceShift: UInt64((slabBytes / granuleBytes).trailingZeroBitCount),
       streams: QueueStreams(from: first), writingStream: stream - 1, removedStream: stream)
+  }
+
+  /// Makes another stream. nil without memory.
+  func makeStream() -> purgeable_stream_t? {
+    var stream: purgeable_stream_t = 0
+    return unsafe purgeable_stream_create(raw, &stream) == 0 ? stream : nil
   }
 
   /// A value of this length or more is copied under no mutex (Engine/LargeStore.swift): it has a slab of its own, and to copy it
@@ -103,6 +109,7 @@ typealias SlabInformation = purgeable_slab_information_t
   }
 
   func queue(at place: UInt64) -> EvictionQueue { streams.queue(of: unsafe purgeable_heap_stream_at(raw, place)) }
+  func lane(at place: UInt64) -> Lane { streams.lane(of: unsafe purgeable_heap_stream_at(raw, place)) }
 
   // MARK: Slabs of a stream
 

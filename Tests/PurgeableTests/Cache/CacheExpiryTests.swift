@@ -1,0 +1,552 @@
+// SPDX-License-Identifier: MIT
+// Entries whose time is over: never returned, told as expired, and gone without a look at those that live.
+
+import CPurgeable
+import Glibc
+import PurgeableTestSupport
+import Synchronization
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+/// A cache whose clock the test sets.
+private func makeCache<Key: Hashable & Sendable>(
+  _ clock: ManualClock, _ order: EvictionOrder = .s3FIFO, tracksKeys: Bool = false, countLimit: Int? = nil,
+  byteLimit: Int? = nil, expiry: Expiry? = nil, departures: Departures<Key, [UInt8]>? = nil
+) throws -> PurgeableCache<Key, [UInt8]> {
+  var options = CacheOptions(countLimit: countLimit, byteLimit: byteLimit)
+  (options.clock, options.evictionOrder, options.tracksKeys, options.expiry) = (clock, order, tracksKeys, expiry)
+  guard let departures else { return try PurgeableCache(options) }
+  return try PurgeableCache(options) { departures.note($0) }
+}
+
+extension PurgeableCache {
+  /// The slabs that entries with a deadline are in.
+  fileprivate var expiringSlabCount: Int {
+    engine.shards.all.reduce(0) { count, shard in
+      engine.shards.hold(shard) { held in
+        held.usedLanes.reduce(count) { $0 + ($1.number > 0 ? Array(held.heap.slabs(of: held.stream($1))).count : 0) }
+      }
+    }
+  }
+
+  /// Moves all small entries to fresh slabs.
+  fileprivate func moveAll() {
+    for shard in engine.shards.all {
+      engine.shards.hold(shard) { held in
+        for lane in held.usedLanes {
+          held.heap.seal(held.stream(lane))
+          for slab in Array(held.heap.slabs(of: held.stream(lane))) { _ = held.run(over: slab, .compaction) }
+        }
+      }
+    }
+  }
+}
+
+/// A clock that threads move on by seconds, though not while one of them stores: so a store's second is that of its deadline.
+private final class SharedTime: Sendable {
+  let clock = ManualClock()
+  private let second = Atomic<Int>(0)
+  /// How many threads are storing; below 0 while the clock is moved on.
+  private let storing = Atomic<Int>(0)
+
+  var now: Int { second.load(ordering: .acquiring) }
+
+  func whileItStands(_ body: (_ now: Int) -> Void) {
+    while true {
+      let count = storing.load(ordering: .relaxed)
+      if count >= 0, storing.compareExchange(expected: count, desired: count + 1, ordering: .acquiring).exchanged { break }
+      sched_yield()
+    }
+    body(now)
+    storing.subtract(1, ordering: .releasing)
+  }
+
+  func moveOn() {
+    while !storing.compareExchange(expected: 0, desired: -1, ordering: .acquiring).exchanged { sched_yield() }
+    clock.advance(by: .seconds(1))
+    second.add(1, ordering: .releasing)
+    storing.store(0, ordering: .releasing)
+  }
+}
+
+@Suite("cache: expiry")
+struct CacheExpiryTests {
+  // MARK: What is returned
+
+  @Test(
+    "a value is returned until its time is over, and then by no call",
+    arguments: EvictionOrder.allCases, [false, true])
+  func untilOver(order: EvictionOrder, tracksKeys: Bool) throws {
+    let clock = ManualClock()
+    let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock, order, tracksKeys: tracksKeys)
+    let calls: [(String, (Int) -> Bool)] = [
+      ("value", { cache[$0] != nil }),
+      ("look-up", { if case .hit = cache.lookUpValue(forKey: $0) { true } else { false } }),
+      ("peek", { cache.peekValue(forKey: $0) != nil }),
+      ("entry", { cache.peekEntry(forKey: $0) != nil }),
+      ("contains", { cache.containsValue(forKey: $0) }),
+      ("lock", { cache.withBytes(forKey: $0) { $0.byteCount } != nil }),
+      ("many", { cache.values(forKeys: [$0])[0] != nil }),
+      ("keys", { cache.keys.contains($0) }),
+      ("snapshot", { cache.snapshot()[$0] != nil }),
+      ("replaced", { cache.updateValue(pattern(10), forKey: $0) != nil }),
+      ("removed", { cache.removeValue(forKey: $0) != nil }),
+      ("removed, untold", { cache.remove(forKey: $0) }),
+    ]
+    for (i, (name, finds)) in calls.enumerated() {
+      let key = i + 1
+      cache.setValue(pattern(100), forKey: key, expiry: .sinceCreation(.seconds(10)))
+      clock.advance(by: .seconds(10) - .nanoseconds(1))
+      #expect(finds(key), "\(name): a nanosecond before the end")
+      cache.setValue(pattern(100), forKey: key, expiry: .sinceCreation(.seconds(10)))
+      clock.advance(by: .seconds(10))
+      #expect(!finds(key), "\(name): at the end")
+    }
+    cache.removeExpired()
+    cache.checkBooks()
+    #expect(cache.count == 1)
+  }
+
+  @Test("the default is for stores without an expiry, a store begins anew, a change of the value does not")
+  func defaults() throws {
+    let clock = ManualClock()
+    let cache: PurgeableCache<String, [UInt8]> = try makeCache(clock, expiry: .sinceCreation(.seconds(60)))
+    #expect(cache.expiry == .sinceCreation(.seconds(60)))
+    cache["default"] = pattern(10)
+    cache.setValue(pattern(10), forKey: "never", expiry: .never)
+    cache.setValue(pattern(10), forKey: "short", cost: 7, expiry: .sinceCreation(.seconds(20)))
+    cache.setValue(pattern(10), forKey: "changed", expiry: .sinceCreation(.seconds(100)))
+    _ = cache.value(forKey: "loaded") { pattern(10) }
+    clock.advance(by: .seconds(19))
+    #expect(cache.peekEntry(forKey: "default")?.remainingTime == .seconds(41))
+    #expect(cache.peekEntry(forKey: "short")?.remainingTime == .seconds(1) && cache.peekEntry(forKey: "short")?.cost == 7)
+    #expect(cache.peekEntry(forKey: "loaded")?.remainingTime == .seconds(41))
+    #expect(try #require(cache.peekEntry(forKey: "never")).remainingTime == nil)
+    cache["short"] = pattern(20)
+    cache.modifyValue(forKey: "changed") { $0?.append(1) }
+    cache.modifyValue(forKey: "made") { $0 = [1] }
+    cache.updateValue([2], forKey: "updated")
+    #expect(cache.peekEntry(forKey: "short")?.remainingTime == .seconds(60) && cache["short"] == pattern(20))
+    #expect(cache.peekEntry(forKey: "changed")?.remainingTime == .seconds(81) && cache["changed"] == pattern(10) + [1])
+    #expect(cache.peekEntry(forKey: "made")?.remainingTime == .seconds(60))
+    #expect(cache.peekEntry(forKey: "updated")?.remainingTime == .seconds(60))
+    try cache.setExpiry(nil)
+    cache["later"] = [3]
+    clock.advance(by: .seconds(10_000_000))
+    #expect(Set(cache.keys) == ["never", "later"] && cache.expiry == nil)
+  }
+
+  @Test("times of 0 or less: refused with the old value gone, and an error where a cache is given one")
+  func refused() throws {
+    let clock = ManualClock()
+    let departures = Departures<String, [UInt8]>()
+    let cache = try makeCache(clock, departures: departures)
+    for time in [Duration.zero, .seconds(-1), .nanoseconds(Int64.min)] {
+      cache["a"] = pattern(10)
+      #expect(cache.setValue(pattern(20), forKey: "a", expiry: .sinceCreation(time)) == .expired)
+      #expect(cache.isEmpty && cache.setValue(pattern(20), forKey: "b", expiry: .sinceCreation(time)) == .expired)
+      let told = departures.take()
+      #expect(told.map(\.reason) == [.replaced, .expired, .expired])
+      #expect(told.map(\.value) == [pattern(10), pattern(20), pattern(20)])
+    }
+    #expect(cache.statistics.refusalCount == 6)
+    cache.setValue(pattern(10), forKey: "long", expiry: .sinceCreation(.seconds(Int64.max)))
+    #expect(cache.peekEntry(forKey: "long").map { $0.remainingTime == nil } == true)
+    let refused = PurgeableError.Kind.invalidArgument("expiry")
+    for time in [Duration.zero, .seconds(-1)] {
+      #expect { try cache.setExpiry(.sinceCreation(time)) } throws: { ($0 as? PurgeableError)?.kind == refused }
+      var options = CacheOptions()
+      options.expiry = .sinceCreation(time)
+      #expect { try PurgeableCache<Int, Int>(options) } throws: { ($0 as? PurgeableError)?.kind == refused }
+    }
+    try cache.setExpiry(.never)
+    #expect(cache.expiry == nil)
+  }
+
+  @Test("what expired is told as expired, once, with its value, to who looks and to who is told", arguments: [false, true])
+  func told(finds: Bool) throws {
+    let clock = ManualClock()
+    let departures = Departures<Int, [UInt8]>()
+    let cache = try makeCache(clock, departures: departures)
+    for key in 0..<100 {
+      cache.setValue(described(UInt32(key), version: 1, count: 40), forKey: key, expiry: .sinceCreation(.seconds(5)))
+    }
+    clock.advance(by: .seconds(5))
+    if finds {
+      for key in 0..<100 { #expect(MissReason.of(cache.lookUpValue(forKey: key)) == .expired) }
+    } else {
+      #expect(cache.removeExpired() == 100)
+    }
+    let told = departures.take()
+    #expect(told.count == 100 && told.allSatisfy { $0.reason == .expired })
+    #expect(told.allSatisfy { $0.value == described(UInt32($0.key), version: 1, count: 40) })
+    #expect(cache.isEmpty && cache.statistics.departures[.expired] == 100 && cache.removeExpired() == 0)
+    // As far as is remembered.
+    for key in 0..<100 { cache[key] = [1] }
+    clock.advance(by: .seconds(5))
+    #expect(cache.count == 100 && cache.statistics.missesByReason[.expired] == (finds ? 100 : 0))
+    cache.checkBooksSwept()
+  }
+
+  @Test("a clock that goes back stands still until it has caught up")
+  func clockGoesBack() throws {
+    let clock = ManualClock()
+    let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock)
+    cache.setValue([1], forKey: 1, expiry: .sinceCreation(.seconds(10)))
+    cache.setValue([2], forKey: 2, expiry: .sinceCreation(.seconds(30)))
+    clock.advance(by: .seconds(10))
+    #expect(!cache.containsValue(forKey: 1))
+    clock.advance(by: .seconds(-1000))
+    #expect(cache[1] == nil && cache[2] == [2] && cache.peekEntry(forKey: 2)?.remainingTime == .seconds(20))
+    cache.setValue([3], forKey: 3, expiry: .sinceCreation(.seconds(30)))
+    clock.advance(by: .seconds(1019))
+    #expect(cache[2] == [2] && cache.peekEntry(forKey: 3)?.remainingTime == .seconds(11))
+    clock.advance(by: .seconds(1))
+    #expect(cache[2] == nil && cache[3] == [3])
+  }
+
+  // MARK: What goes first
+
+  @Test("what has expired goes before all that lives, for each limit", arguments: EvictionOrder.allCases, [false, true])
+  func goesFirst(order: EvictionOrder, tracksKeys: Bool) throws {
+    let clock = ManualClock()
+    let cache: PurgeableCache<String, [UInt8]> = try makeCache(clock, order, tracksKeys: tracksKeys, countLimit: 4)
+    for key in ["a", "b"] { cache[key] = [1] }
+    cache.setValue([1], forKey: "short", expiry: .sinceCreation(.seconds(1)))
+    cache.setValue([1], forKey: "long", expiry: .sinceCreation(.seconds(100)))
+    clock.advance(by: .seconds(2))
+    // Used more than all others while it lived.
+    for _ in 0..<3 { _ = cache["long"] }
+    cache["c"] = [1]
+    #expect(Set(cache.keys) == ["a", "b", "long", "c"] && cache.statistics.departures[.expired] == 1)
+    clock.advance(by: .seconds(100))
+    try cache.setCountLimit(3)
+    #expect(Set(cache.keys) == ["a", "b", "c"] && cache.statistics.departures[.count] == 0)
+    cache.checkBooks()
+  }
+
+  @Test("below a byte limit expired slabs make the room: nothing that lives leaves", arguments: EvictionOrder.allCases)
+  func makesRoom(order: EvictionOrder) throws {
+    let clock = ManualClock()
+    let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock, order, byteLimit: 4 << 20)
+    for key in 0..<1000 { cache[key] = described(UInt32(key), version: 0, count: 1000) }
+    for round in 0..<5 {
+      for key in 1000..<3000 {
+        cache.setValue(
+          described(UInt32(key), version: 0, count: 1000), forKey: key + round * 2000, expiry: .sinceCreation(.seconds(60)))
+      }
+      clock.advance(by: .seconds(120))
+    }
+    let statistics = cache.statistics
+    #expect(statistics.departures[.bytes] == 0 && statistics.departures[.expired, default: 0] >= 8000 - 2000)
+    for key in 0..<1000 { #expect(cache[key] == described(UInt32(key), version: 0, count: 1000)) }
+    cache.checkBooks()
+  }
+
+  // MARK: Whole slabs
+
+  @Test("slabs expire as a whole: upkeep drops them, gives their memory back, and looks at no slab that lives")
+  func wholeSlabs() throws {
+    let clock = ManualClock()
+    let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock)
+    // One after the other, so that without lanes each slab would have all three.
+    let times: [Expiry] = [.sinceCreation(.seconds(40)), .sinceCreation(.seconds(3600)), .never]
+    for key in 0..<30_000 { cache.setValue(described(UInt32(key), version: 0, count: 90), forKey: key, expiry: times[key % 3]) }
+    let runs = Mutex(0)
+    #if DEBUG
+      _ = cache.engine.base.notesHook.storeIfNil(NotesHook { _ in runs.withLock { $0 += 1 } })
+    #endif
+    func upkeep() { _ = cache.engine.dropDueSlabs() }
+    upkeep()
+    clock.advance(by: .seconds(39))
+    upkeep()
+    #expect(cache.count == 30_000 && runs.withLock { $0 } == 0)
+    let (before, slabs) = (cache.statistics.memory.heldBytes, cache.expiringSlabCount)
+    clock.advance(by: .seconds(1))
+    upkeep()
+    #expect(cache.count == 20_000 && cache.statistics.departures[.expired] == 10_000)
+    let held = cache.statistics.memory.heldBytes
+    #expect(held < before * 3 / 4 && cache.expiringSlabCount < slabs)
+    #if DEBUG
+      #expect(runs.withLock { $0 } == slabs - cache.expiringSlabCount)
+    #endif
+    for key in 0..<30_000 where key % 3 > 0 {
+      #expect(cache.peekValue(forKey: key) == described(UInt32(key), version: 0, count: 90))
+    }
+    clock.advance(by: .seconds(3600))
+    upkeep()
+    #expect(cache.count == 10_000 && cache.expiringSlabCount == 0 && cache.statistics.memory.heldBytes < before / 2)
+    cache.checkBooks()
+    #expect(!cache.engine.dropDueSlabs())
+  }
+
+  @Test("one call drops exactly what has expired, also of slabs where others live")
+  func exactly() throws {
+    let clock = ManualClock()
+    for tracksKeys in [false, true] {
+      let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock, tracksKeys: tracksKeys)
+      // Within an octave, and so in one lane.
+      for key in 0..<20_000 {
+        cache.setValue(
+          described(UInt32(key), version: 0, count: 50), forKey: key, expiry: .sinceCreation(.seconds(70 + key % 50)))
+      }
+      var left = 20_000
+      for second in 70..<120 {
+        clock.advance(by: .seconds(second == 70 ? 70 : 1))
+        #expect(cache.removeExpired() == 400)
+        left -= 400
+        #expect(cache.count == left && cache.removeExpired() == 0)
+      }
+      #expect(cache.isEmpty && cache.expiringSlabCount == 0)
+      cache.checkBooksSwept()
+    }
+  }
+
+  @Test("more times to live than lanes: what expired is never returned, and its memory goes back in the end")
+  func manyTimes() throws {
+    let clock = ManualClock()
+    let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock)
+    for round in 0..<3 {
+      for key in 0..<16_000 {
+        let seconds = 1 << (key % 16)
+        cache.setValue(
+          described(UInt32(key), version: UInt32(round), count: 30), forKey: key, expiry: .sinceCreation(.seconds(seconds)))
+      }
+      for octave in 0..<16 {
+        clock.advance(by: .seconds(octave == 0 ? 1 : 1 << (octave - 1)))
+        _ = cache.engine.dropDueSlabs()
+        for key in stride(from: 0, to: 16_000, by: 7) {
+          #expect((cache.peekValue(forKey: key) != nil) == (key % 16 > octave), "round \(round), octave \(octave), key \(key)")
+        }
+      }
+      _ = cache.engine.dropDueSlabs()
+      #expect(cache.isEmpty && cache.expiringSlabCount == 0)
+    }
+    cache.checkBooksSwept()
+  }
+
+  @Test("a deadline goes along wherever an entry moves: to other slabs, to other shards and back, within large slabs")
+  func moves() throws {
+    let clock = ManualClock()
+    for tracksKeys in [false, true] {
+      let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock, tracksKeys: tracksKeys)
+      for key in 0..<4000 {
+        cache.setValue(
+          described(UInt32(key), version: 0, count: key % 100 == 0 ? 70_000 : 60), forKey: key,
+          expiry: key % 2 == 0 ? .sinceCreation(.seconds(100 + key % 3)) : nil)
+      }
+      cache.setValue(described(9999, version: 0, count: 300_000), forKey: 9999, expiry: .sinceCreation(.seconds(50)))
+      cache.moveAll()
+      cache.engine.shards.openShards()
+      for key in stride(from: 0, to: 4000, by: 3) { _ = cache[key] }
+      cache.moveAll()
+      clock.advance(by: .seconds(50))
+      #expect(cache.removeExpired() == 1 && cache.count == 4000)
+      cache.checkBooks()
+      try cache.setByteLimit(60 << 20)
+      cache.moveAll()
+      for second in 0..<3 {
+        clock.advance(by: .seconds(second == 0 ? 50 : 1))
+        let due = (0..<4000).count { $0 % 2 == 0 && $0 % 3 == second }
+        #expect(cache.removeExpired() == due)
+      }
+      for key in 0..<4000 {
+        let expected = key % 2 == 0 ? nil : described(UInt32(key), version: 0, count: 60)
+        #expect(cache.peekValue(forKey: key) == expected)
+      }
+      cache.checkBooksSwept()
+    }
+  }
+
+  @Test("slabs of which the kernel took pages expire too, and count for what they are")
+  func discarded() throws {
+    let clock = ManualClock()
+    let departures = Departures<Int, [UInt8]>()
+    let cache = try makeCache(clock, departures: departures)
+    for key in 0..<8000 {
+      cache.setValue(
+        described(UInt32(key), version: 0, count: 100), forKey: key, expiry: key % 2 == 0 ? .sinceCreation(.seconds(60)) : nil)
+    }
+    cache.discardEveryThirdPage()
+    clock.advance(by: .seconds(120))
+    _ = cache.engine.dropDueSlabs()
+    cache.removeExpired()
+    cache.sweep()
+    #expect(cache.expiringSlabCount == 0)
+    let told = departures.all
+    #expect(Set(told.map(\.key)).count == told.count && told.count + cache.count == 8000)
+    #expect(told.allSatisfy { $0.reason == ($0.value == nil ? .discarded : .expired) })
+    #expect(told.contains { $0.reason == .discarded } && told.contains { $0.reason == .expired })
+    #expect(told.allSatisfy { $0.value == nil || $0.value == described(UInt32($0.key), version: 0, count: 100) })
+    for key in cache.keys { #expect(key % 2 == 1 && cache[key] == described(UInt32(key), version: 0, count: 100)) }
+    cache.checkBooksSwept()
+  }
+
+  @Test("an expired value that a reader has locked stays as long as that, and its memory goes back then")
+  func locked() throws {
+    let clock = ManualClock()
+    let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock)
+    for key in 0..<1000 {
+      cache.setValue(described(UInt32(key), version: 0, count: 100), forKey: key, expiry: .sinceCreation(.seconds(9)))
+    }
+    cache.withBytes(forKey: 500) { bytes in
+      clock.advance(by: .seconds(16))
+      _ = cache.engine.dropDueSlabs()
+      #expect(cache.isEmpty && cache[500] == nil)
+      #expect(unsafe bytes.withUnsafeBytes { unsafe [UInt8]($0) } == described(500, version: 0, count: 100))
+    }
+    cache.offerIdle()
+    #expect(cache.expiringSlabCount == 0)
+    cache.checkBooksSwept()
+  }
+
+  // MARK: By itself
+
+  @Test("by the machine's clock, the library's thread drops what has expired")
+  func byItself() async throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    for key in 0..<20_000 { cache.setValue(pattern(50), forKey: key, expiry: .sinceCreation(.milliseconds(20))) }
+    cache[-1] = [1]
+    #expect(await TestRun.comes { cache.count == 1 })
+    #expect(cache[-1] == [1] && cache.statistics.departures[.expired] == 20_000)
+  }
+
+  // MARK: By chance
+
+  @Test(
+    "a model says of each value whether it may be returned, over orders, kinds of keys and limits",
+    arguments: EvictionOrder.allCases, [false, true])
+  func model(order: EvictionOrder, tracksKeys: Bool) throws {
+    for (number, limits) in [(count: nil, bytes: nil), (count: 300, bytes: nil), (count: nil, bytes: 1 << 20)].enumerated() {
+      var random = SplitMix64(seed: chosenSeed &+ UInt64(number))
+      let clock = ManualClock()
+      let cache: PurgeableCache<Int, [UInt8]> = try makeCache(
+        clock, order, tracksKeys: tracksKeys, countLimit: limits.count, byteLimit: limits.bytes,
+        expiry: .sinceCreation(.seconds(40)))
+      let isExact = limits.count == nil && limits.bytes == nil
+      var model: [Int: (version: UInt32, deadline: Int)] = [:]
+      var (now, version): (Int, UInt32) = (0, 0)
+      for step in 0..<6000 / slowness {
+        let key = random.index(below: 700)
+        switch random.index(below: 20) {
+        case 0..<9:
+          version += 1
+          let seconds = [1, 2, 15, 100, 1000, -1, 0][random.index(below: 7)]
+          let count = random.index(below: 40) == 0 ? 30_000 : 20 + random.index(below: 300)
+          let expiry: Expiry? = seconds < 0 ? .never : seconds == 0 ? nil : .sinceCreation(.seconds(seconds))
+          let outcome = cache.setValue(described(UInt32(key), version: version, count: count), forKey: key, expiry: expiry)
+          #expect(outcome == .stored || outcome == .replaced)
+          model[key] = (version, seconds < 0 ? .max : now + (seconds == 0 ? 40 : seconds))
+        case 9..<17:
+          let value = step % 2 == 0 ? cache[key] : cache.peekValue(forKey: key)
+          let living = model[key].flatMap { $0.deadline > now ? $0.version : nil }
+          if let value {
+            #expect(versionDescribed(in: value, key: UInt32(key)) == living, "seed \(chosenSeed), step \(step)")
+          } else if isExact {
+            #expect(living == nil, "seed \(chosenSeed), step \(step)")
+          }
+        case 17:
+          cache.remove(forKey: key)
+          model[key] = nil
+        case 18:
+          now += 1
+          clock.advance(by: .seconds(1))
+        default:
+          switch random.index(below: 5) {
+          case 0: cache.removeExpired()
+          case 1: _ = cache.engine.dropDueSlabs()
+          case 2: cache.moveAll()
+          case 3: cache.trim(toFraction: 0.95)
+          default: cache.offerIdle()
+          }
+          if isExact { for key in model.keys where !cache.containsValue(forKey: key) { model[key] = nil } }
+        }
+        if step % 200 == 0 { cache.checkBooks() }
+      }
+      cache.removeExpired()
+      let living = model.filter { $0.value.deadline > now }
+      if isExact { #expect(cache.count == living.count, "seed \(chosenSeed)") }
+      #expect(
+        cache.snapshot().allSatisfy { key, value in
+          versionDescribed(in: value, key: UInt32(key)) == living[key]?.version
+        })
+      cache.checkBooksSwept()
+    }
+  }
+
+  // MARK: Threads and forks
+
+  @Test(
+    "threads: stores with all kinds of times, reads, removals, trims: nothing wrong, nothing late",
+    arguments: EvictionOrder.allCases, [false, true])
+  func threads(order: EvictionOrder, tracksKeys: Bool) throws {
+    let time = SharedTime()
+    let cache: PurgeableCache<Int, [UInt8]> = try makeCache(time.clock, order, tracksKeys: tracksKeys, byteLimit: 3 << 20)
+    let wrongCount = Atomic<Int>(0)
+    let lateCount = Atomic<Int>(0)
+    onThreads(4) { thread in
+      var random = SplitMix64(seed: chosenSeed &+ UInt64(thread))
+      for step in 0..<(isOptimized ? 60_000 : 8000) / slowness {
+        let key = random.index(below: 6000)
+        switch random.index(below: 16) {
+        case 0..<6:
+          // The version is the first second in which the value is over.
+          let seconds = [1, 3, 40, 500][random.index(below: 4)]
+          time.whileItStands { now in
+            let value = described(UInt32(key), version: UInt32(now + seconds), count: 20 + key % 700)
+            cache.setValue(value, forKey: key, expiry: .sinceCreation(.seconds(seconds)))
+          }
+        case 6..<13:
+          let before = time.now
+          guard let bytes = step % 2 == 0 ? cache[key] : cache.withBytes(forKey: key, { $0.array }) else { continue }
+          guard let over = versionDescribed(in: bytes, key: UInt32(key)) else {
+            wrongCount.add(1, ordering: .relaxed)
+            continue
+          }
+          if before >= Int(over) { lateCount.add(1, ordering: .relaxed) }
+        case 13: cache.remove(forKey: key)
+        case 14 where thread == 0: time.moveOn()
+        case 14: cache.removeExpired()
+        default:
+          switch step % 40 {
+          case 0: cache.trim(toFraction: 0.7)
+          case 1: cache.engine.dropDueSlabs()
+          case 2: cache.recountBooks()
+          case 3: cache.engine.shards.openShards()
+          default: cache.offerIdle()
+          }
+        }
+      }
+    }
+    #expect(wrongCount.load(ordering: .relaxed) == 0 && lateCount.load(ordering: .relaxed) == 0)
+    time.clock.advance(by: .seconds(1001))
+    cache.removeExpired()
+    #expect(cache.isEmpty)
+    cache.checkBooksSwept()
+  }
+
+  @Test("a forked child begins empty, with lanes of its own", .forks)
+  func forking() async {
+    await #expect(processExitsWith: .success) {
+      let clock = ManualClock()
+      var options = CacheOptions()
+      options.clock = clock
+      let cache = try PurgeableCache<Int, [UInt8]>(options)
+      func fill(_ count: Int, _ seconds: Int) {
+        for key in 0..<count { cache.setValue(pattern(100), forKey: key, expiry: .sinceCreation(.seconds(seconds << (key % 2)))) }
+      }
+      fill(20_000, 60)
+      let isWell = childSays {
+        guard cache.isEmpty, cache.removeExpired() == 0 else { return false }
+        fill(2000, 500)
+        clock.advance(by: .seconds(500))
+        return cache.removeExpired() == 1000 && cache.count == 1000 && cache[1] == pattern(100) && cache[2] == nil
+      }
+      require(isWell, "the child's")
+      clock.advance(by: .seconds(60))
+      require(cache.removeExpired() == 10_000 && cache.count == 10_000 && cache[1] == pattern(100), "the parent's")
+    }
+  }
+}
