@@ -28,8 +28,8 @@ enum ExpiryFigures {
         "\(count) entries expire within a second: until their memory is back", .time, try Spread(flood, "back"), .atMost(2),
         "s"),
       Figure(
-        "\(count) entries expire within a second: longest call of another thread", .time, try Spread(flood, "longest"), .atMost(2),
-        "ms", note: "longest pause of a loop that only computes \(Figure.text(try flood.value("pause"))) ms"),
+        "\(count) entries expire within a second: longest call of another thread", .time, try Spread(flood, "longest"),
+        .atMost(2), "ms", note: "longest pause of a loop that only computes \(Figure.text(try flood.value("pause"))) ms"),
     ]
   }
 

@@ -143,6 +143,30 @@ struct ReplayTests {
     #expect(table.status == 0)
   }
 
+  @Test(
+    "with --expiry, an object misses again once its time is over, by the times of the trace", arguments: EvictionOrder.allCases)
+  func expiry(order: EvictionOrder) throws {
+    let root = try FakeRoot()
+    defer { root.remove() }
+    let path = root.path + "/trace.oracleGeneral"
+    // A request a second.
+    try Self.records(Self.requests).write(to: URL(fileURLWithPath: path))
+    for seconds in [1, 40, 700, 4000] {
+      var stored: [UInt64: Int] = [:]
+      let misses = Self.requests.enumerated().count { now, request in
+        if let time = stored[request.key], now < time + seconds { return false }
+        stored[request.key] = now
+        return true
+      }
+      let object = try Self.object([path, "--order=\(order.name)", "--capacity=100000000", "--expiry", "\(seconds)"])
+      #expect(try Self.number(object, "misses") == misses)
+      #expect(try Self.number(object, "expiries") + Self.number(object, "entries") == misses)
+      #expect(try Self.number(object, "evictions") == 0 && Self.number(object, "expiry") == seconds)
+    }
+    let table = try Self.run([path, "--capacity=100000000", "--expiry=40"])
+    #expect(table.output.contains("after 40 s by the trace's times") && table.status == 0)
+  }
+
   @Test("called wrongly, or with a trace that is cut off, it says so, prints nothing else and ends with 2")
   func refuses() throws {
     let root = try FakeRoot()
@@ -264,7 +288,9 @@ struct ReplayTests {
     // Much more than is read at a time.
     #expect(try Self.read(root.path + "/long") == long)
     try Self.records(long).write(to: URL(fileURLWithPath: root.path + "/records"))
-    #expect(try Self.read(root.path + "/records") == long)
+    let records = try Self.read(root.path + "/records")
+    #expect(records.map(\.key) == long.map(\.key) && records.map(\.size) == long.map(\.size))
+    #expect(records.map(\.time) == long.indices.map { UInt32($0) })
   }
 
   @Test("what is wrong in a trace is told with its line, and what to do")
@@ -307,6 +333,8 @@ struct ReplayTests {
       (["x", "--capacity=1", "--kernel-alone"], "--kernel-alone goes with"),
       (["x", "--capacity=1", "--order=fifo"], "\"fifo\" is unknown; there are: s3fifo, lru"),
       (["x", "--capacity=1", "--format=xml"], "\"xml\" is unknown; there are: csv, oracleGeneral"),
+      (["x", "--capacity=1", "--expiry=0"], "--expiry: \"0\" is no time"),
+      (["x", "--capacity=1", "--expiry=-1"], "is no time"), (["x", "--capacity=1", "--expiry=1.5"], "is no time"),
       (["x", "--memory-limit=31M"], "--memory-limit: between"), (["x", "--memory-limit=2T"], "--memory-limit: between"),
     ] {
       let error = #expect(throws: UsageError.self) { try options(words) }

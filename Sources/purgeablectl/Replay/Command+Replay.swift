@@ -37,6 +37,8 @@ extension Command {
       Option("memory-limit", value: "BYTES", "No capacity: a memory group (cgroup) with this limit, \(memoryLimits)."),
       Option("kernel-alone", "With --memory-limit: without the library's reaction to pressure."),
       Option("order", value: "NAME", "Which entry goes first: \(EvictionOrder.names) (default s3fifo)."),
+      Option(
+        "expiry", value: "SECONDS", "How long values are valid: by a trace's own times, else by the machine's clock."),
       Option("format", value: "NAME", "\(TraceFormat.names) (default: by the file's name, or its first bytes)."),
       Option("json", "Print one JSON object."),
     ]
@@ -56,13 +58,18 @@ extension Command {
       options: GroupProcess.groupOptions + [
         Option("memory-limit", value: "BYTES", "The limit of the group."), Option("kernel-alone", "Without the reaction."),
         Option("order", value: "NAME", "Which entry goes first."),
+        Option("expiry", value: "SECONDS", "How long values are valid."),
+        Option("trace-times", "By the requests' times."),
       ]
     ) { arguments in
       // Without a time limit, since traces may be long. It ends when its parent's end of the pipe closes.
       _ = try GroupProcess.settle(arguments, seconds: 0)
       if arguments.has("kernel-alone") { GroupProcess.leaveItToTheKernel() }
       let order = try EvictionOrder.named(arguments.text("order"))
-      var cache = try ReplayCache(.group(try arguments.bytes("memory-limit") ?? 0), order: order)
+      let expiry = try ReplayOptions.expirySeconds(arguments).map {
+        ReplayExpiry(seconds: $0, isByTrace: arguments.has("trace-times"))
+      }
+      var cache = try ReplayCache(.group(try arguments.bytes("memory-limit") ?? 0), order: order, expiry: expiry)
       try cache.serve()
       // At once: the kernel takes a cache apart faster than the cache does, and all was said through the pipe.
       return withExtendedLifetime(cache) { _exit(0) }
@@ -82,6 +89,7 @@ struct ReplayOptions: Equatable, Sendable {
   var bound: Bound
   var isKernelAlone: Bool
   var order: EvictionOrder
+  var expirySeconds: UInt64?
   var isJSON: Bool
 
   static let child = "replay-cache"
@@ -98,6 +106,7 @@ struct ReplayOptions: Equatable, Sendable {
     }
     isKernelAlone = arguments.has("kernel-alone")
     order = try EvictionOrder.named(arguments.text("order"))
+    expirySeconds = try Self.expirySeconds(arguments)
     isJSON = arguments.has("json")
     switch (arguments.text("capacity"), try arguments.bytes("memory-limit")) {
     case (nil, nil): throw UsageError("--capacity or --memory-limit is missing")
@@ -110,6 +119,20 @@ struct ReplayOptions: Equatable, Sendable {
     case .group(let limit):
       if !Self.memoryLimits.contains(limit) { throw UsageError("--memory-limit: between 32M and 1T") }
     }
+  }
+}
+
+extension ReplayOptions {
+  static func expirySeconds(_ arguments: Arguments) throws(UsageError) -> UInt64? {
+    guard let text = arguments.text("expiry") else { return nil }
+    guard let seconds = UInt64(text), seconds > 0, seconds <= 1 << 32 else {
+      throw UsageError("--expiry: \"\(text)\" is no time; write a whole number of seconds, 1 to 2^32")
+    }
+    return seconds
+  }
+
+  func expiry(of trace: TraceFile) -> ReplayExpiry? {
+    expirySeconds.map { ReplayExpiry(seconds: $0, isByTrace: trace.format == .oracleGeneral) }
   }
 }
 

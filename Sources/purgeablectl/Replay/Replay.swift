@@ -65,7 +65,7 @@ struct Replay {
     }
     let trace = try TraceFile(options.trace, format: options.format)
     let limit = try capacity.limit(of: trace, footprint)
-    var cache = try ReplayCache(limit, order: options.order)
+    var cache = try ReplayCache(limit, order: options.order, expiry: options.expiry(of: trace))
     try pass(over: trace, "replaying") { requests in
       if !isShare { footprint.note(requests) }
       cache.run(requests)
@@ -102,6 +102,10 @@ struct Replay {
     guard error == 0 else { throw ToolFailure("a limit could not be set: \(SystemError.text(error))") }
     var words = [ReplayOptions.child, "--memory-limit=\(limitBytes)", "--order=\(options.order.name)"]
     if options.isKernelAlone { words.append("--kernel-alone") }
+    if let expiry = options.expiry(of: trace) {
+      words.append("--expiry=\(expiry.seconds)")
+      if expiry.isByTrace { words.append("--trace-times") }
+    }
     let child = try Children.start(words + GroupProcess.words(group.files))
     var footprint = Footprint()
     do {
@@ -172,8 +176,13 @@ struct ReplayReport {
       ("time", "\(Figures.oneDecimal(nanosecondsPerRequest)) ns", "a request, without reading the trace"),
       ("left", Figures.count(counts.entries), "entries"),
       ("evicted", Figures.count(counts.evictions), "by the cache"),
-      ("lost", Figures.count(counts.losses), "to the kernel"),
     ]
+    if let seconds = options.expirySeconds {
+      let times = format == .oracleGeneral ? "the trace's times" : "the machine's clock"
+      rows.append(("expired", Figures.count(counts.expiries), "after \(Figures.count(seconds)) s by \(times)"))
+    }
+    rows.append(
+      ("lost", Figures.count(counts.losses), "to the kernel"))
     if counts.tooLarge > 0 { rows.append(("too large", Figures.count(counts.tooLarge), "misses that were not stored")) }
     if counts.refused > 0 { rows.append(("refused", Figures.count(counts.refused), "misses that there was no memory for")) }
     rows.append(("wrong bytes", Figures.count(counts.wrongBytes), "each hit checked, byte for byte"))
@@ -227,6 +236,7 @@ struct ReplayReport {
       "missRatio": .number(counts.missRatio), "byteMissRatio": .number(counts.byteMissRatio),
       "objects": .unsigned(footprint.objects), "footprint": .unsigned(hasSizes ? footprint.bytes : footprint.objects),
       "entries": .unsigned(counts.entries), "evictions": .unsigned(counts.evictions), "losses": .unsigned(counts.losses),
+      "expiry": options.expirySeconds.map { .unsigned($0) } ?? .null, "expiries": .unsigned(counts.expiries),
       "tooLarge": .unsigned(counts.tooLarge), "refused": .unsigned(counts.refused),
       "nanosecondsPerRequest": .number(nanosecondsPerRequest), "wrongBytes": .unsigned(counts.wrongBytes),
     ]

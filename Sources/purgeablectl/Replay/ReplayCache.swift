@@ -19,9 +19,10 @@ struct ReplayCounts: BitwiseCopyable, Equatable, Sendable {
   /// Stores that the cache refused for another reason: no memory.
   var refused: UInt64 = 0
   var nanoseconds: UInt64 = 0
-  /// At the end: entries in the cache, entries that the kernel took, entries that the cache evicted.
+  /// At the end: entries in the cache, entries that the kernel took, that expired, and that the cache evicted.
   var entries: UInt64 = 0
   var losses: UInt64 = 0
+  var expiries: UInt64 = 0
   var evictions: UInt64 = 0
 
   var misses: UInt64 { requests - hits }
@@ -82,18 +83,31 @@ enum ReplayLimit: Equatable, Sendable {
   case group(UInt64)
 }
 
+/// How long values are valid.
+struct ReplayExpiry: Equatable, Sendable {
+  var seconds: UInt64
+  /// By the times of the requests; else by the machine's clock.
+  var isByTrace: Bool
+}
+
 struct ReplayCache {
   private(set) var counts = ReplayCounts()
   let cache: PurgeableCache<UInt64, [UInt8]>
   /// A larger object is not stored.
   private let storableBytes: UInt64
+  /// Shows the time of the last request, where values expire by the trace.
+  private let clock: ManualClock?
+  private var now: UInt32?
   /// As large as the largest value that was stored: a hit always fits.
   private var buffer = [UInt8](repeating: 0, count: Int(TraceRequest.usualSize))
   private var hasEmptyValues = false
 
-  init(_ limit: ReplayLimit, order: EvictionOrder) throws {
+  init(_ limit: ReplayLimit, order: EvictionOrder, expiry: ReplayExpiry? = nil) throws {
     var options = CacheOptions(name: "replay")
     options.evictionOrder = order
+    options.expiry = expiry.map { .sinceCreation(.seconds(Int64($0.seconds))) }
+    clock = expiry?.isByTrace == true ? ManualClock() : nil
+    options.clock = clock
     switch limit {
     case .objects(let count): (options.countLimit, storableBytes) = (Int(count), .max)
     case .payloadBytes(let bytes): (options.costLimit, storableBytes) = (Int(bytes), bytes)
@@ -115,6 +129,7 @@ struct ReplayCache {
     for request in requests {
       counts.requests += 1
       counts.bytes += request.size
+      if let clock { move(clock, to: request.time) }
       if let wrongBytes = check(request.key) {
         counts.hits += 1
         counts.hitBytes += request.size
@@ -124,6 +139,12 @@ struct ReplayCache {
       }
     }
     counts.nanoseconds += Clock.now - start
+  }
+
+  /// A trace begins at any time, and a time before the last one counts as that.
+  private mutating func move(_ clock: ManualClock, to time: UInt32) {
+    if let now, time > now { clock.advance(by: .seconds(time - now)) }
+    now = max(now ?? time, time)
   }
 
   /// Looks a key up. The number of wrong bytes of a hit; nil for a miss.
@@ -173,8 +194,9 @@ struct ReplayCache {
     let departures = cache.statistics.departures
     counts.entries = UInt64(cache.count)
     counts.losses = UInt64(departures[.discarded] ?? 0)
+    counts.expiries = UInt64(departures[.expired] ?? 0)
     // Nothing here replaces or removes.
-    counts.evictions = UInt64(departures.values.reduce(0, +)) - counts.losses
+    counts.evictions = UInt64(departures.values.reduce(0, +)) - counts.losses - counts.expiries
   }
 
   // MARK: In a process of its own

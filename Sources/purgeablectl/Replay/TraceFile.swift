@@ -13,6 +13,8 @@ struct TraceRequest: BitwiseCopyable, Equatable, Sendable {
   var key: UInt64
   /// The object's bytes.
   var size: UInt64
+  /// In seconds; 0 in a trace without times.
+  var time: UInt32 = 0
 
   /// The size in a trace without sizes.
   static let usualSize: UInt64 = 64
@@ -176,15 +178,17 @@ final class TraceFile {
   private func nextOfRecords() -> TraceRequest? {
     guard rest.count >= Self.recordBytes else { return nil }
     // In bounds: a whole record.
-    let (key, size) = unsafe buffer.withUnsafeBytes { [rest] bytes in
+    let (time, key, size) = unsafe buffer.withUnsafeBytes { [rest] bytes in
       unsafe (
+        bytes.loadUnaligned(fromByteOffset: rest.lowerBound, as: UInt32.self),
         bytes.loadUnaligned(fromByteOffset: rest.lowerBound + 4, as: UInt64.self),
         bytes.loadUnaligned(fromByteOffset: rest.lowerBound + 12, as: UInt32.self)
       )
     }
     rest = rest.lowerBound + Self.recordBytes..<rest.upperBound
     place += 1
-    return TraceRequest(key: UInt64(littleEndian: key), size: UInt64(UInt32(littleEndian: size)))
+    return TraceRequest(
+      key: UInt64(littleEndian: key), size: UInt64(UInt32(littleEndian: size)), time: UInt32(littleEndian: time))
   }
 
   // MARK: What is wrong
