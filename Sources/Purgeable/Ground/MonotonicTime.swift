@@ -34,7 +34,8 @@ enum MonotonicTime {
 /// mutex. Whoever has a rule about time is given one when it is made, so that tests need not wait.
 struct MonotonicClock: Sendable {
   let now: @Sendable () -> UInt64
-  private let isSystem: Bool
+  /// Whether it goes as the machine's clock.
+  let isSystem: Bool
 
   init(_ now: @escaping @Sendable () -> UInt64) { self.init(now, isSystem: false) }
   private init(_ now: @escaping @Sendable () -> UInt64, isSystem: Bool) { (self.now, self.isSystem) = (now, isSystem) }

@@ -23,28 +23,33 @@ extension CacheEngine {
       if base.isOverLimits || shards.areTooMany { enforceByteLimit() }
     }
     shards.reviewOpening()
-    let isExpiring = dropDueSlabs()
-    guard let due = nextIdleRound() else { return isExpiring || heap.hasPending ? 0 : .max }
+    let untilDue = dropDueSlabs()
+    guard let due = nextIdleRound() else { return heap.hasPending ? 0 : untilDue }
     if base.clock.now() >= due { giveBackIdle() }
     return 0
   }
 
   // MARK: Expired entries
 
-  /// Drops what has expired slab by slab, between which mutexes are free. Returns whether entries with a deadline are left.
+  /// Drops what has expired slab by slab, between which mutexes are free. Returns in how many milliseconds another slab is due,
+  /// as `upkeepRound`.
   @discardableResult
-  func dropDueSlabs() -> Bool {
-    guard base.hasDeadlines.exchange(false, ordering: .relaxed) else { return false }
+  func dropDueSlabs() -> UInt64 {
+    guard base.hasDeadlines.exchange(false, ordering: .relaxed) else { return .max }
     let now = base.clock.now()
+    var next = UInt64.max
     for shard in shards.all {
       while shards.hold(shard, { held in held.dropDueSlab(now: now) }) {}
-      let isExpiring = shards.hold(shard) { held in
+      let due = shards.hold(shard) { held in
         held.shrinkIndex()
-        return held.hasDeadlines
+        return held.nextDue
       }
-      if isExpiring { base.hasDeadlines.store(true, ordering: .relaxed) }
+      next = min(next, due ?? .max)
     }
-    return base.hasDeadlines.load(ordering: .relaxed)
+    if next == .max { return .max }
+    base.hasDeadlines.store(true, ordering: .relaxed)
+    // How fast another clock runs is not known.
+    return base.clock.isSystem ? (next - min(next, now)) / 1_000_000 + 1 : 0
   }
 
   /// Drops all that has expired, slab by slab. Returns how many entries.

@@ -58,10 +58,15 @@ extension HeldShard {
     return false
   }
 
-  /// Whether some entries have a deadline.
-  var hasDeadlines: Bool {
-    for lane in usedLanes where lane.number > 0 && heap.oldest(of: stream(lane)) != nil { return true }
-    return false
+  /// When a slab at the old end of a lane is due next; nil where no entry has a deadline.
+  var nextDue: UInt64? {
+    var next: UInt64?
+    for lane in usedLanes where lane.number > 0 {
+      // Without a range it is never due.
+      guard let slab = heap.nextInUse(after: nil, of: stream(lane)), let range = base.deadlines[slab] else { continue }
+      next = min(next ?? .max, range.last)
+    }
+    return next
   }
 
   // MARK: Entries

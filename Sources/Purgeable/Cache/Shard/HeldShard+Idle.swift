@@ -2,8 +2,8 @@
 // The eager mode: entries that were not used for a time are given back, even when memory is not short.
 //
 // For environments that judge a process by its resident memory (RSS): pages on offer stay resident until the kernel needs them.
-// No entry carries a time. Instead each lane of a queue is marked every quarter of the idle time. When a mark is as old as the idle time,
-// so are all entries before it, and the counters show which of them were used meanwhile.
+// No entry carries a time. Instead each lane of a queue is marked every quarter of the idle time. When a mark is as old as the
+// idle time, so are all entries before it, and the counters show which of them were used meanwhile.
 //
 //     oldest [slab][slab] mark [slab][slab][slab] mark [slab] mark  youngest
 //             idle time ago          3/4              1/2

@@ -155,7 +155,8 @@ private struct EntryCopies<Key: Hashable & Sendable> {
     return true
   }
 
-  /// Copies an entry, unless it is lost, its time is over, or there is no memory for a large one. Runs none of the program's code.
+  /// Copies an entry, unless it is lost, its time is over, or there is no memory for a large one. Runs none of the program's
+  /// code.
   mutating func append(_ slot: Slot, in held: borrowing HeldShard, withValue: Bool) {
     let (elements, reference) = (held.elements, held.heap.reference(slot.place))
     if held.isExpired(slot) { return }

@@ -23,8 +23,8 @@ extension PurgeableCache {
   ///
   /// `body` runs under no mutex, and runs again where the entry was changed meanwhile, so that no change of another thread is
   /// lost. An error of `body` leaves the entry as it was. A cost that was given with the value stays, and so does the end of its
-  /// time; else the cost is the number of the new value's bytes. A store counts as a use. A value that is refused is not told of; the entry is then as after a
-  /// `setValue(_:forKey:cost:)` that was refused. Any thread.
+  /// time; else the cost is the number of the new value's bytes. A store counts as a use. A value that is refused is not told of;
+  /// the entry is then as after a `setValue(_:forKey:cost:)` that was refused. Any thread.
   @discardableResult
   public func modifyValue<R, E: Error>(forKey key: Key, _ body: (inout Value?) throws(E) -> R) throws(E) -> R {
     while true {

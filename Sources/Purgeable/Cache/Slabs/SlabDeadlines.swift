@@ -10,7 +10,8 @@ struct DeadlineRange: Equatable {
   var last: UInt64
 }
 
-/// By the slab's index: 16 bytes a slab. A slab's range is read and written under the mutex of its shard; blocks are published atomically.
+/// By the slab's index: 16 bytes a slab. A slab's range is read and written under the mutex of its shard; blocks are published
+/// atomically.
 struct SlabDeadlines: ~Copyable, Sendable {
   /// The address of the directory of blocks; 0 as long as there is none.
   private let directory = Atomic<UInt64>(0)
