@@ -245,6 +245,58 @@ struct CacheExpiryTests {
     cache.checkBooks()
   }
 
+  @Test("a search in vain holds up none for entries that come later, and live shorter", arguments: EvictionOrder.allCases)
+  func searchesAgain(order: EvictionOrder) throws {
+    let clock = ManualClock()
+    let cache: PurgeableCache<String, [UInt8]> = try makeCache(clock, order, countLimit: 4)
+    cache.setValue([1], forKey: "day", expiry: .sinceCreation(.seconds(86_400)))
+    for key in ["a", "b", "c", "d"] { cache[key] = [1] }
+    for key in ["a", "b"] { cache.remove(forKey: key) }
+    for key in ["e", "f"] { cache.setValue([1], forKey: key, expiry: .sinceCreation(.seconds(1))) }
+    let before = cache.statistics
+    clock.advance(by: .seconds(600))
+    for key in ["g", "h"] { cache[key] = [1] }
+    let departures = cache.statistics.difference(from: before).departures
+    #expect(departures[.count] == 0 && departures[.expired] == 2)
+  }
+
+  @Test("what leaves after its end leaves as expired, whatever it leaves for", arguments: EvictionOrder.allCases)
+  func reasons(order: EvictionOrder) throws {
+    let clock = ManualClock()
+    let departures = Departures<Int, [UInt8]>()
+    let leaves: [(PurgeableCache<Int, [UInt8]>) -> Void] = [
+      { $0.trim(toFraction: 0) }, { $0.removeAll() }, { $0.trim(toCount: 0) }, { for key in 0..<100 { $0.remove(forKey: key) } },
+    ]
+    for leave in leaves {
+      let cache = try makeCache(clock, order, departures: departures)
+      for key in 0..<100 {
+        cache.setValue(pattern(100), forKey: key, expiry: .sinceCreation(.seconds(key % 2 == 0 ? 10 : 15)))
+        for _ in 0..<3 { _ = cache[key] }
+      }
+      clock.advance(by: .seconds(10))
+      leave(cache)
+      let told = departures.take()
+      #expect(told.count == 100 && told.allSatisfy { ($0.reason == .expired) == ($0.key % 2 == 0) })
+      cache.checkBooksSwept()
+    }
+  }
+
+  @Test("at the least byte limit entries with a deadline are stored too", arguments: EvictionOrder.allCases)
+  func leastLimit(order: EvictionOrder) throws {
+    let clock = ManualClock()
+    for created in [64 << 20, 1 << 20] {
+      let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock, order, byteLimit: created)
+      try cache.setByteLimit(1)
+      for key in 0..<400 {
+        let expiry: Expiry = key % 3 == 0 ? .never : .sinceCreation(.seconds(10 * (key % 3)))
+        #expect(cache.setValue(pattern(300), forKey: key, expiry: expiry) == .stored)
+        #expect(cache[key] == pattern(300))
+      }
+      #expect(cache.byteCount <= cache.byteLimit!)
+      cache.checkBooks()
+    }
+  }
+
   // MARK: Whole slabs
 
   @Test("slabs expire as a whole: upkeep drops them, gives their memory back, and looks at no slab that lives")
@@ -325,6 +377,26 @@ struct CacheExpiryTests {
       #expect(cache.isEmpty && cache.expiringSlabCount == 0)
     }
     cache.checkBooksSwept()
+  }
+
+  @Test("slabs that are due behind one that lives go too: in upkeep, and when room is needed", arguments: [false, true])
+  func dueBehindLiving(needsRoom: Bool) throws {
+    let clock = ManualClock()
+    let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock, byteLimit: 8 << 20)
+    // As many octaves as lanes, so that the next ones go with entries that live longer.
+    for i in 0..<3 { cache.setValue([1], forKey: -1 - i, expiry: .sinceCreation(.seconds(31_536_000 << i))) }
+    for key in 0..<5000 { cache.setValue(pattern(1000), forKey: key, expiry: .sinceCreation(.seconds(10))) }
+    clock.advance(by: .seconds(86_400))
+    if needsRoom {
+      for key in 10_000..<14_000 { cache[key] = pattern(1000) }
+      #expect(cache.statistics.departures[.bytes] == 0)
+      for key in 10_000..<14_000 { #expect(cache.containsValue(forKey: key)) }
+    } else {
+      _ = cache.engine.dropDueSlabs()
+      #expect(cache.count < 200 && cache.statistics.memory.heldBytes < 1 << 20)
+    }
+    for i in 0..<3 { #expect(cache.containsValue(forKey: -1 - i)) }
+    cache.checkBooks()
   }
 
   @Test("a deadline goes along wherever an entry moves: to other slabs, to other shards and back, within large slabs")

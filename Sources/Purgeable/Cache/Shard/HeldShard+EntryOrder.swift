@@ -49,6 +49,8 @@ extension HeldShard {
       } else if evictNext(by: entryOrder, reason) {
         fruitless = 0
       } else {
+        // Nothing is left; an open slab without entries goes back when it is sealed.
+        for lane in usedLanes { heap.seal(stream(lane)) }
         break
       }
     }

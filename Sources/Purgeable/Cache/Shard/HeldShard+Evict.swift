@@ -197,6 +197,10 @@ extension HeldShard {
     let lane = heap.lane(at: slot.place)
     let (from, to) = (lane.queue, Lane(queue, lane.number))
     guard let head = elements.head(of: slot, facts) else { return .lost }
+    if base.isOver(head) {
+      drop(found, .expired, facts: facts)
+      return .left
+    }
     let cost = facts.cost(head)
 
     let slab = heap.slab(of: old)

@@ -5,7 +5,7 @@
 //                  slab has its first and its last deadline noted
 //   look-up        compares the deadline with the clock, and drops the entry (HeldShard+Find.swift)
 //   slab due       its last deadline is over: all its entries go, and its memory goes back. In a lane slabs become due in about
-//                  the order in which they were filled, so the oldest is looked at, by upkeep and whoever needs room
+//                  the order in which they were filled: whoever needs room looks at the oldest, upkeep at all
 //   entries        whoever needs room for one entry searches the oldest slab of each lane too, a few times in an octave;
 //                  `removeExpired` all slabs whose first deadline is over
 
@@ -22,13 +22,17 @@ extension HeldShard {
 
   @inline(never)
   private mutating func lane(_ queue: EvictionQueue, until deadline: UInt64) -> Lane {
-    // Without memory for its lane, it is dropped when it is looked up.
-    guard lanes.makeTimed(), base.makeLaneStreams() else { return Lane(queue) }
+    // In a small cache, open slabs of many lanes would leave no room.
+    let slabCount = base.limits.bytes.load(ordering: .relaxed) / heap.slabBytes
+    let most = slabCount < 4 ? 1 : slabCount < 32 ? 2 : Lane.numberLimit
+    // Without a lane, it leaves when it is looked up, or as any other does.
+    guard most > 1, lanes.makeTimed(), base.makeLaneStreams() else { return Lane(queue) }
     if laneTimes.count == 1 { noteIndexBytes() }
     base.hasDeadlines.store(true, ordering: .relaxed)
+    nextSearch = min(nextSearch, deadline)
     let now = base.clock.now()
     let (heap, place) = (heap, place)
-    let number = laneTimes.lane(for: deadline - min(deadline, now)) { number in
+    let number = laneTimes.lane(for: deadline - min(deadline, now), most: most) { number in
       EvictionQueue.all.allSatisfy { heap.oldest(of: heap.streams[Lane($0, number), place]) == nil }
     }
     return Lane(queue, number)
@@ -42,29 +46,32 @@ extension HeldShard {
 
   // MARK: Slabs that are due
 
-  /// Drops the entries of a slab at the old end of a lane that have all expired, and gives the slab back. False where there is
-  /// no such slab.
-  mutating func dropDueSlab() -> Bool { laneTimes.count > 1 && dropDueSlab(now: base.clock.now()) }
+  /// Drops the entries of a slab that have all expired, and gives the slab back. False where none of the oldest slabs is due.
+  mutating func dropDueSlab() -> Bool { laneTimes.count > 1 && dropDueSlab(now: base.clock.now(), looks: 8) }
 
-  mutating func dropDueSlab(now: UInt64) -> Bool {
+  /// `looks`: at so many slabs of each lane at most. A lane with entries of other times has slabs that are due behind others.
+  mutating func dropDueSlab(now: UInt64, looks: Int = .max) -> Bool {
     for lane in usedLanes where lane.number > 0 {
-      guard let slab = heap.nextInUse(after: nil, of: stream(lane)), let range = base.deadlines[slab], range.last <= now
-      else { continue }
-      if heap.information(slab)?.is_open == true { heap.seal(stream(lane)) }
-      let before = slots.count
-      _ = run(over: slab, .expiry)
-      if slots.count < before { return true }
+      for slab in heap.slabs(of: stream(lane)).prefix(looks) {
+        guard let range = base.deadlines[slab], range.last <= now, let information = heap.information(slab) else { continue }
+        if information.is_open { heap.seal(stream(lane)) }
+        let before = slots.count
+        _ = run(over: slab, .expiry)
+        if slots.count < before { return true }
+      }
     }
     return false
   }
 
-  /// When a slab at the old end of a lane is due next; nil where no entry has a deadline.
+  /// When a slab is due next; nil where no entry has a deadline.
   var nextDue: UInt64? {
     var next: UInt64?
     for lane in usedLanes where lane.number > 0 {
-      // Without a range it is never due.
-      guard let slab = heap.nextInUse(after: nil, of: stream(lane)), let range = base.deadlines[slab] else { continue }
-      next = min(next ?? .max, range.last)
+      for slab in heap.slabs(of: stream(lane)) {
+        // Without a range it is never due; nor without entries, which are left where a reader has locked one.
+        guard let range = base.deadlines[slab], heap.information(slab)?.element_count ?? 0 > 0 else { continue }
+        next = min(next ?? .max, range.last)
+      }
     }
     return next
   }
@@ -76,12 +83,12 @@ extension HeldShard {
   mutating func dropExpiredForRoom() -> Bool {
     guard laneTimes.count > 1, base.clock.hasReached(nextSearch) else { return false }
     let now = base.clock.now()
-    if dropDueSlab(now: now) { return true }
+    if dropDueSlab(now: now, looks: 8) { return true }
     for lane in usedLanes where lane.number > 0 {
       guard let slab = heap.nextInUse(after: nil, of: stream(lane)), isDue(slab, now) else { continue }
       if dropExpired(in: slab, now: now) > 0 { return true }
     }
-    nextSearch = now + laneTimes.shortest / 16
+    nextSearch = now + min(laneTimes.shortest / 16, 1_000_000_000)
     return false
   }
 
@@ -108,8 +115,9 @@ extension HeldShard {
       if deadline > now { first = min(first, deadline) }
       return deadline <= now
     }
+    // A slab in which elements live does not end under the shard's mutex; without any, it may be another shard's by now.
     // What cannot be read is lost, and is not looked at again.
-    base.deadlines[slab]?.first = first
+    if heap.information(slab)?.element_count ?? 0 > 0 { base.deadlines[slab]?.first = first }
     return before - slots.count
   }
 }

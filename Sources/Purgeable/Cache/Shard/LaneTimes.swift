@@ -13,11 +13,12 @@ struct LaneTimes {
   /// The logarithm of the shortest time of each; lane 0 has none.
   private var octaves = InlineArray<4, UInt8>(repeating: 0)
 
-  /// The lane for entries that live so long, in nanoseconds. `isEmpty`: whether a lane has no entries, in any queue.
-  mutating func lane(for lifetime: UInt64, isEmpty: (Int) -> Bool) -> Int {
+  /// The lane for entries that live so long, in nanoseconds. `most`: how many lanes there may be, two at least. `isEmpty`:
+  /// whether a lane has no entries, in any queue.
+  mutating func lane(for lifetime: UInt64, most: Int, isEmpty: (Int) -> Bool) -> Int {
     let octave = UInt8(UInt64.bitWidth - 1 - max(1, lifetime).leadingZeroBitCount)
     for lane in 1..<max(1, count) where octaves[lane] == octave { return lane }
-    if count < Lane.numberLimit {
+    if count < most {
       octaves[count] = octave
       used += 1
       return count - 1
