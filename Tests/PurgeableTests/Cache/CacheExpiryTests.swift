@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Entries whose time is over: never returned, told as expired, and gone without a look at those that live.
 
-import CPurgeable
-import Glibc
 import PurgeableTestSupport
 import Synchronization
 import Testing
-import ToolSupport
 
 @testable import Purgeable
 
 /// A cache whose clock the test sets.
-private func makeCache<Key: Hashable & Sendable>(
+func makeExpiringCache<Key: Hashable & Sendable>(
   _ clock: ManualClock, _ order: EvictionOrder = .s3FIFO, tracksKeys: Bool = false, countLimit: Int? = nil,
   byteLimit: Int? = nil, expiry: Expiry? = nil, departures: Departures<Key, [UInt8]>? = nil
 ) throws -> PurgeableCache<Key, [UInt8]> {
@@ -30,45 +27,6 @@ extension PurgeableCache {
       }
     }
   }
-
-  /// Moves all small entries to fresh slabs.
-  fileprivate func moveAll() {
-    for shard in engine.shards.all {
-      engine.shards.hold(shard) { held in
-        for lane in held.usedLanes {
-          held.heap.seal(held.stream(lane))
-          for slab in Array(held.heap.slabs(of: held.stream(lane))) { _ = held.run(over: slab, .compaction) }
-        }
-      }
-    }
-  }
-}
-
-/// A clock that threads move on by seconds, though not while one of them stores: so a store's second is that of its deadline.
-private final class SharedTime: Sendable {
-  let clock = ManualClock()
-  private let second = Atomic<Int>(0)
-  /// How many threads are storing; below 0 while the clock is moved on.
-  private let storing = Atomic<Int>(0)
-
-  var now: Int { second.load(ordering: .acquiring) }
-
-  func whileItStands(_ body: (_ now: Int) -> Void) {
-    while true {
-      let count = storing.load(ordering: .relaxed)
-      if count >= 0, storing.compareExchange(expected: count, desired: count + 1, ordering: .acquiring).exchanged { break }
-      sched_yield()
-    }
-    body(now)
-    storing.subtract(1, ordering: .releasing)
-  }
-
-  func moveOn() {
-    while !storing.compareExchange(expected: 0, desired: -1, ordering: .acquiring).exchanged { sched_yield() }
-    clock.advance(by: .seconds(1))
-    second.add(1, ordering: .releasing)
-    storing.store(0, ordering: .releasing)
-  }
 }
 
 @Suite("cache: expiry")
@@ -80,7 +38,7 @@ struct CacheExpiryTests {
     arguments: EvictionOrder.allCases, [false, true])
   func untilOver(order: EvictionOrder, tracksKeys: Bool) throws {
     let clock = ManualClock()
-    let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock, order, tracksKeys: tracksKeys)
+    let cache: PurgeableCache<Int, [UInt8]> = try makeExpiringCache(clock, order, tracksKeys: tracksKeys)
     let calls: [(String, (Int) -> Bool)] = [
       ("value", { cache[$0] != nil }),
       ("look-up", { if case .hit = cache.lookUpValue(forKey: $0) { true } else { false } }),
@@ -112,7 +70,7 @@ struct CacheExpiryTests {
   @Test("the default is for stores without an expiry, a store begins anew, a change of the value does not")
   func defaults() throws {
     let clock = ManualClock()
-    let cache: PurgeableCache<String, [UInt8]> = try makeCache(clock, expiry: .sinceCreation(.seconds(60)))
+    let cache: PurgeableCache<String, [UInt8]> = try makeExpiringCache(clock, expiry: .sinceCreation(.seconds(60)))
     #expect(cache.expiry == .sinceCreation(.seconds(60)))
     cache["default"] = pattern(10)
     cache.setValue(pattern(10), forKey: "never", expiry: .never)
@@ -142,7 +100,7 @@ struct CacheExpiryTests {
   func refused() throws {
     let clock = ManualClock()
     let departures = Departures<String, [UInt8]>()
-    let cache = try makeCache(clock, departures: departures)
+    let cache = try makeExpiringCache(clock, departures: departures)
     for time in [Duration.zero, .seconds(-1), .nanoseconds(Int64.min)] {
       cache["a"] = pattern(10)
       #expect(cache.setValue(pattern(20), forKey: "a", expiry: .sinceCreation(time)) == .expired)
@@ -169,7 +127,7 @@ struct CacheExpiryTests {
   func told(finds: Bool) throws {
     let clock = ManualClock()
     let departures = Departures<Int, [UInt8]>()
-    let cache = try makeCache(clock, departures: departures)
+    let cache = try makeExpiringCache(clock, departures: departures)
     for key in 0..<100 {
       cache.setValue(described(UInt32(key), version: 1, count: 40), forKey: key, expiry: .sinceCreation(.seconds(5)))
     }
@@ -193,7 +151,7 @@ struct CacheExpiryTests {
   @Test("a clock that goes back stands still until it has caught up")
   func clockGoesBack() throws {
     let clock = ManualClock()
-    let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock)
+    let cache: PurgeableCache<Int, [UInt8]> = try makeExpiringCache(clock)
     cache.setValue([1], forKey: 1, expiry: .sinceCreation(.seconds(10)))
     cache.setValue([2], forKey: 2, expiry: .sinceCreation(.seconds(30)))
     clock.advance(by: .seconds(10))
@@ -212,7 +170,7 @@ struct CacheExpiryTests {
   @Test("what has expired goes before all that lives, for each limit", arguments: EvictionOrder.allCases, [false, true])
   func goesFirst(order: EvictionOrder, tracksKeys: Bool) throws {
     let clock = ManualClock()
-    let cache: PurgeableCache<String, [UInt8]> = try makeCache(clock, order, tracksKeys: tracksKeys, countLimit: 4)
+    let cache: PurgeableCache<String, [UInt8]> = try makeExpiringCache(clock, order, tracksKeys: tracksKeys, countLimit: 4)
     for key in ["a", "b"] { cache[key] = [1] }
     cache.setValue([1], forKey: "short", expiry: .sinceCreation(.seconds(1)))
     cache.setValue([1], forKey: "long", expiry: .sinceCreation(.seconds(100)))
@@ -230,7 +188,7 @@ struct CacheExpiryTests {
   @Test("below a byte limit expired slabs make the room: nothing that lives leaves", arguments: EvictionOrder.allCases)
   func makesRoom(order: EvictionOrder) throws {
     let clock = ManualClock()
-    let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock, order, byteLimit: 4 << 20)
+    let cache: PurgeableCache<Int, [UInt8]> = try makeExpiringCache(clock, order, byteLimit: 4 << 20)
     for key in 0..<1000 { cache[key] = described(UInt32(key), version: 0, count: 1000) }
     for round in 0..<5 {
       for key in 1000..<3000 {
@@ -248,7 +206,7 @@ struct CacheExpiryTests {
   @Test("a search in vain holds up none for entries that come later, and live shorter", arguments: EvictionOrder.allCases)
   func searchesAgain(order: EvictionOrder) throws {
     let clock = ManualClock()
-    let cache: PurgeableCache<String, [UInt8]> = try makeCache(clock, order, countLimit: 4)
+    let cache: PurgeableCache<String, [UInt8]> = try makeExpiringCache(clock, order, countLimit: 4)
     cache.setValue([1], forKey: "day", expiry: .sinceCreation(.seconds(86_400)))
     for key in ["a", "b", "c", "d"] { cache[key] = [1] }
     for key in ["a", "b"] { cache.remove(forKey: key) }
@@ -268,7 +226,7 @@ struct CacheExpiryTests {
       { $0.trim(toFraction: 0) }, { $0.removeAll() }, { $0.trim(toCount: 0) }, { for key in 0..<100 { $0.remove(forKey: key) } },
     ]
     for leave in leaves {
-      let cache = try makeCache(clock, order, departures: departures)
+      let cache = try makeExpiringCache(clock, order, departures: departures)
       for key in 0..<100 {
         cache.setValue(pattern(100), forKey: key, expiry: .sinceCreation(.seconds(key % 2 == 0 ? 10 : 15)))
         for _ in 0..<3 { _ = cache[key] }
@@ -285,7 +243,7 @@ struct CacheExpiryTests {
   func leastLimit(order: EvictionOrder) throws {
     let clock = ManualClock()
     for created in [64 << 20, 1 << 20] {
-      let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock, order, byteLimit: created)
+      let cache: PurgeableCache<Int, [UInt8]> = try makeExpiringCache(clock, order, byteLimit: created)
       try cache.setByteLimit(1)
       for key in 0..<400 {
         let expiry: Expiry = key % 3 == 0 ? .never : .sinceCreation(.seconds(10 * (key % 3)))
@@ -302,7 +260,7 @@ struct CacheExpiryTests {
   @Test("slabs expire as a whole: upkeep drops them, gives their memory back, and looks at no slab that lives")
   func wholeSlabs() throws {
     let clock = ManualClock()
-    let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock)
+    let cache: PurgeableCache<Int, [UInt8]> = try makeExpiringCache(clock)
     // One after the other, so that without lanes each slab would have all three.
     let times: [Expiry] = [.sinceCreation(.seconds(40)), .sinceCreation(.seconds(3600)), .never]
     for key in 0..<30_000 { cache.setValue(described(UInt32(key), version: 0, count: 90), forKey: key, expiry: times[key % 3]) }
@@ -338,7 +296,7 @@ struct CacheExpiryTests {
   func exactly() throws {
     let clock = ManualClock()
     for tracksKeys in [false, true] {
-      let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock, tracksKeys: tracksKeys)
+      let cache: PurgeableCache<Int, [UInt8]> = try makeExpiringCache(clock, tracksKeys: tracksKeys)
       // Within an octave, and so in one lane.
       for key in 0..<20_000 {
         cache.setValue(
@@ -359,7 +317,7 @@ struct CacheExpiryTests {
   @Test("more times to live than lanes: what expired is never returned, and its memory goes back in the end")
   func manyTimes() throws {
     let clock = ManualClock()
-    let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock)
+    let cache: PurgeableCache<Int, [UInt8]> = try makeExpiringCache(clock)
     for round in 0..<3 {
       for key in 0..<16_000 {
         let seconds = 1 << (key % 16)
@@ -382,7 +340,7 @@ struct CacheExpiryTests {
   @Test("slabs that are due behind one that lives go too: in upkeep, and when room is needed", arguments: [false, true])
   func dueBehindLiving(needsRoom: Bool) throws {
     let clock = ManualClock()
-    let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock, byteLimit: 8 << 20)
+    let cache: PurgeableCache<Int, [UInt8]> = try makeExpiringCache(clock, byteLimit: 8 << 20)
     // As many octaves as lanes, so that the next ones go with entries that live longer.
     for i in 0..<3 { cache.setValue([1], forKey: -1 - i, expiry: .sinceCreation(.seconds(31_536_000 << i))) }
     for key in 0..<5000 { cache.setValue(pattern(1000), forKey: key, expiry: .sinceCreation(.seconds(10))) }
@@ -403,7 +361,7 @@ struct CacheExpiryTests {
   func moves() throws {
     let clock = ManualClock()
     for tracksKeys in [false, true] {
-      let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock, tracksKeys: tracksKeys)
+      let cache: PurgeableCache<Int, [UInt8]> = try makeExpiringCache(clock, tracksKeys: tracksKeys)
       for key in 0..<4000 {
         cache.setValue(
           described(UInt32(key), version: 0, count: key % 100 == 0 ? 70_000 : 60), forKey: key,
@@ -436,7 +394,7 @@ struct CacheExpiryTests {
   func discarded() throws {
     let clock = ManualClock()
     let departures = Departures<Int, [UInt8]>()
-    let cache = try makeCache(clock, departures: departures)
+    let cache = try makeExpiringCache(clock, departures: departures)
     for key in 0..<8000 {
       cache.setValue(
         described(UInt32(key), version: 0, count: 100), forKey: key, expiry: key % 2 == 0 ? .sinceCreation(.seconds(60)) : nil)
@@ -459,7 +417,7 @@ struct CacheExpiryTests {
   @Test("an expired value that a reader has locked stays as long as that, and its memory goes back then")
   func locked() throws {
     let clock = ManualClock()
-    let cache: PurgeableCache<Int, [UInt8]> = try makeCache(clock)
+    let cache: PurgeableCache<Int, [UInt8]> = try makeExpiringCache(clock)
     for key in 0..<1000 {
       cache.setValue(described(UInt32(key), version: 0, count: 100), forKey: key, expiry: .sinceCreation(.seconds(9)))
     }
@@ -496,142 +454,5 @@ struct CacheExpiryTests {
     cache[-1] = [1]
     #expect(await TestRun.comes { cache.count == 1 })
     #expect(cache[-1] == [1] && cache.statistics.departures[.expired] == 20_000)
-  }
-
-  // MARK: By chance
-
-  @Test(
-    "a model says of each value whether it may be returned, over orders, kinds of keys and limits",
-    arguments: EvictionOrder.allCases, [false, true])
-  func model(order: EvictionOrder, tracksKeys: Bool) throws {
-    for (number, limits) in [(count: nil, bytes: nil), (count: 300, bytes: nil), (count: nil, bytes: 1 << 20)].enumerated() {
-      var random = SplitMix64(seed: chosenSeed &+ UInt64(number))
-      let clock = ManualClock()
-      let cache: PurgeableCache<Int, [UInt8]> = try makeCache(
-        clock, order, tracksKeys: tracksKeys, countLimit: limits.count, byteLimit: limits.bytes,
-        expiry: .sinceCreation(.seconds(40)))
-      let isExact = limits.count == nil && limits.bytes == nil
-      var model: [Int: (version: UInt32, deadline: Int)] = [:]
-      var (now, version): (Int, UInt32) = (0, 0)
-      for step in 0..<6000 / slowness {
-        let key = random.index(below: 700)
-        switch random.index(below: 20) {
-        case 0..<9:
-          version += 1
-          let seconds = [1, 2, 15, 100, 1000, -1, 0][random.index(below: 7)]
-          let count = random.index(below: 40) == 0 ? 30_000 : 20 + random.index(below: 300)
-          let expiry: Expiry? = seconds < 0 ? .never : seconds == 0 ? nil : .sinceCreation(.seconds(seconds))
-          let outcome = cache.setValue(described(UInt32(key), version: version, count: count), forKey: key, expiry: expiry)
-          #expect(outcome == .stored || outcome == .replaced)
-          model[key] = (version, seconds < 0 ? .max : now + (seconds == 0 ? 40 : seconds))
-        case 9..<17:
-          let value = step % 2 == 0 ? cache[key] : cache.peekValue(forKey: key)
-          let living = model[key].flatMap { $0.deadline > now ? $0.version : nil }
-          if let value {
-            #expect(versionDescribed(in: value, key: UInt32(key)) == living, "seed \(chosenSeed), step \(step)")
-          } else if isExact {
-            #expect(living == nil, "seed \(chosenSeed), step \(step)")
-          }
-        case 17:
-          cache.remove(forKey: key)
-          model[key] = nil
-        case 18:
-          now += 1
-          clock.advance(by: .seconds(1))
-        default:
-          switch random.index(below: 5) {
-          case 0: cache.removeExpired()
-          case 1: _ = cache.engine.dropDueSlabs()
-          case 2: cache.moveAll()
-          case 3: cache.trim(toFraction: 0.95)
-          default: cache.offerIdle()
-          }
-          if isExact { for key in model.keys where !cache.containsValue(forKey: key) { model[key] = nil } }
-        }
-        if step % 200 == 0 { cache.checkBooks() }
-      }
-      cache.removeExpired()
-      let living = model.filter { $0.value.deadline > now }
-      if isExact { #expect(cache.count == living.count, "seed \(chosenSeed)") }
-      #expect(
-        cache.snapshot().allSatisfy { key, value in
-          versionDescribed(in: value, key: UInt32(key)) == living[key]?.version
-        })
-      cache.checkBooksSwept()
-    }
-  }
-
-  // MARK: Threads and forks
-
-  @Test(
-    "threads: stores with all kinds of times, reads, removals, trims: nothing wrong, nothing late",
-    arguments: EvictionOrder.allCases, [false, true])
-  func threads(order: EvictionOrder, tracksKeys: Bool) throws {
-    let time = SharedTime()
-    let cache: PurgeableCache<Int, [UInt8]> = try makeCache(time.clock, order, tracksKeys: tracksKeys, byteLimit: 3 << 20)
-    let wrongCount = Atomic<Int>(0)
-    let lateCount = Atomic<Int>(0)
-    onThreads(4) { thread in
-      var random = SplitMix64(seed: chosenSeed &+ UInt64(thread))
-      for step in 0..<(isOptimized ? 60_000 : 8000) / slowness {
-        let key = random.index(below: 6000)
-        switch random.index(below: 16) {
-        case 0..<6:
-          // The version is the first second in which the value is over.
-          let seconds = [1, 3, 40, 500][random.index(below: 4)]
-          time.whileItStands { now in
-            let value = described(UInt32(key), version: UInt32(now + seconds), count: 20 + key % 700)
-            cache.setValue(value, forKey: key, expiry: .sinceCreation(.seconds(seconds)))
-          }
-        case 6..<13:
-          let before = time.now
-          guard let bytes = step % 2 == 0 ? cache[key] : cache.withBytes(forKey: key, { $0.array }) else { continue }
-          guard let over = versionDescribed(in: bytes, key: UInt32(key)) else {
-            wrongCount.add(1, ordering: .relaxed)
-            continue
-          }
-          if before >= Int(over) { lateCount.add(1, ordering: .relaxed) }
-        case 13: cache.remove(forKey: key)
-        case 14 where thread == 0: time.moveOn()
-        case 14: cache.removeExpired()
-        default:
-          switch step % 40 {
-          case 0: cache.trim(toFraction: 0.7)
-          case 1: cache.engine.dropDueSlabs()
-          case 2: cache.recountBooks()
-          case 3: cache.engine.shards.openShards()
-          default: cache.offerIdle()
-          }
-        }
-      }
-    }
-    #expect(wrongCount.load(ordering: .relaxed) == 0 && lateCount.load(ordering: .relaxed) == 0)
-    time.clock.advance(by: .seconds(1001))
-    cache.removeExpired()
-    #expect(cache.isEmpty)
-    cache.checkBooksSwept()
-  }
-
-  @Test("a forked child begins empty, with lanes of its own", .forks)
-  func forking() async {
-    await #expect(processExitsWith: .success) {
-      let clock = ManualClock()
-      var options = CacheOptions()
-      options.clock = clock
-      let cache = try PurgeableCache<Int, [UInt8]>(options)
-      func fill(_ count: Int, _ seconds: Int) {
-        for key in 0..<count { cache.setValue(pattern(100), forKey: key, expiry: .sinceCreation(.seconds(seconds << (key % 2)))) }
-      }
-      fill(20_000, 60)
-      let isWell = childSays {
-        guard cache.isEmpty, cache.removeExpired() == 0 else { return false }
-        fill(2000, 500)
-        clock.advance(by: .seconds(500))
-        return cache.removeExpired() == 1000 && cache.count == 1000 && cache[1] == pattern(100) && cache[2] == nil
-      }
-      require(isWell, "the child's")
-      clock.advance(by: .seconds(60))
-      require(cache.removeExpired() == 10_000 && cache.count == 10_000 && cache[1] == pattern(100), "the parent's")
-    }
   }
 }

@@ -221,6 +221,18 @@ extension PurgeableCache {
   @discardableResult
   func trimUntimed(level: PressureLevel) -> PressureRelief { engine.trim(level: level, timeLimit: .max) }
 
+  /// Moves all small entries to fresh slabs.
+  func moveAll() {
+    for shard in engine.shards.all {
+      engine.shards.hold(shard) { held in
+        for lane in held.usedLanes {
+          held.heap.seal(held.stream(lane))
+          for slab in Array(held.heap.slabs(of: held.stream(lane))) { _ = held.run(over: slab, .compaction) }
+        }
+      }
+    }
+  }
+
   /// Seals all open slabs, so that every page may go on offer.
   func sealAll() {
     for stream in engine.streams { engine.heap.seal(stream) }

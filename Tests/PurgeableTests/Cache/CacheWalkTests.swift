@@ -12,18 +12,6 @@ import ToolSupport
 @testable import Purgeable
 
 extension PurgeableCache {
-  /// Moves all small entries of all shards, or of one, to fresh slabs.
-  fileprivate func moveAll() {
-    for shard in engine.shards.all {
-      engine.shards.hold(shard) { held in
-        for lane in held.usedLanes {
-          held.heap.seal(held.stream(lane))
-          for slab in Array(held.heap.slabs(of: held.stream(lane))) { _ = held.run(over: slab, .compaction) }
-        }
-      }
-    }
-  }
-
   /// nil for a tracked key.
   fileprivate func identity(of key: Key) -> UInt64? {
     unsafe encode(key) { engineKey, _ in

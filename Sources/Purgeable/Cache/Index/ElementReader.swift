@@ -108,10 +108,7 @@ struct ElementReader: Sendable {
     }
   }
 
-  /// When the time of a slot's entry is over; nil for never, and where its head cannot be read.
-  func deadline(of slot: Slot) -> UInt64? { slot.hasHead ? deadline(at: slot.place) : nil }
-
-  /// Of an entry that has a head.
+  /// When the time of the entry at a place is over, which has a head; nil for never, and where the head cannot be read.
   func deadline(at place: UInt64) -> UInt64? {
     facts(of: heap.reference(place)).flatMap { head(at: place, $0)?.deadline }
   }

@@ -33,7 +33,7 @@ final class CacheBase: Sendable {
   /// Whether entries with a deadline were stored since upkeep last looked for what is due.
   let hasDeadlines = Atomic<Bool>(false)
   private let hasLaneStreams = Atomic<Bool>(false)
-  let deadlines = SlabDeadlines()
+  let deadlines: SlabDeadlines
   #if DEBUG
     /// Called by an eviction run when it has taken notes, so that a test can do something before they are used.
     let notesHook = AtomicLazyReference<NotesHook>()
@@ -49,6 +49,7 @@ final class CacheBase: Sendable {
     elements = ElementReader(heap: heap, keys: keys)
     indexes = ShardIndexes(founder)
     pageSums = PageSums(founder)
+    deadlines = SlabDeadlines(at: founder.deadlinesWord)
     clock = limits.clock
     self.limits = limits
     self.observer = observer
@@ -145,10 +146,9 @@ final class CacheBase: Sendable {
     return true
   }
 
-  /// The head of an entry that is stored now; nil where its time is over already. `expiry`: nil for the default.
-  func head(cost: UInt64? = nil, _ expiry: Expiry? = nil) -> EntryHead? {
-    let lifetime = expiry?.lifetime ?? limits.lifetime.load(ordering: .relaxed)
-    if lifetime == 0 { return nil }
+  /// The head of an entry that is stored now. `lifetime`: nil for the default.
+  func head(cost: UInt64? = nil, lifetime: UInt64? = nil) -> EntryHead {
+    let lifetime = lifetime ?? limits.lifetime.load(ordering: .relaxed)
     return EntryHead(cost: cost, deadline: lifetime == .max ? nil : clock.now() + lifetime)
   }
 

@@ -26,8 +26,9 @@ struct CacheShards: ~Copyable, Sendable {
   }
 
   deinit {
-    // Page sums begin in the home of the founder's index, so they end before it does.
+    // These begin in the home of the founder's index, so they end before it does.
     base.pageSums.destroy()
+    base.deadlines.destroy()
     positions.destroy()
   }
 

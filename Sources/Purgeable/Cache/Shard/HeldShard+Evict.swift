@@ -116,7 +116,7 @@ extension HeldShard {
   private func nextInTurn(_ queue: EvictionQueue) -> (lane: Lane, age: UInt64)? {
     var next: (lane: Lane, age: UInt64)?
     for lane in usedLanes(of: queue) {
-      let cursor = lanes.cursors[lane.index]
+      let cursor = lanes[lane].cursor
       let information = cursor.slab.isNone ? nil : heap.information(cursor.slab)
       let age = information?.age(at: cursor.element, now: base.indexes.birthCount) ?? heap.firstAge(ofOldestIn: stream(lane))
       if let age, next.map({ age < $0.age }) ?? true { next = (lane, age) }
@@ -125,8 +125,8 @@ extension HeldShard {
   }
 
   private mutating func nextElement(_ lane: Lane, _ reason: DepartureReason) -> purgeable_reference_t? {
-    var cursor = lanes.cursors[lane.index]
-    defer { lanes.cursors[lane.index] = cursor }
+    var cursor = lanes[lane].cursor
+    defer { lanes[lane].cursor = cursor }
     var wraps = 0
     while wraps < 2 {
       if cursor.slab.isNone {
@@ -243,9 +243,9 @@ extension HeldShard {
     assert(heap.information(slab).map { $0.stream == stream(from) } ?? true, "PurgeableCache: a slab of another lane")
     heap.move(slab, to: stream(lane))
     // The slabs before a mark at this slab have had their turn.
-    changeMarks(from) { $0.removeAll(at: slab) }
+    lanes[from].idleMarks.removeAll(at: slab)
     // A cursor at the slab would lead into another lane: eviction begins again at the front of this one.
-    if lanes.cursors[from.index].slab.index == slab.index { lanes.cursors[from.index] = EvictionCursor() }
+    if lanes[from].cursor.slab.index == slab.index { lanes[from].cursor = EvictionCursor() }
   }
 
   // MARK: Age

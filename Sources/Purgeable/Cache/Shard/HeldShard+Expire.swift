@@ -6,8 +6,8 @@
 //   look-up        compares the deadline with the clock, and drops the entry (HeldShard+Find.swift)
 //   slab due       its last deadline is over: all its entries go, and its memory goes back. In a lane slabs become due in about
 //                  the order in which they were filled: whoever needs room looks at the oldest, upkeep at all
-//   entries        whoever needs room for one entry searches the oldest slab of each lane too, a few times in an octave;
-//                  `removeExpired` all slabs whose first deadline is over
+//   entries        whoever needs room for one entry searches the oldest slab of each lane too, `removeExpired` all slabs whose
+//                  first deadline is over
 
 import CPurgeable
 

@@ -58,8 +58,8 @@ extension HeldShard {
   mutating func giveBackIdle(after idleTime: UInt64, now: UInt64) {
     for lane in usedLanes {
       let stream = stream(lane)
-      while let mark = lanes.idleMarks(lane).first, now - min(now, mark.time) >= idleTime {
-        changeMarks(lane) { $0.removeFirst() }
+      while let mark = lanes[lane].idleMarks.first, now - min(now, mark.time) >= idleTime {
+        lanes[lane].idleMarks.removeFirst()
         // When the marked slab is gone, so are all slabs before it. When it was moved to the young end, it is due later.
         while heap.information(mark.slab)?.stream == stream, let slab = heap.oldest(of: stream) {
           _ = run(over: slab, .idle)
@@ -67,21 +67,13 @@ extension HeldShard {
           if slab.isSame(as: mark.slab) { break }
         }
       }
-      let newest = lanes.idleMarks(lane).last?.time ?? 0
+      let newest = lanes[lane].idleMarks.last?.time ?? 0
       guard now - min(now, newest) >= idleTime / 4 else { continue }
       // Sealed, so that later entries go to a slab after the mark.
       heap.seal(stream)
-      if let slab = heap.youngest(of: stream) {
-        changeMarks(lane) { $0.append(IdleMark(time: now, slab: slab)) }
-      }
+      if let slab = heap.youngest(of: stream) { lanes[lane].idleMarks.append(IdleMark(time: now, slab: slab)) }
     }
     sweepLost()
     shrinkIndex()
-  }
-
-  mutating func changeMarks(_ lane: Lane, _ change: (inout IdleMarks) -> Void) {
-    var marks = lanes.idleMarks(lane)
-    change(&marks)
-    lanes.setIdleMarks(lane, marks)
   }
 }

@@ -234,7 +234,7 @@ extension HeldShard {
   mutating func noteBirth(_ reference: purgeable_reference_t, _ lane: Lane) {
     index.countBirth()
     let slab = heap.slab(of: reference)
-    if !slab.isSame(as: lanes.youngest[lane.index]) { noteFirst(of: slab, lane) }
+    if !slab.isSame(as: lanes[lane].youngest) { noteFirst(of: slab, lane) }
   }
 
   @inline(never)
@@ -244,8 +244,8 @@ extension HeldShard {
     heap.noteAge(of: slab, first: now, last: information.is_large ? now : 0)
     if lane.number > 0 { base.deadlines.forget(slab) }
     if information.is_large { return }
-    heap.noteAge(of: lanes.youngest[lane.index], first: 0, last: now)
-    lanes.youngest[lane.index] = slab
+    heap.noteAge(of: lanes[lane].youngest, first: 0, last: now)
+    lanes[lane].youngest = slab
   }
 
   // MARK: After a store

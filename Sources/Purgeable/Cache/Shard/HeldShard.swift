@@ -165,7 +165,8 @@ struct HeldShard: ~Copyable {
     var copy = ValueCopy.unwanted
     let isLost = heap.isLost(place)
     let facts = isLost ? nil : known ?? elements.facts(of: reference)
-    let reason = facts.map { wasOver(slot, $0) } ?? false ? .expired : reason
+    // Whatever it leaves for, it had expired before.
+    let reason = laneTimes.count > 1 && !isLost && isExpired(slot, facts: facts) ? .expired : reason
     if !isLost, let booked = books.booked(slot, facts, elements, index) {
       if slot.isTracked {
         if let facts { copy = departures.valueCopy(of: slot, facts, elements) } else { copy = .discarded }
@@ -177,11 +178,6 @@ struct HeldShard: ~Copyable {
       copy = .discarded
     }
     leave(found, reason, copy, freeing: reference)
-  }
-
-  /// Whether an entry that leaves had expired before, whatever it leaves for.
-  private func wasOver(_ slot: Slot, _ facts: EntryFacts) -> Bool {
-    laneTimes.count > 1 && elements.head(of: slot, facts).map { base.isOver($0) } ?? false
   }
 
   /// Empties an entry's slot, frees its element, notes the entry in the ghost and reports it. Its part in the books is the

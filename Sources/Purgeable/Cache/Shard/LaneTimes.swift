@@ -17,7 +17,7 @@ struct LaneTimes {
   /// whether a lane has no entries, in any queue.
   mutating func lane(for lifetime: UInt64, most: Int, isEmpty: (Int) -> Bool) -> Int {
     let octave = UInt8(UInt64.bitWidth - 1 - max(1, lifetime).leadingZeroBitCount)
-    for lane in 1..<max(1, count) where octaves[lane] == octave { return lane }
+    for lane in 1..<count where octaves[lane] == octave { return lane }
     if count < most {
       octaves[count] = octave
       used += 1
@@ -40,7 +40,7 @@ struct LaneTimes {
   /// The shortest time that a lane is for, in nanoseconds.
   var shortest: UInt64 {
     var least = UInt8(UInt64.bitWidth - 1)
-    for lane in 1..<max(1, count) { least = min(least, octaves[lane]) }
+    for lane in 1..<count { least = min(least, octaves[lane]) }
     return 1 << UInt64(least)
   }
 }

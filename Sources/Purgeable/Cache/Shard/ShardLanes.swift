@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a shard knows of its lanes.
+// What a shard knows of its lanes. Those of entries with a deadline take memory with the first such entry.
 
 import CPurgeable
 
@@ -9,38 +9,43 @@ struct EvictionCursor {
   var element: UInt32 = 0
 }
 
-/// Read and written as wholes: accessors that lend a part of something large take memory for that.
-struct ShardLanes: ~Copyable {
-  var cursors = EachLane<EvictionCursor>(repeating: EvictionCursor())
-  /// The slab that the last small entry of each lane went to.
-  var youngest = EachLane<purgeable_slab_t>(repeating: .none)
-  /// Marks of the eager mode. Those of entries with a deadline take memory with the first such entry.
-  private var firstMarks = EachQueue<IdleMarks>(repeating: IdleMarks())
-  private var timedMarks: BookkeepingArray<IdleMarks>?
+/// One lane of a shard. All zeros are a lane that nothing was noted of.
+struct ShardLane: BitwiseCopyable {
+  var cursor = EvictionCursor()
+  /// The slab that the last small entry of the lane went to.
+  var youngest = purgeable_slab_t.none
+  /// Of the eager mode.
+  var idleMarks = IdleMarks()
+}
 
-  /// Makes the marks of entries with a deadline, unless they are there. False without memory.
+struct ShardLanes: ~Copyable {
+  private var first = EachQueue<ShardLane>(repeating: ShardLane())
+  private var timed: BookkeepingArray<ShardLane>?
+
+  /// Makes the lanes of entries with a deadline, unless they are there. False without memory.
   mutating func makeTimed() -> Bool {
-    // All zeros are no marks.
-    if byteCount == 0 { timedMarks = BookkeepingArray(zeros: Lane.count - EvictionQueue.count) }
+    if byteCount == 0 { timed = BookkeepingArray(zeros: Lane.count - EvictionQueue.count) }
     return byteCount > 0
   }
 
   var byteCount: Int {
-    switch timedMarks {
-    case .some(let marks): marks.byteCount
+    switch timed {
+    case .some(let timed): timed.byteCount
     case nil: 0
     }
   }
 
-  func idleMarks(_ lane: Lane) -> IdleMarks {
-    if lane.number == 0 { return firstMarks[lane.queue.rawValue] }
-    return switch timedMarks {
-    case .some(let marks): marks[lane.index - EvictionQueue.count]
-    case nil: IdleMarks()
+  /// Gets and sets the whole: an accessor that lends something so large takes memory for that.
+  subscript(lane: Lane) -> ShardLane {
+    @inline(__always) get {
+      if lane.number == 0 { return first[lane.queue.rawValue] }
+      return switch timed {
+      case .some(let timed): timed[lane.index - EvictionQueue.count]
+      case nil: ShardLane()
+      }
     }
-  }
-
-  mutating func setIdleMarks(_ lane: Lane, _ marks: IdleMarks) {
-    if lane.number == 0 { firstMarks[lane.queue.rawValue] = marks } else { timedMarks?[lane.index - EvictionQueue.count] = marks }
+    @inline(__always) set {
+      if lane.number == 0 { first[lane.queue.rawValue] = newValue } else { timed?[lane.index - EvictionQueue.count] = newValue }
+    }
   }
 }

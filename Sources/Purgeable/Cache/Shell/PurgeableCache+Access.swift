@@ -289,12 +289,13 @@ extension PurgeableCache {
   @usableFromInline
   func store(_ bytes: UnsafeRawBufferPointer, forKey key: Key, cost: UInt64?, expiry: Expiry?) -> StoreOutcome {
     loads.overtake(key)
-    guard let head = engine.base.head(cost: cost, expiry) else {
+    let lifetime = expiry?.lifetime
+    if lifetime == 0 {
       _ = unsafe withEntry(key) { engineKey, prefix, held in unsafe held.remove(engineKey, prefix, .replaced) }
       countRefusal()
       return .expired
     }
-    return unsafe store(bytes, forKey: key, head, if: nil) ?? .replaced
+    return unsafe store(bytes, forKey: key, engine.base.head(cost: cost, lifetime: lifetime), if: nil) ?? .replaced
   }
 
   /// nil where the condition did not hold, and nothing was stored.

@@ -20,10 +20,10 @@ extension PurgeableCache {
 
   /// Drops what has expired, now. Returns how many entries.
   ///
-  /// Without it an expired entry is dropped when it is looked up or when room is needed, and by the library's rounds, twice a
-  /// second, once all of its slab has expired: entries of about the same time to live share slabs, so that this is after a part
-  /// of that time more. Until then it counts in `count` and the other totals. Any thread. Cost: a look at each slab that entries
-  /// with an end of their time are in, and at each entry of the slabs where some have expired.
+  /// Without it an expired entry is dropped when it is looked up or when room is needed, and by the library's thread once all of
+  /// its slab has expired: entries of about the same time to live share slabs, so that this is after a part of that time more.
+  /// Until then it counts in `count` and the other totals. Any thread. Cost: a look at each slab that entries with a deadline are
+  /// in, and at each entry of the slabs where some have expired.
   @discardableResult
   public func removeExpired() -> Int { engine.removeExpired() }
 }

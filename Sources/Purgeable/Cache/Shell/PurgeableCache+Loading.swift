@@ -136,8 +136,7 @@ extension PurgeableCache: Loading {
       byteCount = span.byteCount
       // Without the permit it counts as replaced by what overtook it.
       outcome = unsafe span.withUnsafeBytes { bytes in
-        // The default has no time of 0.
-        unsafe store(bytes, forKey: key, engine.base.head() ?? EntryHead(), if: .permit(permit)) ?? .replaced
+        unsafe store(bytes, forKey: key, engine.base.head(), if: .permit(permit)) ?? .replaced
       }
     }
     noteRefusal(outcome, of: value, forKey: key, cost: UInt64(byteCount))

@@ -7,8 +7,7 @@ extension PurgeableCache {
   /// value, and reads it once more to tell whether it was changed meanwhile.
   @discardableResult
   public func updateValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> Value? {
-    // The default has no time of 0.
-    let head = engine.base.head(cost: cost.map { UInt64(max(0, $0)) }) ?? EntryHead()
+    let head = engine.base.head(cost: cost.map { UInt64(max(0, $0)) })
     while true {
       let old = peek(key, digests: true)
       if store(value, forKey: key, head, ifUnchanged: old?.peeked) { return old?.entry.value }
@@ -32,7 +31,7 @@ extension PurgeableCache {
       var value = old?.entry.value
       let result = try body(&value)
       if let value {
-        let head = old?.peeked.head ?? engine.base.head() ?? EntryHead()
+        let head = old?.peeked.head ?? engine.base.head()
         if store(value, forKey: key, head, ifUnchanged: old?.peeked) { return result }
       } else {
         guard let old else { return result }

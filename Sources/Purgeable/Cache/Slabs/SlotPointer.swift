@@ -43,18 +43,6 @@ import Synchronization
     unsafe words.pointee.compareExchange(expected: expected, desired: desired, ordering: .acquiringAndReleasing)
   }
 
-  /// The memory whose address this word holds, mapped now if it is not yet; nil when there is no memory.
-  func mapped(_ byteCount: Int) -> SlotPointer? {
-    // Acquire: pairs with the exchange.
-    if let there = SlotPointer(address: acquired) { return there }
-    guard let raw = unsafe purgeable_bookkeeping_map(byteCount) else { return nil }
-    let (exchanged, original) = exchange(0, for: UInt64(UInt(bitPattern: raw)))
-    if exchanged { return unsafe SlotPointer(raw, count: byteCount / 8) }
-    // Another thread was first.
-    unsafe purgeable_bookkeeping_unmap(raw, byteCount)
-    return SlotPointer(address: original)
-  }
-
   /// Counts a use of the entry that `slot` was. Does nothing when the slot has changed: the use was not of the new entry.
   @inline(__always) func countUse(of slot: Slot) {
     guard slot.counter < Slot.highestCounter else { return }
