@@ -39,11 +39,12 @@ enum Bench {
   private static let options = [
     Arguments.Option("json", "One JSON object on standard output, nothing else."),
     Arguments.Option("quick", "Smaller sizes, about two minutes; ratios are noisier."),
+    Arguments.Option("traces", value: "DIR", "Also replays the traces in a directory: Figures+Traces.swift names them."),
     Arguments.Option("only", value: "NAME", "One group: \(measurements.map(\.name).joined(separator: ", "))."),
   ]
 
   static let usage = """
-    usage: purgeable-bench figures [--json] [--quick] [--only NAME]
+    usage: purgeable-bench figures [--json] [--quick] [--traces DIR] [--only NAME]
 
     \(Arguments.Option.help(options))
 
@@ -65,7 +66,7 @@ enum Bench {
       return 0
     }
     guard words.first == "figures", let arguments = try? Arguments(Array(words.dropFirst()), options: options),
-      let chosen = measurements(arguments.text("only"))
+      let chosen = measurements(arguments.text("only"), traces: arguments.text("traces"))
     else {
       complain(usage)
       return 2
@@ -74,9 +75,13 @@ enum Bench {
   }
 
   /// The group of that name, all for nil; nil where there is none of that name.
-  private static func measurements(_ name: String?) -> [Measurement]? {
-    guard let name else { return measurements }
-    return measurements.first { $0.name == name }.map { [$0] }
+  private static func measurements(_ name: String?, traces directory: String?) -> [Measurement]? {
+    let traces = directory.map { directory in
+      Measurement(name: "traces") { try Traces.figures($0, in: directory) }
+    }
+    let all = measurements + (traces.map { [$0] } ?? [])
+    guard let name else { return all }
+    return all.first { $0.name == name }.map { [$0] }
   }
 
   private static func figures(of chosen: [Measurement], isQuick: Bool, isJSON: Bool) -> Int32 {

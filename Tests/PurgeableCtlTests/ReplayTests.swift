@@ -50,8 +50,8 @@ struct ReplayTests {
     }
   }
 
-  private static func read(_ path: String, format: TraceFormat? = nil) throws -> [TraceRequest] {
-    let trace = try TraceFile(path, format: format)
+  private static func read(_ path: String, format: TraceFormat? = nil, cost: TraceCost? = nil) throws -> [TraceRequest] {
+    let trace = try TraceFile(path, format: format, cost: cost)
     var (all, batch): ([TraceRequest], [TraceRequest]) = ([], [])
     while try trace.next(&batch) { all += batch }
     return all
@@ -167,6 +167,51 @@ struct ReplayTests {
     #expect(table.output.contains("after 40 s by the trace's times") && table.status == 0)
   }
 
+  @Test("with --cost, what the misses cost is told, and the cache keeps what is dear unless it is not told")
+  func costs() throws {
+    // A tenth of the objects are dear; the column stands before the sizes, beside one that nobody asks for.
+    func cost(_ key: UInt64) -> Double { key % 10 == 3 ? 250.5 : 0.5 }
+    var random = SplitMix64(seed: 11)
+    let keys = (0..<6000).map { _ in UInt64(random.index(below: 1 + random.index(below: 1000))) }
+    let root = try FakeRoot([
+      "sizes.csv": keys.reduce(into: "key,cost,host,bytes\n") { $0 += "\($1),\(cost($1)),a,64\n" },
+      "plain.csv": keys.reduce(into: "key,ms\n") { $0 += "\($1),\(cost($1))\n" },
+    ])
+    defer { root.remove() }
+    let all = keys.reduce(0) { $0 + cost($1) }
+    for words in [["sizes.csv", "--cost=cost", "--capacity=6400"], ["plain.csv", "--cost=ms", "--capacity=100"]] {
+      let words = [root.path + "/" + words[0]] + words.dropFirst()
+      let told = try Self.object(words)
+      let untold = try Self.object(words + ["--without-credit"])
+      for object in [told, untold] {
+        #expect(try abs(#require(object["cost"] as? Double) - all) < 1e-6 * all)
+        let missCost = try #require(object["missCost"] as? Double)
+        #expect(try abs(#require(object["costMissRatio"] as? Double) - missCost / all) < 1e-9)
+        #expect(try Self.number(object, "wrongBytes") == 0)
+      }
+      #expect(told["withoutCredit"] as? Bool == false && untold["withoutCredit"] as? Bool == true)
+      let costs = try [told, untold].map { try #require($0["missCost"] as? Double) }
+      #expect(costs[0] < 0.8 * costs[1], "\(costs)")
+      // Exactly the misses' costs: an exact LRU is told, and does not heed it.
+      let requests = keys.map { TraceRequest(key: $0, size: 64) }
+      var misses = 0.0
+      var recent: [UInt64] = []
+      for key in keys {
+        if let place = recent.firstIndex(of: key) { recent.remove(at: place) } else { misses += cost(key) }
+        recent.append(key)
+        if recent.count > 100 { recent.removeFirst() }
+      }
+      let lru = try Self.object(words + ["--order=lru"])
+      #expect(try #require(lru["missCost"] as? Double) == misses)
+      #expect(requests.count == (try Self.number(lru, "requests")))
+    }
+    let equal = try Self.object([root.path + "/sizes.csv", "--cost=equal", "--capacity=6400"])
+    #expect(try equal["missCost"] as? Double == Double(Self.number(equal, "misses")))
+    let table = try Self.run([root.path + "/plain.csv", "--cost=ms", "--capacity=100", "--without-credit"])
+    #expect(table.output.contains("cost of misses") && table.output.contains("the cache was not told"))
+    #expect(try Self.object([root.path + "/plain.csv", "--capacity=100"])["missCost"] is NSNull)
+  }
+
   @Test("called wrongly, or with a trace that is cut off, it says so, prints nothing else and ends with 2")
   func refuses() throws {
     let root = try FakeRoot()
@@ -178,6 +223,7 @@ struct ReplayTests {
       ([path, "--capacity", "10%"], "record 8: cut off after 23 of 24 bytes"),
       ([path, "--memory-limit", "1M"], "--memory-limit: between 32M and 1T"),
       ([root.path + "/nothing", "--capacity", "10", "--json"], "No such file"),
+      ([path, "--capacity", "10", "--cost", "ms"], "is oracleGeneral, which has no column \"ms\"; write equal"),
     ] {
       let child = try Self.run(words)
       #expect(child.status == 2)
@@ -299,7 +345,7 @@ struct ReplayTests {
     for (text, message) in [
       ("", "is empty"), ("key", "has a header and nothing else"), ("key,bytes\n", "has a header and nothing else"),
       ("1\n2\n", "line 1: the header has to be \"key\" or \"key,bytes\", not \"1\""),
-      ("key,bytes\n1,2\n3\n", "line 3: no size in \"3\", which the header \"key,bytes\" promises"),
+      ("key,bytes\n1,2\n3\n", "line 3: \"3\" has 1 of the 2 columns that the header promises"),
       ("key,bytes\n1,-2\n", "line 2: \"-2\" is no size"), ("key,bytes\n1,\n", "line 2: \"\" is no size"),
       ("key,bytes\n1,99999999999999999999\n", "line 2: \"99999999999999999999\" is no size"),
       ("key,bytes\n1,2x\n", "line 2: \"2x\" is no size"),
@@ -312,6 +358,17 @@ struct ReplayTests {
       let error = #expect(throws: UsageError.self) { try Self.read(root.path + "/trace") }
       #expect(error?.message.contains(message) == true, "\(error?.message ?? "")")
       #expect(error?.message.contains(root.path + "/trace") == true)
+    }
+    for (text, message) in [
+      ("key,ms\n1,x\n", "line 2: \"x\" is no cost"), ("key,ms\n1,1\n2,-1\n", "line 3: \"-1\" is no cost"),
+      ("key,ms\n1,nan\n", "is no cost"), ("key,ms\n1,inf\n", "is no cost"), ("key,ms\n1,1e13\n", "is no cost"),
+      ("key,ms\n1,\n", "line 2: \"\" is no cost"), ("key,bytes\n1,1\n", "has no column \"ms\"; its header is \"key,bytes\""),
+      ("key,ms,ms\n1,1,1\n", "line 1: the header has to be"), ("key,ms,bytes\n1,2\n", "has 2 of the 3 columns"),
+    ] {
+      let root = try FakeRoot(["trace": text])
+      defer { root.remove() }
+      let error = #expect(throws: UsageError.self) { try Self.read(root.path + "/trace", cost: .column("ms")) }
+      #expect(error?.message.contains(message) == true, "\(error?.message ?? "")")
     }
     let root = try FakeRoot()
     defer { root.remove() }
@@ -331,6 +388,7 @@ struct ReplayTests {
       ([], "a trace is missing"), (["x"], "--capacity or --memory-limit is missing"),
       (["x", "--capacity=1", "--memory-limit=64M"], "not both"),
       (["x", "--capacity=1", "--kernel-alone"], "--kernel-alone goes with"),
+      (["x", "--capacity=1", "--without-credit"], "--without-credit goes with --cost"),
       (["x", "--capacity=1", "--order=fifo"], "\"fifo\" is unknown; there are: s3fifo, lru"),
       (["x", "--capacity=1", "--format=xml"], "\"xml\" is unknown; there are: csv, oracleGeneral"),
       (["x", "--capacity=1", "--expiry=0"], "--expiry: \"0\" is no time"),

@@ -16,8 +16,9 @@ protocol Loading<Key, Value>: Sendable {
   var loads: LoadTable<Key, Value> { get }
   /// The value, without counting a use or a miss.
   func peekValue(forKey key: Key) -> Value?
-  /// Stores what was loaded, if `permit.take()` says so under the mutex under which the value is stored.
-  func keep(_ value: Value, forKey key: Key, _ permit: LoadPermit)
+  /// Stores what was loaded, if `permit.take()` says so under the mutex under which the value is stored. `recomputeCost`: its
+  /// part of the time of the load, in nanoseconds.
+  func keep(_ value: Value, forKey key: Key, _ permit: LoadPermit, recomputeCost: UInt64)
 }
 
 extension Loading {
@@ -122,9 +123,9 @@ extension Loading {
   private func end(_ seats: [Seat], _ result: Result<[Value?], any Error>, since start: UInt64) {
     switch result {
     case .success(let values):
-      loads.count(since: start, failed: false)
+      let time = loads.count(since: start, failed: false) / UInt64(seats.count)
       for (seat, value) in zip(seats, values) {
-        if let value { keep(value, forKey: seat.flight.loaded.key, seat.flight.permit) }
+        if let value { keep(value, forKey: seat.flight.loaded.key, seat.flight.permit, recomputeCost: time) }
         loads.end(seat.flight, .success(value))
       }
     case .failure(let error):

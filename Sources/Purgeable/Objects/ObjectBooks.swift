@@ -54,6 +54,9 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
   final let hasHandler = Atomic<Bool>(false)
   final let hasVeto = Atomic<Bool>(false)
   final let hasCosts = Atomic<Bool>(false)
+  /// Whether somebody wants to know what changes.
+  final let hasWatcher = Atomic<Bool>(false)
+  @usableFromInline final var isWatched: Bool { hasWatcher.load(ordering: .acquiring) }
   @usableFromInline final var tells: Bool { hasHandler.load(ordering: .acquiring) }
   @usableFromInline final var asks: Bool { hasVeto.load(ordering: .acquiring) }
   @usableFromInline final var findsCosts: Bool { hasCosts.load(ordering: .acquiring) }

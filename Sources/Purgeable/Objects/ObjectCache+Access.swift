@@ -129,6 +129,7 @@ extension ObjectCache {
     }
     guard let outcome else { return (nil, nil) }
     if outcome == .outOfMemory { return (countRefusal(.outOfMemory), nil) }
+    if store.isWatched { store.noteChange(of: key) }
     store.noteStore()
     if let old { finishReplaced(old, by: value) }
     if store.isOverLimit { store.enforceLimits(sparing: stamp) }
@@ -176,7 +177,7 @@ extension ObjectCache {
     for at in 0..<ObjectGate.count {
       // What handlers and others store meanwhile comes into the new table.
       var old = store.takeTable(ofShard: at)
-      if old.hasDiscardable || store.tells {
+      if old.hasDiscardable || store.tells || store.isWatched {
         while let position = old.anyPosition { store.finish(old.remove(position, .removed)) }
       }
       old.destroy()
@@ -278,7 +279,10 @@ extension ObjectCache {
   func refuse(_ value: Value, _ key: Key, _ cost: Int, isLoaded: Bool) -> Value? {
     _ = countRefusal(.tooLarge)
     let old = isLoaded ? nil : take(key, .replaced)
-    if let old { finishReplaced(old, by: value) }
+    if let old {
+      if store.isWatched { store.noteChange(of: key) }
+      finishReplaced(old, by: value)
+    }
     store.finish(
       DepartedObject(
         key: key, value: value, cost: cost, reason: .tooLarge,
@@ -307,7 +311,7 @@ extension ObjectCache {
 extension CacheEntry {
   @inlinable
   init(_ node: ObjectNode<Key, Value>) {
-    (key, value, cost, remainingTime) = (node.key!, node.value!, node.cost, nil)
+    (key, value, cost, remainingTime, recomputeCost) = (node.key!, node.value!, node.cost, nil, nil)
   }
 }
 

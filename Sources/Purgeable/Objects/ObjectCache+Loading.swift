@@ -84,5 +84,7 @@ extension ObjectCache: Loading {
   // MARK: Keeping
 
   @usableFromInline
-  func keep(_ value: Value, forKey key: Key, _ permit: LoadPermit) { _ = set(value, key, nil, if: .permit(permit)) }
+  func keep(_ value: Value, forKey key: Key, _ permit: LoadPermit, recomputeCost: UInt64) {
+    _ = set(value, key, nil, if: .permit(permit))
+  }
 }

@@ -126,6 +126,55 @@ extension ObjectCache {
     set { store.setHandlers { $0.costs = newValue } }
   }
 
+  // MARK: A decider at intervals, and changes
+
+  /// Evicts what the closure says, each interval from now on: as `evictAll(where:)`, on a thread of the cache's own, in place of
+  /// an earlier decider. The first time comes after one interval. Any thread. Does not keep the cache alive.
+  ///
+  /// - Throws: `PurgeableError` of kind `invalidArgument` for an interval of 0 or less; the earlier decider stays then.
+  public func setEvictionDecider(
+    every interval: Duration, _ isEvictable: @escaping @Sendable (CacheEntry<Key, Value>) -> Bool
+  ) throws(PurgeableError) {
+    try LimitCheck.time(interval, "interval", in: "ObjectCache '\(name)'.setEvictionDecider")
+    store.intervals.setDecider(every: interval) { [weak self] in self?.evictAll(where: isEvictable) }
+  }
+
+  /// Takes the decider away. None begins after this returns; one that is at work goes on. Any thread.
+  public func removeEvictionDecider() { store.lazyIntervals.load()?.removeDecider() }
+
+  /// What changed, each interval: the net difference since the last time, for one task. Nothing comes where nothing changed; a
+  /// task that is slow gets the sum. Begins with this call and ends with the cache, which it does not keep alive.
+  ///
+  /// Cost: while anybody is told of changes, each store and departure notes its key, once for each who is told. Any thread.
+  ///
+  /// - Throws: `PurgeableError` of kind `invalidArgument` for an interval of 0 or less.
+  public func changes(every interval: Duration) throws(PurgeableError) -> AsyncStream<CacheChanges<Key>> {
+    try LimitCheck.time(interval, "interval", in: "ObjectCache '\(name)'.changes")
+    return board.stream(every: interval)
+  }
+
+  /// As `changes(every:)`, by a handler that is called on a thread of the cache's own, in place of an earlier one, whose pending
+  /// changes are forgotten. The handler may use the cache.
+  public func setChangeHandler(
+    every interval: Duration, _ handler: @escaping @Sendable (CacheChanges<Key>) -> Void
+  ) throws(PurgeableError) {
+    try LimitCheck.time(interval, "interval", in: "ObjectCache '\(name)'.setChangeHandler")
+    board.setHandler(every: interval, handler)
+  }
+
+  /// Takes the handler of changes away. No call of it begins after this returns; one that is at work goes on. Any thread.
+  public func removeChangeHandler() { store.lazyBoard.load()?.removeHandler() }
+
+  /// Tells handler and sequences now what is pending: the handler has returned when this returns, on whichever thread it was
+  /// called. Within the handler it tells what came meanwhile. Any thread.
+  public func deliverChanges() { store.lazyBoard.load()?.deliverAll() }
+
+  private var board: ChangeBoard<Key> {
+    store.hasWatcher.store(true, ordering: .releasing)
+    return store.lazyBoard.load()
+      ?? store.lazyBoard.storeIfNil(ChangeBoard(store.intervals) { [weak self] in self?.containsValue(forKey: $0) })
+  }
+
   /// Who set handler and question together; nil where nobody did.
   package var listener: (any AnyObject & Sendable)? { store.handlers.listener }
 

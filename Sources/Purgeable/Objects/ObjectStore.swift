@@ -107,6 +107,9 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   let noHandlers = ObjectHandlersInForce(ObjectHandlers<Key, Value>())
   /// The keys that are being loaded.
   @usableFromInline let loads = LoadTable<Key, Value>()
+  /// What the program wants done at intervals, and those who want to know what changed.
+  let lazyIntervals = AtomicLazyReference<IntervalThread>()
+  let lazyBoard = AtomicLazyReference<ChangeBoard<Key>>()
 
   init(_ options: CacheOptions, clock: MonotonicClock, isSurelyEqual: @escaping @Sendable (Key, Key) -> Bool) {
     self.isSurelyEqual = isSurelyEqual
@@ -259,6 +262,8 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
 
   /// Ends the entries and the handlers, untold.
   func dropAll() {
+    lazyIntervals.load()?.remove(nil)
+    lazyBoard.load()?.removeAll()
     setHandlers { $0 = ObjectHandlers() }
     for at in 0..<ObjectGate.count {
       var old = takeTable(ofShard: at)
@@ -270,8 +275,13 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   @inlinable
   func finish(_ departed: Departed) {
     if departed.isDiscardable { discardContent(of: departed) }
+    if isWatched, departed.reason != .tooLarge { noteChange(of: departed.key) }
     if tells { tell(departed) }
   }
+
+  /// A key was stored, or its entry has left. Under no mutex.
+  @usableFromInline
+  func noteChange(of key: Key) { lazyBoard.load()?.note(key) }
 
   @usableFromInline
   func discardContent(of departed: Departed) {
@@ -286,6 +296,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   override func giveSlice() -> Bool { evictSixteenth() }
 
   override func upkeepRound() -> UInt64 {
+    lazyIntervals.load()?.resume()
     change()
     return .max
   }
@@ -295,9 +306,17 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
     growth.begin(before: before, held: count, now: clock.now())
   }
 
+  // MARK: At intervals
+
+  var intervals: IntervalThread { lazyIntervals.load() ?? lazyIntervals.storeIfNil(IntervalThread()) }
+
   // MARK: Forks (ForkGuard.swift)
 
-  override func forEachCompanion(_ body: (any ForkProtected) -> Void) { body(loads) }
+  override func forEachCompanion(_ body: (any ForkProtected) -> Void) {
+    body(loads)
+    if let board = lazyBoard.load() { body(board) }
+    if let thread = lazyIntervals.load() { body(thread) }
+  }
 
   override func lockForFork() {
     for at in 0..<ObjectGate.count { unsafe gates[at].mutex.lock() }

@@ -11,4 +11,11 @@ public struct CacheEntry<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   public let cost: Int
   /// Until its time is over (`Expiry`); nil: it has no end.
   public let remainingTime: Duration?
+  /// What making the value again takes: given with it, or the time of its load; nil: unknown. Caches of objects do not keep it.
+  public let recomputeCost: Duration?
+
+  init(key: Key, value: Value, cost: Int, remainingTime: Duration? = nil, recomputeCost: Duration? = nil) {
+    (self.key, self.value, self.cost) = (key, value, cost)
+    (self.remainingTime, self.recomputeCost) = (remainingTime, recomputeCost)
+  }
 }

@@ -17,6 +17,7 @@ extension Command {
         csv            A request a line, below the header "key" or "key,bytes". Keys are any text, sizes whole numbers. Keys
                        other than numbers below 2^64 are told apart by a 64-bit hash. Without sizes, an object has \
       \(TraceRequest.usualSize) bytes.
+                       More columns may follow; --cost names one of them, numbers from 0 on.
         oracleGeneral  libCacheSim's records of \(TraceFile.recordBytes) bytes.
 
       Capacities:
@@ -29,6 +30,9 @@ extension Command {
       for a stored object is a hit whatever its size: the value stays as it was stored. The byte miss ratio is that of the
       requests' sizes.
 
+      With --cost, each object has a cost of making it again, in any unit. The cache is told it with the value, and keeps what
+      is dear for its bytes longer; the report has what the misses cost together.
+
       The time of a request covers the look-up, the check, and making and storing a value. Reading the trace is not timed.
       """,
     operands: ["TRACE"],
@@ -39,6 +43,8 @@ extension Command {
       Option("order", value: "NAME", "Which entry goes first: \(EvictionOrder.names) (default s3fifo)."),
       Option(
         "expiry", value: "SECONDS", "How long values are valid: by a trace's own times, else by the machine's clock."),
+      Option("cost", value: "COLUMN", "The column with the costs of recomputing, or equal: each object costs the same."),
+      Option("without-credit", "With --cost: the cache is not told the costs, for comparison."),
       Option("format", value: "NAME", "\(TraceFormat.names) (default: by the file's name, or its first bytes)."),
       Option("json", "Print one JSON object."),
     ]
@@ -59,7 +65,7 @@ extension Command {
         Option("memory-limit", value: "BYTES", "The limit of the group."), Option("kernel-alone", "Without the reaction."),
         Option("order", value: "NAME", "Which entry goes first."),
         Option("expiry", value: "SECONDS", "How long values are valid."),
-        Option("trace-times", "By the requests' times."),
+        Option("trace-times", "By the requests' times."), Option("costs", "The cache is told the requests' costs."),
       ]
     ) { arguments in
       // Without a time limit, since traces may be long. It ends when its parent's end of the pipe closes.
@@ -69,7 +75,8 @@ extension Command {
       let expiry = try ReplayOptions.expirySeconds(arguments).map {
         ReplayExpiry(seconds: $0, isByTrace: arguments.has("trace-times"))
       }
-      var cache = try ReplayCache(.group(try arguments.bytes("memory-limit") ?? 0), order: order, expiry: expiry)
+      var cache = try ReplayCache(
+        .group(try arguments.bytes("memory-limit") ?? 0), order: order, expiry: expiry, tellsCosts: arguments.has("costs"))
       try cache.serve()
       // At once: the kernel takes a cache apart faster than the cache does, and all was said through the pipe.
       return withExtendedLifetime(cache) { _exit(0) }
@@ -90,7 +97,11 @@ struct ReplayOptions: Equatable, Sendable {
   var isKernelAlone: Bool
   var order: EvictionOrder
   var expirySeconds: UInt64?
+  var cost: TraceCost?
+  var isWithoutCredit: Bool
   var isJSON: Bool
+
+  var tellsCosts: Bool { cost != nil && !isWithoutCredit }
 
   static let child = "replay-cache"
   static let memoryLimits: ClosedRange<UInt64> = 32 << 20...1 << 40
@@ -107,6 +118,9 @@ struct ReplayOptions: Equatable, Sendable {
     isKernelAlone = arguments.has("kernel-alone")
     order = try EvictionOrder.named(arguments.text("order"))
     expirySeconds = try Self.expirySeconds(arguments)
+    cost = arguments.text("cost").map { TraceCost($0) }
+    isWithoutCredit = arguments.has("without-credit")
+    if isWithoutCredit, cost == nil { throw UsageError("--without-credit goes with --cost") }
     isJSON = arguments.has("json")
     switch (arguments.text("capacity"), try arguments.bytes("memory-limit")) {
     case (nil, nil): throw UsageError("--capacity or --memory-limit is missing")

@@ -63,9 +63,10 @@ struct Replay {
         return "\(Figures.count(footprint.objects)) objects"
       }
     }
-    let trace = try TraceFile(options.trace, format: options.format)
+    let trace = try TraceFile(options.trace, format: options.format, cost: options.cost)
     let limit = try capacity.limit(of: trace, footprint)
-    var cache = try ReplayCache(limit, order: options.order, expiry: options.expiry(of: trace))
+    var cache = try ReplayCache(
+      limit, order: options.order, expiry: options.expiry(of: trace), tellsCosts: options.tellsCosts)
     try pass(over: trace, "replaying") { requests in
       if !isShare { footprint.note(requests) }
       cache.run(requests)
@@ -86,7 +87,7 @@ struct Replay {
   // MARK: In a memory group
 
   private mutating func replayInGroup(_ limitBytes: UInt64) throws -> ReplayReport {
-    let trace = try TraceFile(options.trace, format: options.format)
+    let trace = try TraceFile(options.trace, format: options.format, cost: options.cost)
     try Children.watchSignals()
     let group: PressureGroup
     do throws(PressureGroup.Refusal) {
@@ -102,6 +103,7 @@ struct Replay {
     guard error == 0 else { throw ToolFailure("a limit could not be set: \(SystemError.text(error))") }
     var words = [ReplayOptions.child, "--memory-limit=\(limitBytes)", "--order=\(options.order.name)"]
     if options.isKernelAlone { words.append("--kernel-alone") }
+    if options.tellsCosts { words.append("--costs") }
     if let expiry = options.expiry(of: trace) {
       words.append("--expiry=\(expiry.seconds)")
       if expiry.isByTrace { words.append("--trace-times") }
@@ -177,6 +179,11 @@ struct ReplayReport {
       ("left", Figures.count(counts.entries), "entries"),
       ("evicted", Figures.count(counts.evictions), "by the cache"),
     ]
+    if options.cost != nil {
+      let credit = options.tellsCosts ? "" : ", which the cache was not told"
+      rows.append(
+        ("cost of misses", Figures.oneDecimal(counts.missCost), "ratio \(Self.ratio(counts.costMissRatio))" + credit))
+    }
     if let seconds = options.expirySeconds {
       let times = format == .oracleGeneral ? "the trace's times" : "the machine's clock"
       rows.append(("expired", Figures.count(counts.expiries), "after \(Figures.count(seconds)) s by \(times)"))
@@ -234,6 +241,10 @@ struct ReplayReport {
       "memoryLimit": memoryLimit, "kernelAlone": .bool(options.isKernelAlone),
       "requests": .unsigned(counts.requests), "hits": .unsigned(counts.hits), "misses": .unsigned(counts.misses),
       "missRatio": .number(counts.missRatio), "byteMissRatio": .number(counts.byteMissRatio),
+      "cost": options.cost.map { _ in .number(counts.cost) } ?? .null,
+      "missCost": options.cost.map { _ in .number(counts.missCost) } ?? .null,
+      "costMissRatio": options.cost.map { _ in .number(counts.costMissRatio) } ?? .null,
+      "withoutCredit": .bool(options.isWithoutCredit),
       "objects": .unsigned(footprint.objects), "footprint": .unsigned(hasSizes ? footprint.bytes : footprint.objects),
       "entries": .unsigned(counts.entries), "evictions": .unsigned(counts.evictions), "losses": .unsigned(counts.losses),
       "expiry": options.expirySeconds.map { .unsigned($0) } ?? .null, "expiries": .unsigned(counts.expiries),

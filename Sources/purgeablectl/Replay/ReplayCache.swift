@@ -19,6 +19,9 @@ struct ReplayCounts: BitwiseCopyable, Equatable, Sendable {
   /// Stores that the cache refused for another reason: no memory.
   var refused: UInt64 = 0
   var nanoseconds: UInt64 = 0
+  /// Recompute costs of the requests, and of those that missed.
+  var cost = 0.0
+  var missCost = 0.0
   /// At the end: entries in the cache, entries that the kernel took, that expired, and that the cache evicted.
   var entries: UInt64 = 0
   var losses: UInt64 = 0
@@ -28,6 +31,7 @@ struct ReplayCounts: BitwiseCopyable, Equatable, Sendable {
   var misses: UInt64 { requests - hits }
   var missRatio: Double { Double(misses) / Double(max(1, requests)) }
   var byteMissRatio: Double { Double(bytes - hitBytes) / Double(max(1, bytes)) }
+  var costMissRatio: Double { cost > 0 ? missCost / cost : 0 }
 }
 
 /// Values: 64-bit words that go on from a first one, which the key and the size decide.
@@ -95,6 +99,8 @@ struct ReplayCache {
   let cache: PurgeableCache<UInt64, [UInt8]>
   /// A larger object is not stored.
   private let storableBytes: UInt64
+  /// Whether the cache is told the requests' costs.
+  private let tellsCosts: Bool
   /// Shows the time of the last request, where values expire by the trace.
   private let clock: ManualClock?
   private var now: UInt32?
@@ -102,7 +108,8 @@ struct ReplayCache {
   private var buffer = [UInt8](repeating: 0, count: Int(TraceRequest.usualSize))
   private var hasEmptyValues = false
 
-  init(_ limit: ReplayLimit, order: EvictionOrder, expiry: ReplayExpiry? = nil) throws {
+  init(_ limit: ReplayLimit, order: EvictionOrder, expiry: ReplayExpiry? = nil, tellsCosts: Bool = false) throws {
+    self.tellsCosts = tellsCosts
     var options = CacheOptions(name: "replay")
     options.evictionOrder = order
     options.expiry = expiry.map { .sinceCreation(.seconds(Int64($0.seconds))) }
@@ -129,12 +136,14 @@ struct ReplayCache {
     for request in requests {
       counts.requests += 1
       counts.bytes += request.size
+      counts.cost += request.cost
       if let clock { move(clock, to: request.time) }
       if let wrongBytes = check(request.key) {
         counts.hits += 1
         counts.hitBytes += request.size
         counts.wrongBytes += wrongBytes
       } else {
+        counts.missCost += request.cost
         store(request)
       }
     }
@@ -180,7 +189,10 @@ struct ReplayCache {
       unsafe TraceContent.write(request.key, to: UnsafeMutableRawBufferPointer(rebasing: buffer[..<size]))
     }
     // Without sizes the buffer is the value, which saves an array.
-    switch cache.setValue(size == buffer.count ? buffer : Array(buffer[..<size]), forKey: request.key) {
+    let value = size == buffer.count ? buffer : Array(buffer[..<size])
+    // Any unit does: a cost of 1 is told as a microsecond.
+    let cost = tellsCosts ? Duration.nanoseconds(Int64(request.cost * 1000)) : nil
+    switch cache.setValue(value, forKey: request.key, recomputeCost: cost) {
     case .stored, .replaced: break
     case .tooLarge: counts.tooLarge += 1
     case .outOfMemory, .notEncodable, .expired: counts.refused += 1

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Traces of requests: files that are read in batches, with what is wrong in them told by line or record.
 //
-//   csv             key,bytes | 17,4096 | a/b.html,311 | ...             a request a line; the header is "key" or "key,bytes"
+//   csv             key,bytes | 17,4096 | a/b.html,311 | ...             a request a line; the header names the columns
 //   oracleGeneral   | time 4 | object 8 | size 4 | next access 8 | ...   libCacheSim's records, little-endian, without padding
 
 import Glibc
@@ -15,6 +15,8 @@ struct TraceRequest: BitwiseCopyable, Equatable, Sendable {
   var size: UInt64
   /// In seconds; 0 in a trace without times.
   var time: UInt32 = 0
+  /// What making the object again takes, in any unit; 0 in a replay without costs.
+  var cost = 0.0
 
   /// The size in a trace without sizes.
   static let usualSize: UInt64 = 64
@@ -24,11 +26,25 @@ enum TraceFormat: String, CaseIterable, Sendable {
   case csv, oracleGeneral
 }
 
+/// Where the costs of requests come from.
+enum TraceCost: Equatable, Sendable {
+  /// Each object costs the same.
+  case equal
+  case column(String)
+
+  init(_ name: String) { self = name == "equal" ? .equal : .column(name) }
+}
+
 /// A trace that is read once, from its first request to its last. Keeps no more of it than one buffer.
 final class TraceFile {
   let path: String
   private(set) var format = TraceFormat.csv
   private(set) var hasSizes = true
+  private let cost: TraceCost?
+  /// Of lines, from the last column on, since a key may have commas of its own.
+  private var sizeColumn: Int?
+  private var costColumn: Int?
+  private var columnCount = 0
   /// nil for a pipe.
   let fileBytes: UInt64?
   private let descriptor: Int32
@@ -46,10 +62,11 @@ final class TraceFile {
   /// Of all sizes together: no sum of some of them overflows, nor twice one of them.
   private static let requestedLimit: UInt64 = 1 << 60
   static let recordBytes = 24
+  private static let mostCost = 1e12
 
-  /// Opens a trace. `format`: nil to tell it by the file's name, or else by its first bytes.
-  init(_ path: String, format: TraceFormat? = nil) throws {
-    self.path = path
+  /// Opens a trace. `format`: nil to tell it by the file's name, or else by its first bytes. `cost`: nil for no costs.
+  init(_ path: String, format: TraceFormat? = nil, cost: TraceCost? = nil) throws {
+    (self.path, self.cost) = (path, cost)
     guard let status = DiskFile.status(path, followsLinks: true) else {
       throw UsageError("\"\(path)\": \(SystemError.text(errno))")
     }
@@ -61,7 +78,11 @@ final class TraceFile {
     self.descriptor = descriptor
     guard try fill() else { throw UsageError("\"\(path)\" is empty; a trace has one request at least") }
     self.format = try format ?? foundFormat()
-    if self.format == .csv { try readHeader() }
+    if self.format == .csv {
+      try readHeader()
+    } else if case .column(let name) = cost {
+      throw UsageError("--cost: \"\(path)\" is oracleGeneral, which has no column \"\(name)\"; write equal, or take a csv")
+    }
   }
 
   deinit { close(descriptor) }
@@ -73,7 +94,8 @@ final class TraceFile {
   func next(_ requests: inout [TraceRequest]) throws -> Bool {
     requests.removeAll(keepingCapacity: true)
     guard try fill() else { return false }
-    while let request = try format == .csv ? nextOfLines() : nextOfRecords() {
+    while var request = try format == .csv ? nextOfLines() : nextOfRecords() {
+      if cost == .equal { request.cost = 1 }
       guard request.size <= Self.requestedLimit - requestedBytes else {
         throw wrong("the sizes up to here add up to more than 2^60 bytes; this is no trace of bytes")
       }
@@ -119,27 +141,50 @@ final class TraceFile {
 
   private func readHeader() throws {
     guard let header = nextLine() else { throw incomplete() }
-    switch String(decoding: header, as: UTF8.self) {
-    case "key": hasSizes = false
-    case "key,bytes": hasSizes = true
-    default:
-      throw wrong("the header has to be \"key\" or \"key,bytes\", not \(Self.quoted(header)); or say --format oracleGeneral")
+    let names = header.split(separator: UInt8(ascii: ","), omittingEmptySubsequences: false).map {
+      String(decoding: $0, as: UTF8.self)
+    }
+    guard names.first == "key", Set(names).count == names.count else {
+      let known = "\"key\" or \"key,bytes\", not \(Self.quoted(header))"
+      throw wrong("the header has to be \(known), and more columns may follow; or say --format oracleGeneral")
+    }
+    let columns = Array(names.dropFirst().reversed())
+    columnCount = columns.count
+    sizeColumn = columns.firstIndex(of: "bytes")
+    hasSizes = sizeColumn != nil
+    if case .column(let name) = cost {
+      costColumn = columns.firstIndex(of: name)
+      if costColumn == nil {
+        throw UsageError("--cost: \"\(path)\" has no column \"\(name)\"; its header is \(Self.quoted(header)); or write equal")
+      }
     }
     guard try fill() else { throw UsageError("\"\(path)\" has a header and nothing else; a trace has one request at least") }
   }
 
   private func nextOfLines() throws -> TraceRequest? {
     guard let line = nextLine() else { return nil }
-    guard hasSizes else { return TraceRequest(key: try key(line), size: TraceRequest.usualSize) }
-    // A key may have commas of its own.
-    guard let comma = line.lastIndex(of: UInt8(ascii: ",")) else {
-      throw wrong("no size in \(Self.quoted(line)), which the header \"key,bytes\" promises; write KEY,BYTES")
+    var request = TraceRequest(key: 0, size: TraceRequest.usualSize)
+    var rest = line
+    for column in 0..<columnCount {
+      guard let comma = rest.lastIndex(of: UInt8(ascii: ",")) else {
+        throw wrong("\(Self.quoted(line)) has \(column + 1) of the \(columnCount + 1) columns that the header promises")
+      }
+      let text = rest[(comma + 1)...]
+      if column == sizeColumn {
+        guard let size = Self.number(text) else {
+          throw wrong("\(Self.quoted(text)) is no size; write a whole number of bytes, below 2^64")
+        }
+        request.size = size
+      } else if column == costColumn {
+        guard let cost = Double(String(decoding: text, as: UTF8.self)), (0...Self.mostCost).contains(cost) else {
+          throw wrong("\(Self.quoted(text)) is no cost; write a number from 0 to 10^12")
+        }
+        request.cost = cost
+      }
+      rest = rest[..<comma]
     }
-    let digits = line[(comma + 1)...]
-    guard let size = Self.number(digits) else {
-      throw wrong("\(Self.quoted(digits)) is no size; write a whole number of bytes, below 2^64")
-    }
-    return TraceRequest(key: try key(line[..<comma]), size: size)
+    request.key = try key(rest)
+    return request
   }
 
   /// The next line without its end; nil where the buffer has no whole one.

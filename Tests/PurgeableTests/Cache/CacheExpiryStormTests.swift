@@ -167,11 +167,14 @@ struct CacheExpiryStormTests {
         guard cache.isEmpty, cache.removeExpired() == 0 else { return false }
         fill(2000, 500)
         clock.advance(by: .seconds(500))
-        return cache.removeExpired() == 1000 && cache.count == 1000 && cache[1] == pattern(100) && cache[2] == nil
+        cache.removeExpired()
+        return cache.count == 1000 && cache[1] == pattern(100) && cache[2] == nil
       }
       require(isWell, "the child's")
       clock.advance(by: .seconds(60))
-      require(cache.removeExpired() == 10_000 && cache.count == 10_000 && cache[1] == pattern(100), "the parent's")
+      // The library's thread may have dropped some already.
+      cache.removeExpired()
+      require(cache.count == 10_000 && cache[1] == pattern(100), "the parent's")
     }
   }
 }

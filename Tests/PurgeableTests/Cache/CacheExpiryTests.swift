@@ -7,15 +7,19 @@ import Testing
 
 @testable import Purgeable
 
-/// A cache whose clock the test sets.
+/// A cache whose clock the test sets, and whose upkeep is the test's: the library's thread would drop what the test is about to
+/// count.
 func makeExpiringCache<Key: Hashable & Sendable>(
   _ clock: ManualClock, _ order: EvictionOrder = .s3FIFO, tracksKeys: Bool = false, countLimit: Int? = nil,
   byteLimit: Int? = nil, expiry: Expiry? = nil, departures: Departures<Key, [UInt8]>? = nil
 ) throws -> PurgeableCache<Key, [UInt8]> {
   var options = CacheOptions(countLimit: countLimit, byteLimit: byteLimit)
   (options.clock, options.evictionOrder, options.tracksKeys, options.expiry) = (clock, order, tracksKeys, expiry)
-  guard let departures else { return try PurgeableCache(options) }
-  return try PurgeableCache(options) { departures.note($0) }
+  let cache = try departures.map { departures in try PurgeableCache(options) { departures.note($0) } } ?? PurgeableCache(options)
+  ClientRoster.shared.remove(cache.engine)
+  // The cache's end takes it off once more.
+  ForkGuard.shared.reserve(3)
+  return cache
 }
 
 extension PurgeableCache {

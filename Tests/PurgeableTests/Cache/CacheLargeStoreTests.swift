@@ -43,7 +43,7 @@ extension PurgeableCache where Value == [UInt8] {
     var result: Result<Void, any Error> = .success(())
     unsafe value.withUnsafeBytes { bytes in
       unsafe encode(key) { engineKey, prefix -> Void in
-        let store = unsafe LargeStore(engineKey, prefix, bytes, EntryHead())
+        let store = unsafe LargeStore(engineKey, prefix, bytes, EntryHead(), engine.base.credits)
         var (failure, due) = (StoreOutcome?.some(.outOfMemory), DueAfterStore())
         let element = store.begin(in: engine, &failure, &due)
         if element == nil { #expect(failure == .outOfMemory) }
@@ -74,7 +74,7 @@ struct CacheLargeStoreTests {
       unsafe value.withUnsafeBytes { bytes in
         var outcome: StoreOutcome?
         unsafe cache.encode(0) { key, prefix in
-          let store = unsafe LargeStore(key, prefix, bytes, EntryHead())
+          let store = unsafe LargeStore(key, prefix, bytes, EntryHead(), cache.engine.base.credits)
           var (failure, due) = (StoreOutcome?.some(.outOfMemory), DueAfterStore())
           guard let element = store.begin(in: cache.engine, &failure, &due) else {
             Issue.record("\(String(describing: failure))")

@@ -12,6 +12,7 @@ private struct OrderedEntries {
   private struct Entry {
     var queue: EvictionQueue
     var counter: UInt64
+    var credit: Int
   }
   private let order = S3FIFOOrder()
   private let capacity: Int
@@ -23,14 +24,14 @@ private struct OrderedEntries {
   init(capacity: Int) { self.capacity = capacity }
 
   /// Requests a key. Returns whether it was a hit.
-  mutating func request(_ key: Int) -> Bool {
+  mutating func request(_ key: Int, credit: Int = 0) -> Bool {
     if let entry = entries[key] {
       entries[key]!.counter = min(Slot.highestCounter, entry.counter + 1)
       return true
     }
-    let queue = order.queue(ofNew: ghosts.remove(key) == nil ? nil : .evicted)
+    let queue = order.queue(ofNew: ghosts.remove(key) == nil ? nil : .evicted, credit: credit)
     while entries.count >= capacity { takeTurn() }
-    entries[key] = Entry(queue: queue, counter: 0)
+    entries[key] = Entry(queue: queue, counter: order.counter(ofNew: credit, replacing: nil), credit: credit)
     queues[queue.rawValue].append(key)
     return false
   }
@@ -40,9 +41,9 @@ private struct OrderedEntries {
       probation: UInt128(queues[0].count), main: UInt128(queues[1].count), limit: UInt128(capacity))
     guard let key = queues[queue.rawValue].popFirst(), let entry = entries[key] else { return }
     var rule = order.rule(queue, .limit(.count))
-    switch order.fate(counter: entry.counter, byteCount: 1, &rule) {
+    switch order.fate(counter: entry.counter, credit: entry.credit, byteCount: 1, &rule) {
     case .move(let queue, let counter):
-      entries[key] = Entry(queue: queue, counter: counter)
+      entries[key] = Entry(queue: queue, counter: counter, credit: entry.credit)
       queues[queue.rawValue].append(key)
     case .stay: Issue.record("an entry stays at a limit")
     case .drop(let reason):
@@ -61,13 +62,17 @@ private struct OrderedEntries {
 struct S3FIFOOrderTests {
   private let order = S3FIFOOrder()
 
-  @Test("one entry at a time it is S3-FIFO: the same hits, request by request", arguments: [10, 80, 800], [1, 2, 3] as [UInt64])
+  @Test(
+    "one entry at a time it is S3-FIFO, with credits and without: the same hits, request by request", arguments: [10, 80, 800],
+    [1, 2, 3, 4] as [UInt64])
   func againstSimulation(capacity: Int, seed: UInt64) {
+    let hasCredits = seed > 2
+    func credit(_ key: Int) -> Int { !hasCredits ? 0 : key % 5 + RecomputeCredit.lowest }
     var ordered = OrderedEntries(capacity: capacity)
-    var exact = ExactS3FIFO(capacity: capacity)
+    var exact = ExactS3FIFO(capacity: capacity, asksAnew: hasCredits)
     var hits = 0
     for (number, key) in skewedRequests(count: 30_000, objects: 8000, seed: seed).enumerated() {
-      let (isHit, expected) = (ordered.request(key), exact.request(key))
+      let (isHit, expected) = (ordered.request(key, credit: credit(key)), exact.request(key, credit: credit(key)))
       guard isHit == expected else {
         Issue.record("request \(number), key \(key): \(isHit), the simulation says \(expected)")
         return
@@ -101,6 +106,31 @@ struct S3FIFOOrderTests {
     #expect(order.queue(ofNew: .discarded) == .main)
     #expect(order.queue(ofNew: .removed) == .probation)
     #expect(order.queue(ofNew: nil) == .probation)
+  }
+
+  @Test("credit: a new entry has it as uses, and joins main with two; below 0 a use less counts at each turn")
+  func credits() {
+    for credit in RecomputeCredit.lowest...RecomputeCredit.highest {
+      #expect(order.queue(ofNew: nil, credit: credit) == (credit >= 2 ? .main : .probation))
+      #expect(order.counter(ofNew: credit, replacing: nil) == UInt64(max(0, credit)))
+      #expect(order.counter(ofNew: credit, replacing: 3) == 3)
+      #expect(order.counter(ofNew: credit, replacing: 0) == UInt64(max(1, credit)))
+    }
+    func fate(_ counter: UInt64, _ credit: Int, _ queue: EvictionQueue, _ cause: EvictionCause) -> S3FIFOOrder.Fate {
+      var rule = order.rule(queue, cause)
+      return order.fate(counter: counter, credit: credit, byteCount: 100, &rule)
+    }
+    #expect(fate(2, 0, .probation, .limit(.bytes)) == .move(.main, counter: 0))
+    #expect(fate(2, 3, .probation, .limit(.bytes)) == .move(.main, counter: 3))
+    #expect(fate(2, -1, .probation, .limit(.bytes)) == .drop(.bytes))
+    #expect(fate(3, -1, .probation, .limit(.bytes)) == .move(.main, counter: 0))
+    #expect(fate(2, 3, .main, .limit(.count)) == .move(.main, counter: 1))
+    #expect(fate(2, -1, .main, .limit(.count)) == .move(.main, counter: 0))
+    #expect(fate(1, -1, .main, .relief(.pressure)) == .drop(.pressure))
+    #expect(fate(0, -1, .main, .relief(.pressure)) == .drop(.pressure))
+    // What moves entries and drops none goes by uses alone.
+    for cause in [EvictionCause.compaction, .busy] { #expect(fate(1, -1, .main, cause) == .move(.main, counter: 1)) }
+    #expect(fate(1, -1, .main, .idle) == .move(.main, counter: 0))
   }
 
   /// The fates of entries with the counters 0 to 3, each of so many bytes.

@@ -24,28 +24,34 @@ struct KeyQueue {
 }
 
 /// S3-FIFO as its authors' reference implementation has it: probation a tenth, a ghost as long as main, promotion from two uses
-/// on.
+/// on. A credit stands for as many uses from the beginning, below 0 for one less at each turn.
 struct ExactS3FIFO {
   private enum Place { case probation, main }
   private struct Entry {
     var place: Place
     var uses: Int
+    let credit: Int
+    /// At its turn.
+    var counted: Int { uses + min(0, credit) }
   }
   private let capacity: Int
   private let probationCapacity: Int
+  /// Whether after each promotion it is asked anew which queue gives, as the cache does. Makes a difference where much is
+  /// promoted.
+  private let asksAnew: Bool
   private var entries: [Int: Entry] = [:]
   private var probation = KeyQueue()
   private var main = KeyQueue()
   private var ghost = KeyQueue()
   private var ghosts: Set<Int> = []
 
-  init(capacity: Int) {
-    self.capacity = capacity
+  init(capacity: Int, asksAnew: Bool = false) {
+    (self.capacity, self.asksAnew) = (capacity, asksAnew)
     probationCapacity = max(1, capacity / 10)
   }
 
   /// Requests a key. Returns whether it was a hit.
-  mutating func request(_ key: Int) -> Bool {
+  mutating func request(_ key: Int, credit: Int = 0) -> Bool {
     if var entry = entries[key] {
       entry.uses = min(3, entry.uses + 1)
       entries[key] = entry
@@ -53,8 +59,9 @@ struct ExactS3FIFO {
     }
     let wasGhost = ghosts.remove(key) != nil
     while entries.count >= capacity { evict() }
-    entries[key] = Entry(place: wasGhost ? .main : .probation, uses: 0)
-    if wasGhost { main.append(key) } else { probation.append(key) }
+    let isInMain = wasGhost || credit >= 2
+    entries[key] = Entry(place: isInMain ? .main : .probation, uses: max(0, credit), credit: credit)
+    if isInMain { main.append(key) } else { probation.append(key) }
     return false
   }
 
@@ -64,9 +71,11 @@ struct ExactS3FIFO {
 
   private mutating func evictProbation() {
     while let key = probation.popFirst() {
-      if entries[key]!.uses >= 2 {
-        entries[key] = Entry(place: .main, uses: 0)
+      let entry = entries[key]!
+      if entry.counted >= 2 {
+        entries[key] = Entry(place: .main, uses: max(0, entry.credit), credit: entry.credit)
         main.append(key)
+        if asksAnew { return }
         continue
       }
       entries[key] = nil
@@ -79,8 +88,9 @@ struct ExactS3FIFO {
 
   private mutating func evictMain() {
     while let key = main.popFirst() {
-      if entries[key]!.uses > 0 {
-        entries[key]!.uses -= 1
+      let entry = entries[key]!
+      if entry.counted > 0 {
+        entries[key]!.uses = entry.counted - 1
         main.append(key)
         continue
       }

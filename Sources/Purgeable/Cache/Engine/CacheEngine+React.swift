@@ -5,10 +5,14 @@ import CPurgeable
 import Synchronization
 
 extension CacheEngine: PressureClient {
-  /// What tells of departures, and the loads.
+  /// What tells of departures and changes, the loads, and what is done at intervals.
   func forEachCompanion(_ body: (any ForkProtected) -> Void) {
-    if let table = base.observer { body(table) }
+    if let observer = base.observer {
+      body(observer)
+      if let companion = observer.companion { body(companion) }
+    }
     if let loads { body(loads) }
+    if let thread = intervals.load() { body(thread) }
   }
 
   var holdsAnything: Bool { base.heldBytes > 0 }

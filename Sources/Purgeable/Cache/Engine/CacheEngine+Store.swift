@@ -22,7 +22,7 @@ extension CacheEngine {
     if condition: StoreCondition? = nil
   ) -> StoreOutcome? {
     if value.count >= heap.largeByteCount {
-      return unsafe LargeStore(key, prefix, value, head, if: condition).run(in: self)
+      return unsafe LargeStore(key, prefix, value, head, base.credits, if: condition).run(in: self)
     }
     var search = RoomSearch(condition)
     while true {

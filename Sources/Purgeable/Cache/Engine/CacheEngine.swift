@@ -40,6 +40,8 @@ final class CacheEngine: ForkProtected {
   /// The table of keys that are being loaded, for forks: it does not refer to the engine, nor the engine to its content.
   let loads: (any ForkProtected)?
   let shards: CacheShards
+  /// What the program wants done at intervals.
+  let intervals = AtomicLazyReference<IntervalThread>()
   /// The heap of `base`, one load nearer for reads.
   let heap: SlabHeap
   /// Bytes stored since a store last looked whether the cache has grown, and what was held then.

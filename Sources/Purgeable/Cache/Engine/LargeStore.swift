@@ -29,12 +29,12 @@ import Glibc
 
   init(
     _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ head: EntryHead,
-    if condition: StoreCondition? = nil
+    _ credits: borrowing RecomputeCredit, if condition: StoreCondition? = nil
   ) {
     self.key = key
     unsafe self.prefix = prefix
     unsafe self.value = value
-    size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, head)
+    size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, head, credits)
     self.condition = condition
   }
 
@@ -117,7 +117,7 @@ import Glibc
     }
     let old = unsafe held.find(key, prefix)
     let changesBefore = held.slots.changes
-    let (queue, isRemembered) = held.queue(of: key, replacing: old)
+    let (queue, isRemembered) = held.queue(of: key, size, replacing: old)
     // Others may have used up the room meanwhile.
     if held.base.limits.areStrict { held.makeRoom(for: size.cost, replacing: old, among: shards) }
     let lane = held.lane(queue, size.head)

@@ -10,11 +10,13 @@ struct EntryHead: Equatable {
   var cost: UInt64?
   /// When the entry's time is over, in nanoseconds of the cache's clock; nil: never.
   var deadline: UInt64?
+  /// What making the value again takes, in nanoseconds; nil: unknown.
+  var recomputeCost: UInt64?
 
   /// By flag.
-  private var fields: InlineArray<2, UInt64?> {
-    @inline(__always) get { [cost, deadline] }
-    set { (cost, deadline) = (newValue[0], newValue[1]) }
+  private var fields: InlineArray<3, UInt64?> {
+    @inline(__always) get { [cost, deadline, recomputeCost] }
+    set { (cost, deadline, recomputeCost) = (newValue[0], newValue[1], newValue[2]) }
   }
 
   /// Room for a head with all attributes.
@@ -33,7 +35,9 @@ struct EntryHead: Equatable {
   /// Of a head with these flags.
   @inline(__always) static func byteCount(_ flags: UInt8) -> Int { 1 + 8 * flags.nonzeroBitCount }
 
-  init(cost: UInt64? = nil, deadline: UInt64? = nil) { (self.cost, self.deadline) = (cost, deadline) }
+  init(cost: UInt64? = nil, deadline: UInt64? = nil, recomputeCost: UInt64? = nil) {
+    (self.cost, self.deadline, self.recomputeCost) = (cost, deadline, recomputeCost)
+  }
 
   /// Writes a head that is not empty.
   func write(to bytes: UnsafeMutableRawBufferPointer, at start: Int) {

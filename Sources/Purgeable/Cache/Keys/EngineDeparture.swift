@@ -86,6 +86,8 @@ struct EngineDeparture {
 protocol EngineObserver: ForkProtected {
   /// The memory of the keys' nodes.
   var nodes: NodeMemory { get }
+  /// Has mutexes of its own.
+  var companion: (any ForkProtected)? { get }
   /// Whether a handler is told, with values.
   var wantsValues: Bool { get }
   /// Departures that wait for the telling thread.

@@ -47,6 +47,8 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
   }
 
   let nodes: NodeMemory
+  /// Those who want to know what changed.
+  let board = AtomicLazyReference<ChangeBoard<Key>>()
   /// Whether there is a handler. Changed with it, and read without its mutex: a hint, since `tell` looks again.
   private let hasHandler: Atomic<Bool>
   /// Whether `==` and deinit of the keys are the standard library's, so that they may run under a mutex.
@@ -77,6 +79,10 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
   }
 
   var wantsValues: Bool { hasHandler.load(ordering: .relaxed) }
+  var companion: (any ForkProtected)? { board.load() }
+
+  /// The board, where anybody reads it.
+  var watchedBoard: ChangeBoard<Key>? { board.load().flatMap { $0.isWatched ? $0 : nil } }
 
   /// nil takes it away, as when the cache has ended. Under no mutex: the old one ends, which is the program's code.
   func setHandler(_ new: Handler?) {
@@ -96,7 +102,7 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
   // MARK: Nodes
 
   func endsAtOnce(_ node: NodePointer) -> Bool {
-    guard !wantsValues, isOfStandardLibrary else { return false }
+    guard !wantsValues, watchedBoard == nil, isOfStandardLibrary else { return false }
     unsafe node.key(as: Key.self).deinitialize(count: 1)
     unsafe nodes.giveBack(node)
     return true
@@ -150,6 +156,7 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
 
   /// Tells of a departure. Under no mutex.
   func tell(_ departure: EngineDeparture, key: Key) {
+    watchedBoard?.note(key)
     guard let handler = handler.withLock({ $0 }) else { return endCopy(departure.copy) }
     var absence = departure.copy.absence
     var value: Value?

@@ -72,16 +72,22 @@ struct S3FIFOOrder: Sendable {
 
   // MARK: Coming in
 
-  /// The queue of a new entry. `lastDeparture`: why its key left not long ago; nil where nothing is remembered.
-  func queue(ofNew lastDeparture: Ghost.Reason?) -> EvictionQueue {
-    switch lastDeparture {
+  /// The queue of a new entry. `lastDeparture`: why its key left not long ago; nil where nothing is remembered. `credit`: what it
+  /// is worth beside others (RecomputeCredit.swift). One with the credit of so many uses as probation asks for need not pass it.
+  func queue(ofNew lastDeparture: Ghost.Reason?, credit: Int = 0) -> EvictionQueue {
+    if credit >= Int(promotionCounter) { return .main }
+    return switch lastDeparture {
     case .evicted, .discarded: .main
     case .removed, .expired, nil: .probation
     }
   }
 
-  /// The counter of an entry that takes another value. Its queue stays.
-  func counter(ofReplaced counter: UInt64) -> UInt64 { min(Slot.highestCounter, counter + 1) }
+  /// The counter of a new entry, whose credit counts as uses; and of one that takes another value, whose queue stays.
+  @inline(__always) func counter(ofNew credit: Int, replacing counter: UInt64?) -> UInt64 {
+    max(counter.map { min(Slot.highestCounter, $0 + 1) } ?? 0, uses(of: credit))
+  }
+
+  private func uses(of credit: Int) -> UInt64 { UInt64(max(0, credit)) }
 
   /// A counter after reads have aged it.
   func aged(_ counter: UInt64) -> UInt64 { counter / 2 }
@@ -222,9 +228,15 @@ struct S3FIFOOrder: Sendable {
   /// How many bytes of a slab may be copied: at most half, so that every eviction frees memory.
   private func room(ofBytes byteCount: Int) -> Int { byteCount / 2 }
 
-  /// The fate of an entry of so many bytes, which are taken off the rule's room where it is spared.
-  func fate(counter: UInt64, byteCount: Int, _ rule: inout Rule) -> Fate {
+  /// The fate of an entry of so many bytes, which are taken off the rule's room where it is spared. A `credit` below 0 takes a
+  /// use off, each time.
+  func fate(counter: UInt64, credit: Int = 0, byteCount: Int, _ rule: inout Rule) -> Fate {
     assert(counter <= Slot.highestCounter && byteCount >= 0, "PurgeableCache: a counter or a length that no entry has")
+    var counter = counter
+    switch rule.cause {
+    case .limit, .relief: if credit < 0, counter > 0 { counter -= 1 }
+    case .idle, .compaction, .busy, .expiry: break
+    }
     guard counter >= rule.threshold, byteCount <= rule.room else {
       return rule.cause.reason.map { .drop($0) } ?? .stay(counter: counter)
     }
@@ -234,7 +246,7 @@ struct S3FIFOOrder: Sendable {
     // The entry goes after one to two idle times without further use.
     case (.idle, _): left = 0
     // The entry begins anew in main.
-    case (.limit, .probation): left = 0
+    case (.limit, .probation): left = uses(of: credit)
     // One use less, not none, even for an entry that comes to main only now: its turn may come again before it could be read.
     case (.limit, .main), (.relief, _): left = max(counter, 1) - 1
     case (.compaction, _), (.busy, _), (.expiry, _): break

@@ -8,6 +8,7 @@ import Synchronization
 final class CacheBase: Sendable {
   let heap: SlabHeap
   let order = S3FIFOOrder()
+  let credits = RecomputeCredit()
   let evictionOrder: EvictionOrder
   let makeEntryOrder: @Sendable () -> (any EntryOrder)?
   /// Whether the order names slabs, not entries; else whether a hit changes it (`EntryOrder`).
@@ -131,7 +132,17 @@ final class CacheBase: Sendable {
   /// The reason for evictions when memory is refused: the byte limit if there is one, else the machine.
   var refusalReason: DepartureReason { limits.bytes.load(ordering: .relaxed) == .max ? .pressure : .bytes }
 
-  // MARK: Time
+  // MARK: Heads
+
+  /// The head of an entry that is stored now. `lifetime`: nil for the default.
+  func head(cost: UInt64? = nil, lifetime: UInt64? = nil, recomputeCost: UInt64? = nil) -> EntryHead {
+    let lifetime = lifetime ?? limits.lifetime.load(ordering: .relaxed)
+    return EntryHead(
+      cost: cost, deadline: lifetime == .max ? nil : clock.now() + lifetime, recomputeCost: recomputeCost)
+  }
+
+  /// Whether the time of an entry with this head is over.
+  @inline(__always) func isOver(_ head: EntryHead) -> Bool { head.deadline.map { clock.hasReached($0) } ?? false }
 
   /// Makes the streams of entries with a deadline, unless they are there. False without memory. Threads that do so at the same
   /// time make one more each.
@@ -145,15 +156,6 @@ final class CacheBase: Sendable {
     hasLaneStreams.store(true, ordering: .relaxed)
     return true
   }
-
-  /// The head of an entry that is stored now. `lifetime`: nil for the default.
-  func head(cost: UInt64? = nil, lifetime: UInt64? = nil) -> EntryHead {
-    let lifetime = lifetime ?? limits.lifetime.load(ordering: .relaxed)
-    return EntryHead(cost: cost, deadline: lifetime == .max ? nil : clock.now() + lifetime)
-  }
-
-  /// Whether the time of an entry with this head is over.
-  @inline(__always) func isOver(_ head: EntryHead) -> Bool { head.deadline.map { clock.hasReached($0) } ?? false }
 
   // MARK: Losses
 

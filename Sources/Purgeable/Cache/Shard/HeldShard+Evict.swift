@@ -91,7 +91,8 @@ extension HeldShard {
         var rule = order.rule(
           heap.queue(at: reference.place), reason.cause, spares: spared < S3FIFOOrder.mostSpared)
         let byteCount = facts.payloadByteCount + SlabHeap.elementOverhead
-        let fate = order.fate(counter: found.slot.counter, byteCount: byteCount, &rule)
+        let fate = order.fate(
+          counter: found.slot.counter, credit: credit(of: found.slot, facts), byteCount: byteCount, &rule)
         outcome = apply(fate, reason.cause, to: FoundEntry(found: found, facts: facts))
       }
       switch outcome {
@@ -156,6 +157,12 @@ extension HeldShard {
   }
 
   // MARK: What is done to an entry
+
+  /// What an entry is worth beside the others.
+  @inline(__always) func credit(of slot: Slot, _ facts: EntryFacts) -> Int {
+    guard slot.hasHead, base.credits.isInUse, let head = elements.head(of: slot, facts) else { return 0 }
+    return base.credits.credit(of: head.recomputeCost, byteCount: facts.payloadByteCount)
+  }
 
   /// What became of an entry whose turn it was.
   enum Outcome {

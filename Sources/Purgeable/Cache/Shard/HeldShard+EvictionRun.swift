@@ -192,7 +192,8 @@ extension HeldShard {
       (next, step) = (notes[i].next, step - 1)
       guard let found = slot(of: notes[i], table, victim), let facts = elements.facts(of: found.slot) else { continue }
       let byteCount = facts.payloadByteCount + SlabHeap.elementOverhead
-      let fate = order.fate(counter: found.slot.counter, byteCount: byteCount, &rule)
+      let fate = order.fate(
+        counter: found.slot.counter, credit: credit(of: found.slot, facts), byteCount: byteCount, &rule)
       if case .drop = fate { continue }
       let entry = FoundEntry(found: found, facts: facts)
       if apply(fate, victim.rule.cause, to: entry, freesOld: !victim.endsWhole) != .lost { notes.setDone(i) }

@@ -21,8 +21,9 @@ struct EntrySize {
   let byteCount: Int
   /// More than an element can have.
   let isTooLong: Bool
+  let credit: Int
 
-  init(prefixByteCount: Int, valueByteCount: Int, _ wanted: EntryHead) {
+  init(prefixByteCount: Int, valueByteCount: Int, _ wanted: EntryHead, _ credits: borrowing RecomputeCredit) {
     var head = wanted
     cost = head.cost ?? UInt64(valueByteCount)
     if cost == UInt64(valueByteCount) { head.cost = nil }
@@ -30,6 +31,7 @@ struct EntrySize {
     let (prefixed, overflow) = valueByteCount.addingReportingOverflow(prefixByteCount + head.byteCount)
     byteCount = max(1, prefixed)
     isTooLong = overflow || byteCount > Int(bitPattern: UInt(0xFFFF_FFFF - 64 << 20))
+    credit = credits.noted(head.recomputeCost, byteCount: byteCount)
   }
 }
 
@@ -40,11 +42,11 @@ extension HeldShard {
     _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ head: EntryHead,
     among shards: borrowing CacheShards
   ) -> StoreOutcome {
-    let size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, head)
+    let size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, head, base.credits)
     let old = unsafe find(key, prefix)
     let changesBefore = slots.changes
     if isRefused(size, old) { return .tooLarge }
-    let (queue, isRemembered) = queue(of: key, replacing: old)
+    let (queue, isRemembered) = queue(of: key, size, replacing: old)
     let lane = lane(queue, size.head)
     if base.limits.areStrict { makeRoom(for: size.cost, replacing: old, among: shards) }
     guard let element = allocate(size.byteCount, lane, among: shards) else { return .outOfMemory }
@@ -67,13 +69,13 @@ extension HeldShard {
   /// The queue that a key's new value goes to. A replaced entry stays in its queue, and the store counts as a use. A key whose
   /// entry was evicted or lost not long ago goes to main.
   @inline(__always)
-  func queue(of key: EngineKey, replacing old: FoundSlot?) -> (queue: EvictionQueue, isRemembered: Bool) {
+  func queue(of key: EngineKey, _ size: EntrySize, replacing old: FoundSlot?) -> (queue: EvictionQueue, isRemembered: Bool) {
     if let old {
       entryOrder?.used(position(of: old))
       return (heap.queue(at: old.slot.place), false)
     }
     let reason = ghost.reason(of: key.ghostIdentity)
-    return (entryOrder == nil ? order.queue(ofNew: reason) : .main, reason != nil)
+    return (entryOrder == nil ? order.queue(ofNew: reason, credit: size.credit) : .main, reason != nil)
   }
 
   /// Commits an element that has been written, and has the index lead to it. `hadOld`: the key had a value when the store began.
@@ -83,7 +85,7 @@ extension HeldShard {
     hadOld: Bool, isRemembered: Bool
   ) -> StoreOutcome {
     heap.commit(element.reference)
-    let counter = replaced.map { order.counter(ofReplaced: $0.slot.counter) } ?? 0
+    let counter = order.counter(ofNew: size.credit, replacing: replaced?.slot.counter)
     let slot = Slot(identity: key.identity, place: element.reference.place, counter: counter, hasHead: !size.head.isEmpty)
     if let replaced {
       replace(replaced, by: slot)

@@ -134,16 +134,22 @@ extension PurgeableCache {
   ///
   /// `expiry`: how long the value is valid; nil stands for the cache's default. A time of 0 or less is over at once: the value is
   /// refused, and the key's old value is gone. An entry whose time will be over takes 9 bytes more.
+  ///
+  /// `recomputeCost`: what making the value again takes; nil or less than 0 is unknown. What is dear for its bytes, beside the
+  /// others of the cache, stays longer than its uses alone would have it (except with `EvictionOrder.lru`). Only ratios count, so
+  /// that any unit does. An entry with it takes 9 bytes more, 17 with a deadline.
   @discardableResult
   @inlinable
-  public func setValue(_ value: Value, forKey key: Key, cost: Int? = nil, expiry: Expiry? = nil) -> StoreOutcome {
+  public func setValue(
+    _ value: Value, forKey key: Key, cost: Int? = nil, expiry: Expiry? = nil, recomputeCost: Duration? = nil
+  ) -> StoreOutcome {
     let cost = cost.map { UInt64(max(0, $0)) }
     // Encoded first, outside of every mutex: encoding may be the user's code.
     var byteCount = 0
     var outcome = StoreOutcome.notEncodable
     _ = value.withPurgeableBytesIfEncodable { span in
       byteCount = span.byteCount
-      outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, cost: cost, expiry: expiry) }
+      outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, cost, expiry, recomputeCost) }
     }
     noteRefusal(outcome, of: value, forKey: key, cost: cost ?? UInt64(byteCount))
     return outcome
@@ -287,7 +293,9 @@ extension PurgeableCache {
   }
 
   @usableFromInline
-  func store(_ bytes: UnsafeRawBufferPointer, forKey key: Key, cost: UInt64?, expiry: Expiry?) -> StoreOutcome {
+  func store(
+    _ bytes: UnsafeRawBufferPointer, forKey key: Key, _ cost: UInt64?, _ expiry: Expiry?, _ recomputeCost: Duration?
+  ) -> StoreOutcome {
     loads.overtake(key)
     let lifetime = expiry?.lifetime
     if lifetime == 0 {
@@ -295,7 +303,9 @@ extension PurgeableCache {
       countRefusal()
       return .expired
     }
-    return unsafe store(bytes, forKey: key, engine.base.head(cost: cost, lifetime: lifetime), if: nil) ?? .replaced
+    let head = engine.base.head(
+      cost: cost, lifetime: lifetime, recomputeCost: recomputeCost.flatMap { $0 < .zero ? nil : $0.wholeNanoseconds })
+    return unsafe store(bytes, forKey: key, head, if: nil) ?? .replaced
   }
 
   /// nil where the condition did not hold, and nothing was stored.
@@ -305,7 +315,9 @@ extension PurgeableCache {
     let outcome = unsafe encode(key) { engineKey, prefix in
       unsafe engine.store(engineKey, prefix: prefix, value: bytes, head, if: condition)
     } tracked: { hash in
-      unsafe storeTracked(key, hash: hash, bytes, head, if: condition)
+      let outcome = unsafe storeTracked(key, hash: hash, bytes, head, if: condition)
+      if outcome == .stored || outcome == .replaced { teller?.watchedBoard?.note(key) }
+      return outcome
     }
     WorkBell.ring()
     return outcome

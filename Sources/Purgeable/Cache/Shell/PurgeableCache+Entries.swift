@@ -117,8 +117,11 @@ extension PurgeableCache {
       }, countsAsUse: false)
     guard case .hit(let value) = found, let peeked else { return nil }
     let now = engine.base.clock.now()
-    let remaining = peeked.head.deadline.map { Duration.nanoseconds(Int64(clamping: $0 - min($0, now))) }
-    return (CacheEntry(key: key, value: value, cost: Int(clamping: peeked.cost), remainingTime: remaining), peeked)
+    let entry = CacheEntry(
+      key: key, value: value, cost: Int(clamping: peeked.cost),
+      remainingTime: peeked.head.deadline.map { .nanoseconds(Int64(clamping: $0 - min($0, now))) },
+      recomputeCost: peeked.head.recomputeCost.map { .nanoseconds(Int64(clamping: $0)) })
+    return (entry, peeked)
   }
 
   /// The key that was written as these bytes.

@@ -129,14 +129,14 @@ extension PurgeableCache: Loading {
   // MARK: Keeping
 
   @usableFromInline
-  func keep(_ value: Value, forKey key: Key, _ permit: LoadPermit) {
+  func keep(_ value: Value, forKey key: Key, _ permit: LoadPermit, recomputeCost: UInt64) {
     var byteCount = 0
     var outcome = StoreOutcome.notEncodable
     _ = value.withPurgeableBytesIfEncodable { span in
       byteCount = span.byteCount
       // Without the permit it counts as replaced by what overtook it.
       outcome = unsafe span.withUnsafeBytes { bytes in
-        unsafe store(bytes, forKey: key, engine.base.head(), if: .permit(permit)) ?? .replaced
+        unsafe store(bytes, forKey: key, engine.base.head(recomputeCost: recomputeCost), if: .permit(permit)) ?? .replaced
       }
     }
     noteRefusal(outcome, of: value, forKey: key, cost: UInt64(byteCount))

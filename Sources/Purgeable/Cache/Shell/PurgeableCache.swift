@@ -188,6 +188,8 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   deinit {
     // Departures that still wait are not told after the cache's end.
     ClientRoster.shared.remove(engine)
+    engine.intervals.load()?.remove(nil)
+    teller?.board.load()?.removeAll()
     teller?.setHandler(nil)
     if teller != nil { engine.endKeys() }
   }

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: MIT
+// What a cache does again and again for the program: on a thread of the cache's own, since it is the program's code that runs.
+
+import Glibc
+import Synchronization
+
+/// Works that come back at intervals, by the machine's clock, one after the other on one thread. There is a thread while there is
+/// a work. It keeps this object alive, and nothing else: a work must not keep the owner alive.
+///
+/// `@unchecked Sendable`: what changes is under the mutex.
+@safe final class IntervalThread: Teller, ForkProtected, @unchecked Sendable {
+  private struct Work {
+    let number: Int
+    let interval: UInt64
+    var due: UInt64
+    let body: @Sendable () -> Void
+  }
+
+  private let mutex = UnsafeMutablePointer<pthread_mutex_t>.allocate(capacity: 1)
+  private let condition = UnsafeMutablePointer<pthread_cond_t>.allocate(capacity: 1)
+  private var works: [Work] = []
+  private var lastNumber = 0
+  /// The process that has the thread; 0 for none.
+  private var owner: pid_t = 0
+
+  override init() {
+    unsafe pthread_mutex_init(mutex, nil)
+    super.init()
+    prepareCondition()
+    rehearseFork()
+    ForkGuard.shared.reserve(1)
+  }
+
+  deinit {
+    ForkGuard.shared.dismiss(1)
+    unsafe pthread_cond_destroy(condition)
+    unsafe pthread_mutex_destroy(mutex)
+    unsafe condition.deallocate()
+    unsafe mutex.deallocate()
+  }
+
+  private func prepareCondition() {
+    var attributes = pthread_condattr_t()
+    unsafe pthread_condattr_init(&attributes)
+    unsafe pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC)
+    unsafe pthread_cond_init(condition, &attributes)
+    unsafe pthread_condattr_destroy(&attributes)
+  }
+
+  private func withMutex<Result>(_ body: () -> Result) -> Result {
+    unsafe pthread_mutex_lock(mutex)
+    defer { unsafe pthread_mutex_unlock(mutex) }
+    return body()
+  }
+
+  // MARK: Works
+
+  /// The work that is set and removed.
+  private var decider: Int?
+
+  func setDecider(every interval: Duration, _ body: @escaping @Sendable () -> Void) {
+    let new = add(every: interval, body)
+    let old = withMutex { () -> Int? in
+      defer { decider = new }
+      return decider
+    }
+    if let old { remove(old) }
+  }
+
+  func removeDecider() {
+    let old = withMutex { () -> Int? in
+      defer { decider = nil }
+      return decider
+    }
+    if let old { remove(old) }
+  }
+
+  /// Runs `body` after each interval from now on. Returns the work's number.
+  func add(every interval: Duration, _ body: @escaping @Sendable () -> Void) -> Int {
+    let interval = max(1, interval.wholeNanoseconds)
+    let number = withMutex {
+      lastNumber += 1
+      works.append(Work(number: lastNumber, interval: interval, due: MonotonicTime.now + interval, body: body))
+      unsafe pthread_cond_signal(condition)
+      return lastNumber
+    }
+    resume()
+    return number
+  }
+
+  /// Ends a work; nil for all. One that runs now goes on to its end. Under no mutex: what the closure holds may end here.
+  func remove(_ number: Int?) {
+    let ended = withMutex { () -> [Work] in
+      let ended = works.filter { number == nil || $0.number == number }
+      works.removeAll { number == nil || $0.number == number }
+      unsafe pthread_cond_signal(condition)
+      return ended
+    }
+    _ = ended
+  }
+
+  /// Starts the thread if there is work and none: in a forked child, or where none could be started before.
+  func resume() {
+    let isNeeded = withMutex { () -> Bool in
+      guard !works.isEmpty, owner != getpid() else { return false }
+      owner = getpid()
+      return true
+    }
+    if isNeeded, !startTelling() { withMutex { owner = 0 } }
+  }
+
+  // MARK: The thread
+
+  override func run() {
+    let process = getpid()
+    while let body = awaitNext(process) { body() }
+  }
+
+  /// The next work that is due; nil where there is none left, and in a child that a work has forked.
+  private func awaitNext(_ process: pid_t) -> (@Sendable () -> Void)? {
+    withMutex {
+      while getpid() == process {
+        guard let next = works.indices.min(by: { works[$0].due < works[$1].due }) else {
+          owner = 0
+          return nil
+        }
+        let (now, due) = (MonotonicTime.now, works[next].due)
+        if due <= now {
+          // One that takes longer than its interval does not come twice at once.
+          works[next].due = max(due + works[next].interval, now)
+          return works[next].body
+        }
+        var time = timespec(tv_sec: Int(due / 1_000_000_000), tv_nsec: Int(due % 1_000_000_000))
+        unsafe pthread_cond_timedwait(condition, mutex, &time)
+      }
+      return nil
+    }
+  }
+
+  // MARK: Forks (ForkGuard.swift)
+
+  func lockForFork() { unsafe pthread_mutex_lock(mutex) }
+  func unlockAfterFork() { unsafe pthread_mutex_unlock(mutex) }
+  /// The child does not have the thread that waits. `resume` starts another one.
+  func forgetInChild() { prepareCondition() }
+}

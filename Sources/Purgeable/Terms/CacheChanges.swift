@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: MIT
+// What a cache of either kind tells of its changes, at intervals.
+
+/// What changed between two moments. What was set and then removed is only removed; what was removed and then set is only
+/// updated.
+public struct CacheChanges<Key: Hashable & Sendable>: Sendable, Hashable {
+  /// Stored or replaced, also by an equal value. Ask the cache for the values.
+  public let updatedKeys: Set<Key>
+  /// Left, for whatever reason; what the kernel took when a look-up or a sweep has found it.
+  public let removedKeys: Set<Key>
+
+  var isEmpty: Bool { updatedKeys.isEmpty && removedKeys.isEmpty }
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: MIT
+// The keys that were touched, for who wants to know what changed.
+//
+//   store, departure --note--> pending keys of each listener     no hash, no ==: these are the program's code
+//   interval, or the program's wish --deliver--> each key once: there now? updated, else removed
+//
+// What became of a key is asked when it is told. So no order of notes matters, and what comes after the question is noted for the
+// next time.
+
+import Glibc
+import Synchronization
+
+/// Who is told of changes. What changes in it is under the mutex of its board.
+final class ChangeListener<Key: Hashable & Sendable>: @unchecked Sendable {
+  /// Tells; false where it was not taken, and is to be told later with what comes.
+  let tell: @Sendable (CacheChanges<Key>) -> Bool
+  /// Called once, when the cache has ended or the listener leaves.
+  let end: @Sendable () -> Void
+  fileprivate var pending: [Key] = []
+  /// So many of them, from the first on, are those of the process that forked this one.
+  fileprivate var foreignCount = 0
+  fileprivate var mostPending = firstMost
+  /// Of its interval.
+  fileprivate var work: Int?
+  /// The thread that tells it now.
+  fileprivate var teller: pthread_t?
+
+  fileprivate static var firstMost: Int { 4096 }
+
+  init(tell: @escaping @Sendable (CacheChanges<Key>) -> Bool, end: @escaping @Sendable () -> Void = {}) {
+    (self.tell, self.end) = (tell, end)
+  }
+}
+
+final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
+  private struct State {
+    var listeners: [ChangeListener<Key>] = []
+    /// The one that is set and removed, among them.
+    var handler: ChangeListener<Key>?
+  }
+
+  private let state = Guarded(State())
+  /// Whether a note is of use. A hint.
+  private let hasListener = Atomic<Bool>(false)
+  private let intervals: IntervalThread
+  /// Whether the cache has a value for a key; nil once the cache has ended.
+  private let contains: @Sendable (Key) -> Bool?
+
+  init(_ intervals: IntervalThread, contains: @escaping @Sendable (Key) -> Bool?) {
+    (self.intervals, self.contains) = (intervals, contains)
+    rehearseFork()
+    ForkGuard.shared.reserve(1)
+  }
+
+  deinit { ForkGuard.shared.dismiss(1) }
+
+  var isWatched: Bool { hasListener.load(ordering: .acquiring) }
+
+  // MARK: Listeners
+
+  func setHandler(every interval: Duration, _ handler: @escaping @Sendable (CacheChanges<Key>) -> Void) {
+    let listener = ChangeListener<Key>(tell: {
+      handler($0)
+      return true
+    })
+    add(listener, every: interval, isHandler: true)
+  }
+
+  /// For one task. What it has not taken stays pending, together with what comes.
+  func stream(every interval: Duration) -> AsyncStream<CacheChanges<Key>> {
+    AsyncStream(bufferingPolicy: .bufferingOldest(1)) { continuation in
+      let listener = ChangeListener<Key>(
+        tell: { if case .dropped = continuation.yield($0) { false } else { true } }, end: { continuation.finish() })
+      continuation.onTermination = { [weak self, weak listener] _ in
+        if let listener { self?.remove(listener) }
+      }
+      add(listener, every: interval, isHandler: false)
+    }
+  }
+
+  private func add(_ listener: ChangeListener<Key>, every interval: Duration, isHandler: Bool) {
+    let work = intervals.add(every: interval) { [weak self, weak listener] in
+      if let self, let listener { deliver(to: listener) }
+    }
+    let old = state.withLock { state -> ChangeListener<Key>? in
+      listener.work = work
+      state.listeners.append(listener)
+      hasListener.store(true, ordering: .releasing)
+      guard isHandler else { return nil }
+      defer { state.handler = listener }
+      return state.handler
+    }
+    if let old { remove(old) }
+  }
+
+  func removeHandler() { if let handler = state.withLock({ $0.handler }) { remove(handler) } }
+
+  private func remove(_ listener: ChangeListener<Key>) {
+    let isHere = state.withLock { state -> Bool in
+      let before = state.listeners.count
+      state.listeners.removeAll { $0 === listener }
+      if state.handler === listener { state.handler = nil }
+      hasListener.store(!state.listeners.isEmpty, ordering: .releasing)
+      return state.listeners.count < before
+    }
+    guard isHere else { return }
+    intervals.remove(listener.work)
+    listener.end()
+  }
+
+  /// The cache has ended.
+  func removeAll() { for listener in state.withLock({ $0.listeners }) { remove(listener) } }
+
+  // MARK: Notes
+
+  /// A key was stored, or its entry has left. Under no mutex.
+  func note(_ key: Key) {
+    guard isWatched else { return }
+    let full = state.withLock { state -> ChangeListener<Key>? in
+      for listener in state.listeners { listener.pending.append(key) }
+      return state.listeners.first { $0.pending.count >= $0.mostPending }
+    }
+    if let full { thin(full) }
+  }
+
+  /// Keeps each pending key once.
+  private func thin(_ listener: ChangeListener<Key>) {
+    let keys = Set(takePending(of: listener))
+    state.withLock { _ in
+      listener.pending.append(contentsOf: keys)
+      listener.mostPending = max(ChangeListener<Key>.firstMost, 2 * keys.count)
+    }
+  }
+
+  private func takePending(of listener: ChangeListener<Key>) -> [Key] {
+    let (pending, foreignCount) = state.withLock { _ in
+      defer { (listener.pending, listener.foreignCount) = ([], 0) }
+      return (listener.pending, listener.foreignCount)
+    }
+    return Array(pending.dropFirst(foreignCount))
+  }
+
+  // MARK: Telling
+
+  /// Tells all listeners what is pending. When this returns, they have been told, by whichever thread.
+  func deliverAll() { for listener in state.withLock({ $0.listeners }) { deliver(to: listener) } }
+
+  /// One thread at a time tells a listener. The others wait for it, but not from inside of what it calls.
+  private func deliver(to listener: ChangeListener<Key>) {
+    let me = pthread_self()
+    while true {
+      let other = state.withLock { _ -> pthread_t? in
+        if let teller = listener.teller { return teller }
+        listener.teller = me
+        return nil
+      }
+      guard let other else { break }
+      if pthread_equal(other, me) != 0 { return tellPending(listener) }
+      usleep(100)
+    }
+    tellPending(listener)
+    state.withLock { _ in listener.teller = nil }
+  }
+
+  private func tellPending(_ listener: ChangeListener<Key>) {
+    let touched = Set(takePending(of: listener))
+    var (updated, removed): (Set<Key>, Set<Key>) = ([], [])
+    for key in touched {
+      guard let isThere = contains(key) else { return }
+      if isThere { updated.insert(key) } else { removed.insert(key) }
+    }
+    let changes = CacheChanges(updatedKeys: updated, removedKeys: removed)
+    guard !changes.isEmpty, isHere(listener), !listener.tell(changes) else { return }
+    state.withLock { _ in listener.pending.append(contentsOf: touched) }
+  }
+
+  private func isHere(_ listener: ChangeListener<Key>) -> Bool {
+    state.withLock { $0.listeners.contains { $0 === listener } }
+  }
+
+  // MARK: Forks (ForkGuard.swift)
+
+  func lockForFork() { state.lock() }
+  func unlockAfterFork() { state.unlock() }
+  /// The child does not have the thread that tells, unless that forked, and none of the parent's changes is its own.
+  func forgetInChild() {
+    state.withLock { state in
+      for listener in state.listeners { (listener.foreignCount, listener.teller) = (listener.pending.count, nil) }
+    }
+  }
+}

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: MIT
+// What changed, at intervals; and deciders at intervals. For caches of bytes and of objects alike.
+
+import Dispatch
+import Glibc
+import PurgeableTestSupport
+import Synchronization
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+/// What the tests need of a cache of either kind.
+private protocol Watchable: AnyObject, Sendable {
+  init(countLimit: Int?) throws
+  func set(_ key: Int)
+  func setTooLarge(_ key: Int)
+  func remove(_ key: Int)
+  func removeAll()
+  func contains(_ key: Int) -> Bool
+  func changes(every interval: Duration) throws(PurgeableError) -> AsyncStream<CacheChanges<Int>>
+  func setChangeHandler(every interval: Duration, _ handler: @escaping @Sendable (CacheChanges<Int>) -> Void)
+    throws(PurgeableError)
+  func removeChangeHandler()
+  func deliverChanges()
+  func setDecider(every interval: Duration, _ isEvictable: @escaping @Sendable (Int) -> Bool) throws(PurgeableError)
+  func removeEvictionDecider()
+  var deciderDepartures: Int { get }
+}
+
+private final class Bytes: Watchable {
+  private let cache: PurgeableCache<Int, [UInt8]>
+  init(countLimit: Int?) throws { cache = try PurgeableCache(countLimit: countLimit, costLimit: 1 << 20, tracksKeys: true) }
+  func set(_ key: Int) { cache[key] = [UInt8](repeating: UInt8(truncatingIfNeeded: key), count: 50) }
+  func setTooLarge(_ key: Int) { #expect(cache.setValue([], forKey: key, cost: 1 << 21) == .tooLarge) }
+  func remove(_ key: Int) { cache.remove(forKey: key) }
+  func removeAll() { cache.removeAll() }
+  func contains(_ key: Int) -> Bool { cache.containsValue(forKey: key) }
+  func changes(every interval: Duration) throws(PurgeableError) -> AsyncStream<CacheChanges<Int>> {
+    try cache.changes(every: interval)
+  }
+  func setChangeHandler(every interval: Duration, _ handler: @escaping @Sendable (CacheChanges<Int>) -> Void)
+    throws(PurgeableError)
+  {
+    try cache.setChangeHandler(every: interval, handler)
+  }
+  func removeChangeHandler() { cache.removeChangeHandler() }
+  func deliverChanges() { cache.deliverChanges() }
+  func setDecider(every interval: Duration, _ isEvictable: @escaping @Sendable (Int) -> Bool) throws(PurgeableError) {
+    try cache.setEvictionDecider(every: interval) { isEvictable($0.key) }
+  }
+  func removeEvictionDecider() { cache.removeEvictionDecider() }
+  var deciderDepartures: Int { cache.statistics.departures[.decider] ?? 0 }
+}
+
+private final class Objects: Watchable {
+  private let cache: ObjectCache<Int, [UInt8]>
+  init(countLimit: Int?) throws { cache = try ObjectCache(countLimit: countLimit, costLimit: 1 << 20) }
+  func set(_ key: Int) { cache[key] = [UInt8](repeating: UInt8(truncatingIfNeeded: key), count: 50) }
+  func setTooLarge(_ key: Int) { #expect(cache.setValue([], forKey: key, cost: 1 << 21) == .tooLarge) }
+  func remove(_ key: Int) { cache.remove(forKey: key) }
+  func removeAll() { cache.removeAll() }
+  func contains(_ key: Int) -> Bool { cache.containsValue(forKey: key) }
+  func changes(every interval: Duration) throws(PurgeableError) -> AsyncStream<CacheChanges<Int>> {
+    try cache.changes(every: interval)
+  }
+  func setChangeHandler(every interval: Duration, _ handler: @escaping @Sendable (CacheChanges<Int>) -> Void)
+    throws(PurgeableError)
+  {
+    try cache.setChangeHandler(every: interval, handler)
+  }
+  func removeChangeHandler() { cache.removeChangeHandler() }
+  func deliverChanges() { cache.deliverChanges() }
+  func setDecider(every interval: Duration, _ isEvictable: @escaping @Sendable (Int) -> Bool) throws(PurgeableError) {
+    try cache.setEvictionDecider(every: interval) { isEvictable($0.key) }
+  }
+  func removeEvictionDecider() { cache.removeEvictionDecider() }
+  var deciderDepartures: Int { cache.statistics.departures[.decider] ?? 0 }
+}
+
+/// Changes as they were told, one after the other.
+private final class Told: Sendable {
+  private let changes = Mutex<[CacheChanges<Int>]>([])
+  func note(_ change: CacheChanges<Int>) { changes.withLock { $0.append(change) } }
+  /// Since the last time.
+  func take() -> [CacheChanges<Int>] {
+    changes.withLock { changes in
+      defer { changes = [] }
+      return changes
+    }
+  }
+}
+
+@Suite("cache: changes and deciders")
+struct CacheChangesTests {
+  private static let never = Duration.seconds(100_000)
+
+  private static func each(countLimit: Int? = nil) throws -> [any Watchable] {
+    try [Bytes(countLimit: countLimit), Objects(countLimit: countLimit)]
+  }
+
+  private func change(_ updated: Set<Int>, _ removed: Set<Int>) -> CacheChanges<Int> {
+    CacheChanges(updatedKeys: updated, removedKeys: removed)
+  }
+
+  @Test("the net difference: set and removed is removed, removed and set is updated, never stored is neither, nothing is nothing")
+  func net() throws {
+    for cache in try Self.each() {
+      for key in 0..<4 { cache.set(key) }
+      let told = Told()
+      try cache.setChangeHandler(every: Self.never) { told.note($0) }
+      cache.deliverChanges()
+      #expect(told.take() == [])
+      cache.set(10)
+      cache.set(11)
+      cache.remove(11)
+      cache.remove(0)
+      cache.remove(1)
+      cache.set(1)
+      cache.set(2)
+      cache.remove(99)
+      cache.setTooLarge(98)
+      cache.setTooLarge(3)
+      cache.deliverChanges()
+      #expect(told.take() == [change([10, 1, 2], [11, 0, 3])])
+      cache.deliverChanges()
+      #expect(told.take() == [])
+      cache.removeAll()
+      cache.set(5)
+      cache.deliverChanges()
+      #expect(told.take() == [change([5], [10, 1, 2])])
+      // Set again, it forgets what is pending; removed, it is not called.
+      cache.set(6)
+      try cache.setChangeHandler(every: Self.never) { told.note($0) }
+      cache.set(7)
+      cache.deliverChanges()
+      #expect(told.take() == [change([7], [])])
+      cache.set(8)
+      cache.removeChangeHandler()
+      cache.deliverChanges()
+      #expect(told.take() == [])
+    }
+  }
+
+  @Test("what limits evict is told; each key once, however often it is stored")
+  func evicted() throws {
+    for cache in try Self.each(countLimit: 10) {
+      let told = Told()
+      try cache.setChangeHandler(every: Self.never) { told.note($0) }
+      for round in 0..<200 { for key in 0..<100 { cache.set(key + round % 2 * 1000) } }
+      cache.deliverChanges()
+      let changes = told.take()
+      #expect(changes.count == 1)
+      #expect(changes.first?.updatedKeys.count == 10)
+      #expect(changes.first?.updatedKeys.allSatisfy { cache.contains($0) } == true)
+      #expect(changes.first?.removedKeys.count == 190)
+    }
+  }
+
+  @Test("at the interval, on a thread of the cache's own, only where something changed")
+  func interval() throws {
+    for cache in try Self.each() {
+      let told = Told()
+      let calls = DispatchSemaphore(value: 0)
+      let thread = Mutex<UInt>(0)
+      try cache.setChangeHandler(every: .milliseconds(5)) { change in
+        thread.withLock { $0 = UInt(pthread_self()) }
+        told.note(change)
+        calls.signal()
+      }
+      cache.set(1)
+      calls.wait()
+      #expect(told.take() == [change([1], [])])
+      #expect(thread.withLock { $0 } != UInt(pthread_self()))
+      cache.remove(1)
+      calls.wait()
+      #expect(told.take() == [change([], [1])])
+    }
+  }
+
+  @Test("a sequence gets what comes, the sum where it is slow, and ends with the cache")
+  func sequence() async throws {
+    for kind in 0..<2 {
+      var cache: (any Watchable)? = try Self.each()[kind]
+      let sequence = try #require(try cache?.changes(every: Self.never))
+      let second = try #require(try cache?.changes(every: Self.never))
+      var iterator = sequence.makeAsyncIterator()
+      cache?.set(1)
+      cache?.deliverChanges()
+      #expect(await iterator.next() == change([1], []))
+      // Slow: the first stays as it was told, what comes after it is summed up.
+      cache?.set(2)
+      cache?.deliverChanges()
+      for key in 3..<9 {
+        cache?.set(key)
+        cache?.deliverChanges()
+        cache?.remove(key - 1)
+        cache?.deliverChanges()
+      }
+      #expect(await iterator.next() == change([2], []))
+      cache?.deliverChanges()
+      #expect(await iterator.next() == change([8], [2, 3, 4, 5, 6, 7]))
+      // Two are told of the same, each for itself.
+      var other = second.makeAsyncIterator()
+      #expect(await other.next() == change([1], []))
+      cache = nil
+      #expect(await iterator.next() == nil)
+    }
+  }
+
+  @Test("a handler may store, set handlers and deliver; who delivers beside it waits until it has returned")
+  func nested() throws {
+    for cache in try Self.each() {
+      let told = Told()
+      let inside = Atomic<Bool>(false)
+      try cache.setChangeHandler(every: Self.never) { [weak cache] change in
+        told.note(change)
+        inside.store(true, ordering: .releasing)
+        guard change.updatedKeys.contains(1) else { return }
+        cache?.set(2)
+        cache?.deliverChanges()
+        usleep(20_000)
+        told.note(self.change([], [-1]))
+      }
+      cache.set(1)
+      onThreads(2) { thread in
+        if thread == 1 { while !inside.load(ordering: .acquiring) { usleep(100) } }
+        cache.deliverChanges()
+        if thread == 1 { told.note(self.change([-2], [])) }
+      }
+      #expect(told.take() == [change([1], []), change([2], []), change([], [-1]), change([-2], [])])
+    }
+  }
+
+  @Test("beside threads that store and remove, the sums of what was told are what is there", .timeLimit(.minutes(2)))
+  func threads() throws {
+    for cache in try Self.each(countLimit: 300) {
+      let known = Mutex<Set<Int>>([])
+      try cache.setChangeHandler(every: .milliseconds(1)) { change in
+        known.withLock { $0 = $0.union(change.updatedKeys).subtracting(change.removedKeys) }
+      }
+      onThreads(4) { thread in
+        var random = SplitMix64(seed: UInt64(thread))
+        for _ in 0..<5000 / slowness {
+          let key = Int(random.next() % 1000)
+          if random.next() % 4 == 0 { cache.remove(key) } else { cache.set(key) }
+        }
+      }
+      cache.deliverChanges()
+      let there = Set((0..<1000).filter { cache.contains($0) })
+      #expect(known.withLock { $0 } == there)
+    }
+  }
+
+  // MARK: Deciders
+
+  @Test("a decider evicts what it says, each interval; set again it is replaced, removed it rests; it does not keep the cache")
+  func decider() throws {
+    for kind in 0..<2 {
+      var cache: (any Watchable)? = try Self.each()[kind]
+      for key in 0..<100 { cache?.set(key) }
+      let rounds = DispatchSemaphore(value: 0)
+      try cache?.setDecider(every: .milliseconds(2)) { key in
+        if key == 1 { rounds.signal() }
+        return key % 2 == 0
+      }
+      for _ in 0..<3 { rounds.wait() }
+      #expect((0..<100).allSatisfy { cache?.contains($0) == ($0 % 2 == 1) })
+      #expect(cache?.deciderDepartures == 50)
+      try cache?.setDecider(every: .milliseconds(2)) { key in
+        if key == 1 { rounds.signal() }
+        return key % 3 == 0
+      }
+      for _ in 0..<3 { rounds.wait() }
+      cache?.set(2)
+      for _ in 0..<3 { rounds.wait() }
+      #expect(cache?.contains(2) == true && cache?.contains(9) == false)
+      cache?.removeEvictionDecider()
+      cache?.set(9)
+      usleep(20_000)
+      #expect(cache?.contains(9) == true)
+      try cache?.setDecider(every: .milliseconds(1)) { _ in false }
+      weak let left = cache
+      cache = nil
+      for _ in 0..<1000 where left != nil { usleep(10_000) }
+      #expect(left == nil)
+    }
+  }
+
+  @Test("an interval of 0 or less is refused by name, and changes nothing; changes need tracked keys")
+  func refused() throws {
+    for cache in try Self.each() {
+      let told = Told()
+      try cache.setChangeHandler(every: Self.never) { told.note($0) }
+      for interval in [Duration.zero, .seconds(-1)] {
+        for body in [
+          { try cache.setDecider(every: interval) { _ in true } }, { _ = try cache.changes(every: interval) },
+          { try cache.setChangeHandler(every: interval) { _ in } },
+        ] as [() throws -> Void] {
+          let error = #expect(throws: PurgeableError.self) { try body() }
+          #expect(error?.kind == .invalidArgument("interval"))
+        }
+      }
+      cache.set(1)
+      cache.deliverChanges()
+      #expect(told.take() == [change([1], [])])
+    }
+    let untracked = try PurgeableCache<Int, Int>()
+    #expect(throws: PurgeableError.self) { _ = try untracked.changes(every: .seconds(1)) }
+    let error = #expect(throws: PurgeableError.self) { try untracked.setChangeHandler(every: .seconds(1)) { _ in } }
+    #expect(error?.kind == .notSupported)
+    untracked.removeChangeHandler()
+    untracked.deliverChanges()
+    untracked.removeEvictionDecider()
+  }
+}
