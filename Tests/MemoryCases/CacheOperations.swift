@@ -71,6 +71,18 @@ private let lookUps: [Operation] = [
       return !cache.containsValue(forKey: 3000)
     }
   },
+  Operation(
+    "cache: stores where the program is asked before an eviction", takes: .result,
+    floor: Floor(bytes: 4096, reason: "the key that is asked about is made of its bytes")
+  ) {
+    let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 500, byteLimit: 1 << 20)
+    let value = bytes(100)
+    cache.shouldEvict = { key, _ in key % 7 != 0 }
+    return {
+      for key in 0..<3000 { cache.setValue(value, forKey: key) }
+      return cache.containsValue(forKey: 2999)
+    }
+  },
   Operation("cache: value, a mebibyte", takes: .result, floor: valueFloor) {
     let cache = try IntCache()
     cache.setValue(bytes(1 << 20), forKey: 1)

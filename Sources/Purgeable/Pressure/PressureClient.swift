@@ -7,7 +7,7 @@ import Glibc
 /// mutex, and waits for it: code of the program has no place here.
 protocol PressureClient: ForkProtected {
   var link: ClientLink<UnownedClient> { get }
-  /// Those whose mutexes come after those of all clients, in forks (ForkGuard.swift); two at most.
+  /// Those whose mutexes come after those of all clients, in forks (ForkGuard.swift).
   func forEachCompanion(_ body: (any ForkProtected) -> Void)
 
   // MARK: What it holds

@@ -13,8 +13,14 @@ extension CacheEngine {
 
   /// Called after a limit was lowered.
   func enforceLimits() {
-    // Who lowers a limit wants the memory: no slab is kept for the next store.
-    repeat { heap.givingBackTogether { evictAboveLimits() } } while shards.closeIfTooMany()
+    repeat {
+      if base.isAsking.load(ordering: .acquiring) {
+        asker.load()?.enforceLimits(sparing: nil)
+      } else {
+        // Who lowers a limit wants the memory: no slab is kept for the next store.
+        heap.givingBackTogether { evictAboveLimits() }
+      }
+    } while shards.closeIfTooMany()
     shards.reviewOpening()
   }
 

@@ -47,6 +47,8 @@ extension CacheEngine: PressureClient {
 
   /// Step 3: shard by shard in turn.
   func giveSlice(ofParts parts: Int, isFelt: Bool) -> Bool {
+    // The asking client gives.
+    if isFelt, base.asks(.pressure) { return false }
     let byteCount = base.heldBytes / parts
     let begin = freedBytes
     giveBack(isFelt ? .pressure : .trimmed, shrinksIndexes: false) { byteCount - (freedBytes - begin) }

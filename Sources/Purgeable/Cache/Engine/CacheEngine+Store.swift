@@ -41,6 +41,10 @@ extension CacheEngine {
   /// was being offered while its entries left: it goes back with the end of the offer. So waits for the mutex of the shard with
   /// the oldest slab, and evicts one; or waits for a moment. Called with no mutex held.
   func makesRoom(_ key: EngineKey, _ outcome: StoreOutcome, _ due: DueAfterStore, _ search: inout RoomSearch) -> Bool {
+    if outcome == .outOfMemory, base.isAsking.load(ordering: .acquiring), search.tries > 0 {
+      search.tries -= 1
+      return asker.load()?.giveSlice() ?? false
+    }
     if due.missedRoom { search.isBegun = true }
     guard outcome == .outOfMemory, search.isBegun, search.tries > 0 else { return false }
     search.tries -= 1
@@ -67,6 +71,10 @@ extension CacheEngine {
     if base.limits.areStrict { atomicMemoryFence(ordering: .sequentiallyConsistent) }
     // Before the limits are looked at: other shards take bookkeeping.
     shards.openIfLarge()
+    if base.isAsking.load(ordering: .acquiring) {
+      asker.load()?.enforceLimits(sparing: key)
+      return
+    }
     // The store's own shard had nothing left to evict; others may have.
     if base.isOverLimits { evictAboveLimits(sparing: shards.shard(of: key).number) }
   }

@@ -21,7 +21,9 @@ extension CacheEngine {
     offerIdle()
     if base.limits.budget.withLock({ $0.memoryShare }) != nil {
       base.limits.apply(to: heap)
-      if base.isOverLimits || shards.areTooMany { enforceByteLimit() }
+      // The program cannot be asked on this thread; the next store asks it.
+      let asks = base.isAsking.load(ordering: .relaxed)
+      if !asks, base.isOverLimits || shards.areTooMany { enforceByteLimit() }
     }
     shards.reviewOpening()
     let untilDue = dropDueSlabs()

@@ -40,6 +40,8 @@ final class CacheEngine: ForkProtected {
   /// The table of keys that are being loaded, for forks: it does not refer to the engine, nor the engine to its content.
   let loads: (any ForkProtected)?
   let shards: CacheShards
+  /// Who asks the program before an eviction, once it wants to be asked.
+  let asker = AtomicLazyReference<AskingClient>()
   /// What the program wants done at intervals.
   let intervals = AtomicLazyReference<IntervalThread>()
   /// The heap of `base`, one load nearer for reads.

@@ -33,6 +33,8 @@ final class CacheBase: Sendable {
   let removalCount = Atomic<Int>(0)
   /// Whether entries with a deadline were stored since upkeep last looked for what is due.
   let hasDeadlines = Atomic<Bool>(false)
+  /// Whether the program is asked before an entry goes for a reason that it is asked about (Engine/CacheEngine+Asking.swift).
+  let isAsking = Atomic<Bool>(false)
   private let hasLaneStreams = Atomic<Bool>(false)
   let deadlines: SlabDeadlines
   #if DEBUG
@@ -132,6 +134,9 @@ final class CacheBase: Sendable {
   /// The reason for evictions when memory is refused: the byte limit if there is one, else the machine.
   var refusalReason: DepartureReason { limits.bytes.load(ordering: .relaxed) == .max ? .pressure : .bytes }
 
+  /// Whether nothing may be evicted for this under a shard's mutex.
+  func asks(_ reason: DepartureReason) -> Bool { isAsking.load(ordering: .relaxed) && reason.isAskedAbout }
+
   // MARK: Heads
 
   /// The head of an entry that is stored now. `lifetime`: nil for the default.
@@ -164,6 +169,16 @@ final class CacheBase: Sendable {
     let start = clock.now()
     heap.findLosses()
     sweepPace.note(from: start, to: clock.now())
+  }
+}
+
+extension DepartureReason {
+  /// Whether the program is asked before an entry goes for this.
+  var isAskedAbout: Bool {
+    switch self {
+    case .count, .cost, .bytes, .growth, .pressure: true
+    case .replaced, .removed, .tooLarge, .discarded, .expired, .idle, .trimmed, .decider: false
+    }
   }
 }
 

@@ -19,25 +19,26 @@ extension HeldShard {
 
   func position(of found: FoundSlot) -> UInt32 { UInt32(truncatingIfNeeded: index.number(of: found.pointer)) }
 
-  /// As `evictEntry`.
-  mutating func evictNext(by entryOrder: any EntryOrder, _ reason: DepartureReason) -> Bool {
-    if dropExpiredForRoom() { return true }
-    if case .limit = reason.cause { index.noteEviction() }
-    if reason == .cost, books.cost == 0 { return false }
-    guard let position = entryOrder.next(after: nil), let slots = index.current().slots else { return false }
+  /// As `nextToGo`.
+  mutating func next(by entryOrder: any EntryOrder) -> NextToGo? {
+    guard let position = entryOrder.next(after: nil), let slots = index.current().slots else { return nil }
     let pointer = slots[Int(position)]
     let slot = Slot(bits: pointer.relaxed)
     assert(!slot.isEmpty, "PurgeableCache: the order names an entry that has left")
-    drop(FoundSlot(pointer: pointer, slot: slot), elements.isGone(slot.place) ? .discarded : reason)
-    return true
+    let found = FoundSlot(pointer: pointer, slot: slot)
+    guard !elements.isGone(slot.place), let facts = elements.facts(of: slot) else {
+      drop(found, .discarded)
+      return .gone
+    }
+    return .entry(FoundEntry(found: found, facts: facts))
   }
 
   /// Gives back so many bytes at least, counting the entries that are copied. False when nothing could be given back.
-  mutating func evictEntries(ofBytes byteCount: Int, by entryOrder: any EntryOrder, _ reason: DepartureReason) -> Bool {
+  mutating func evictEntries(ofBytes byteCount: Int, _ reason: DepartureReason) -> Bool {
     if dropDueSlab() { return true }
     let (countBefore, heldBefore) = (slots.count, heap.heldBytes)
     let goal = heldBefore - min(heldBefore, byteCount)
-    while livingBytes > goal / 4 * 3, evictNext(by: entryOrder, reason) {}
+    while livingBytes > goal / 4 * 3, evictEntry(reason) {}
     // Slabs that are three quarters alive give memory back with the fourth that moves; those whose entries leave gaps that no
     // other fits, never.
     var (fruitless, least) = (0, heap.heldBytes)
@@ -46,7 +47,7 @@ extension HeldShard {
         compactSparsest()
         fruitless = heap.heldBytes < least ? 0 : fruitless + 1
         least = min(least, heap.heldBytes)
-      } else if evictNext(by: entryOrder, reason) {
+      } else if evictEntry(reason) {
         fruitless = 0
       } else {
         // Nothing is left; an open slab without entries goes back when it is sealed.
@@ -72,9 +73,9 @@ extension HeldShard {
     if let sparsest { _ = run(over: sparsest.slab, .compaction) }
   }
 
-  /// The slab after one, lane by lane; nil begins with the first. All entries are in main: such an order has no probation.
+  /// The slab after one, lane by lane; nil begins with the first.
   private func nextSlab(after slab: purgeable_slab_t?) -> purgeable_slab_t? {
-    var lanes = usedLanes(of: .main)
+    var lanes = usedLanes
     if let slab {
       if let next = heap.next(after: slab) { return next }
       let last = heap.lane(at: heap.start(of: slab))

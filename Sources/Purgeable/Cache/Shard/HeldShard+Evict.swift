@@ -13,6 +13,8 @@ extension HeldShard {
 
   /// Makes room for a new entry and its cost, by evicting from this shard, or from the founder what is older there.
   mutating func makeRoom(for cost: UInt64, replacing old: FoundSlot?, among shards: borrowing CacheShards) {
+    // Made when the program has been asked.
+    if base.isAsking.load(ordering: .relaxed) { return }
     let countLimit = base.limits.count.load(ordering: .relaxed)
     if countLimit != .max {
       let coming = old == nil ? 1 : 0
@@ -71,18 +73,37 @@ extension HeldShard {
 
   /// Evicts the one entry that the order names. False when no entry could be evicted.
   mutating func evictEntry(_ reason: DepartureReason) -> Bool {
-    if let entryOrder { return evictNext(by: entryOrder, reason) }
-    if dropExpiredForRoom() { return true }
+    if base.asks(reason) { return dropExpiredForRoom() }
+    switch nextToGo(reason) {
+    case .entry(let entry):
+      drop(entry.found, reason, facts: entry.facts)
+      return true
+    case .gone: return true
+    case nil: return false
+    }
+  }
+
+  enum NextToGo {
+    case entry(FoundEntry)
+    /// Something has left on the way: lost or expired entries.
+    case gone
+  }
+
+  /// The entry that goes next for a reason; those before it that the order spares have been moved. nil where none can go.
+  /// `resting`: a bit for each queue that is passed over.
+  mutating func nextToGo(_ reason: DepartureReason, resting: UInt8 = 0) -> NextToGo? {
+    if dropExpiredForRoom() { return .gone }
     let before = slots.count
     if case .limit = reason.cause { index.noteEviction() }
-    if reason == .cost, books.cost == 0 { return false }
+    if reason == .cost, books.cost == 0 { return nil }
+    if let entryOrder { return next(by: entryOrder) }
     var spared = 0
     // Every entry can be spared three times at most; beyond that the books and the queues disagree.
     var looks = 4 * before + 1024
     while slots.count > 0, looks > 0 {
       looks -= 1
       let queue = nextQueue(reason)
-      guard let reference = nextElement(queue, reason) ?? nextElement(queue.other, reason) else { break }
+      guard let reference = nextElement(queue, reason, resting) ?? nextElement(queue.other, reason, resting) else { break }
       var outcome = Outcome.lost
       if let facts = elements.facts(of: reference) {
         guard let found = index.find(identity: facts.identity, place: reference.place) else { continue }
@@ -93,21 +114,26 @@ extension HeldShard {
         let byteCount = facts.payloadByteCount + SlabHeap.elementOverhead
         let fate = order.fate(
           counter: found.slot.counter, credit: credit(of: found.slot, facts), byteCount: byteCount, &rule)
-        outcome = apply(fate, reason.cause, to: FoundEntry(found: found, facts: facts))
+        let entry = FoundEntry(found: found, facts: facts)
+        if case .drop = fate { return .entry(entry) }
+        outcome = apply(fate, reason.cause, to: entry)
       }
       switch outcome {
-      case .left: return true
+      case .left: return .gone
       case .spared: spared += 1
-      case .lost: if passLost(reference) { return true }
+      case .lost: if passLost(reference) { return .gone }
       }
     }
     // Nothing was evicted from the queues. Slots that are left may belong to lost entries.
     sweepLost()
-    return slots.count < before
+    return slots.count < before ? .gone : nil
   }
 
   /// The next living element of a queue, from where the last eviction stopped: the oldest of its lanes' next ones.
-  private mutating func nextElement(_ queue: EvictionQueue, _ reason: DepartureReason) -> purgeable_reference_t? {
+  private mutating func nextElement(
+    _ queue: EvictionQueue, _ reason: DepartureReason, _ resting: UInt8
+  ) -> purgeable_reference_t? {
+    if resting & queue.bit != 0 { return nil }
     if laneTimes.count > 1, let next = nextInTurn(queue), let reference = nextElement(next.lane, reason) { return reference }
     for lane in usedLanes(of: queue) { if let reference = nextElement(lane, reason) { return reference } }
     return nil

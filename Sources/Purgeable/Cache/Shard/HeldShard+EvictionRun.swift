@@ -87,7 +87,8 @@ extension HeldShard {
   /// be given back.
   mutating func evictSlabs(ofBytes byteCount: Int, _ reason: DepartureReason) -> Bool {
     if dropDueSlab() { return true }
-    if let entryOrder { return evictEntries(ofBytes: byteCount, by: entryOrder, reason) }
+    if base.asks(reason) { return false }
+    if entryOrder != nil { return evictEntries(ofBytes: byteCount, reason) }
     let before = slots.count
     let isGone = GivingBackTurn.shared.use { notes -> Bool? in
       choose(byteCount, &notes)
@@ -279,7 +280,8 @@ extension HeldShard {
     if dropDueSlab() { return true }
     // Memory of entries that another thread is removing goes before entries that live.
     if base.removalCount.load(ordering: .relaxed) > 0, base.giveBackRemoved(heap.slabBytes) > 0 { return true }
-    if let entryOrder { return evictEntries(ofBytes: heap.slabBytes, by: entryOrder, reason) }
+    if base.asks(reason) { return false }
+    if entryOrder != nil { return evictEntries(ofBytes: heap.slabBytes, reason) }
     if case .limit = reason.cause { index.noteEviction() }
     // A large entry that is spared frees nothing. The attempts are bounded, because readers may use large entries all the time.
     for attempt in 0...S3FIFOOrder.mostLargeSpared {

@@ -156,11 +156,12 @@ extension HeldShard {
     var (hasEvicted, refusalsByMachine) = (false, 0)
     // Slow growth after pressure is no strict limit: it yields when nothing is left to evict, and to the copies that an eviction
     // makes.
-    var soft = base.growthLimit
+    let isAsking = base.isAsking.load(ordering: .relaxed)
+    var soft = isAsking ? .max : base.growthLimit
     // A large value may need as many evictions as it is slabs long, and more where slabs hold little.
     for _ in 0..<256 + 4 * (byteCount / heap.slabBytes) {
       // Read anew each time: another thread may change or lift the limit meanwhile.
-      let strict = base.limits.bytes.load(ordering: .relaxed)
+      let strict = isAsking ? .max : base.limits.bytes.load(ordering: .relaxed)
       let limit = min(strict, soft)
       // The reason for an eviction: the byte limit, slow growth, or the machine's refusal.
       var reason = soft < strict ? DepartureReason.growth : strict == .max ? .pressure : .bytes

@@ -138,7 +138,7 @@ extension PurgeableCache {
 }
 
 /// Entries that were copied under their shards' mutexes. Keys and values are made of the copies under none.
-private struct EntryCopies<Key: Hashable & Sendable> {
+struct EntryCopies<Key: Hashable & Sendable> {
   /// Where an entry's bytes end: its prefix, or its payload.
   private var entries: [(end: Int, hasHead: Bool)] = []
   private var bytes: [UInt8] = []

@@ -16,6 +16,8 @@ enum EvictionQueue: Int {
 
   static let count = 2
 
+  var bit: UInt8 { 1 << UInt8(rawValue) }
+
   var other: EvictionQueue { self == .main ? .probation : .main }
 
   /// All, in their order on offer. Unlike an array, this needs no allocation.

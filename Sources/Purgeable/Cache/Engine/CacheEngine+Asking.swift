@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: MIT
+// Eviction with the program's consent.
+//
+//   a store, a lowered limit --------+--> note   the next entry of the order, under its shard's mutex
+//   pressure --> a thread of its own-+    ask    under no mutex
+//                                         settle it leaves, if it is still the same; or it is passed over
+//
+// Nothing that runs under a shard's mutex can ask. So where the program is asked, no store and no reaction evicts for the reasons
+// that it is asked about (`CacheBase.asks`): a store goes over the limit, and evicts when its mutex has been released. Entries
+// go one by one. For memory they go until a quarter of what is held would be holes, and then what lives in the slabs with the
+// most holes moves together, as in HeldShard+EntryOrder.swift.
+//
+// An entry that is passed over moves to the young end of main, or to the end of an order that names entries: all others come
+// before it again.
+
+import CPurgeable
+import Synchronization
+
+/// Who asks for a cache. A subclass has the program's closure and knows keys. It is also the client that gives back under
+/// pressure, on a thread of its own.
+class AskingClient: ProgramClient, @unchecked Sendable {
+  /// How many entries a store passes over.
+  static var mostPassed: Int { 64 }
+
+  /// Brings the cache below its limits, as far as the program agrees. `key`: the one that was just stored. Under no mutex.
+  func enforceLimits(sparing key: EngineKey?) {}
+}
+
+/// An entry whose turn has come. Names the element: what is stored under the key meanwhile is another one.
+struct EvictionCandidate {
+  let shard: EngineShard
+  let queue: EvictionQueue
+  let slot: Slot
+  let generation: UInt64
+  let byteCount: Int
+  let ghostIdentity: UInt64?
+}
+
+extension CacheEngine {
+  /// The limit that is exceeded, slow growth included.
+  var exceededLimitOrGrowth: DepartureReason? {
+    base.exceededLimit ?? (base.chargedBytes > base.growthLimit ? .growth : nil)
+  }
+
+  /// Evicts entries that may go, until there is no reason any more, or `most` have been passed over. `key`: is passed over
+  /// unasked. `note` gets an entry under its shard's mutex; then `mayGo` is asked about it, under none. False where nothing left.
+  func evict(
+    most: Int, sparing key: EngineKey?, _ reason: () -> DepartureReason?, note: (borrowing HeldShard, FoundSlot) -> Void,
+    mayGo: (DepartureReason) -> Bool
+  ) -> Bool {
+    var (passed, fruitless) = (0, 0)
+    var passes = EvictionPasses(most: base.namesSlabs ? most / 2 : most, ofEntries: base.count)
+    var living: Int?
+    var turn = AskingTurn()
+    // Bounded, because other threads may store meanwhile, and the closure too.
+    var left = base.count + most
+    var hasEvicted = false
+    while passed < most, left > 0, let reason = reason() {
+      if reason.isOfMemory, fruitless < 4 {
+        let now = living ?? shards.all.reduce(0) { sum, shard in sum + shards.hold(shard) { $0.livingBytes } }
+        living = now
+        if now < base.heldBytes / 4 * 3 {
+          let before = base.heldBytes
+          for shard in shards.all { shards.hold(shard) { held in held.compactSparsest() } }
+          fruitless = base.heldBytes < before ? 0 : fruitless + 1
+          continue
+        }
+      }
+      left -= 1
+      guard let candidate = turn.next(of: shards, reason, passes, note) else { break }
+      let goes = (key == nil || candidate.ghostIdentity != key?.ghostIdentity) && mayGo(reason)
+      shards.hold(candidate.shard) { held in held.settle(candidate, goes ? reason : nil) }
+      if goes {
+        (hasEvicted, fruitless) = (true, 0)
+        living = living.map { $0 - candidate.byteCount }
+      } else {
+        passed += 1
+        passes.add(candidate.shard.number, candidate.queue)
+      }
+    }
+    if hasEvicted { for shard in shards.all { shards.hold(shard) { held in held.shrinkIndex() } } }
+    return hasEvicted
+  }
+}
+
+/// How many entries of each queue of each shard a call has passed over because the program keeps them. A queue where that is
+/// nearly all there is does not hide the others: it rests for the rest of the call.
+private struct EvictionPasses {
+  private var counts = InlineArray<66, UInt32>(repeating: 0)
+  private let most: Int
+  private let entryCount: Int
+
+  /// `most`: of one queue, if one shard had all of so many entries.
+  init(most: Int, ofEntries entryCount: Int) { (self.most, self.entryCount) = (most, max(1, entryCount)) }
+
+  private func at(_ shard: Int, _ queue: EvictionQueue) -> Int { shard * EvictionQueue.count + queue.rawValue }
+  mutating func add(_ shard: Int, _ queue: EvictionQueue) { counts[at(shard, queue)] += 1 }
+
+  /// The queues of a shard that rest, a bit for each.
+  func resting(of held: borrowing HeldShard) -> UInt8 {
+    let most = max(8, most * held.slots.count / entryCount)
+    var bits: UInt8 = 0
+    for queue in EvictionQueue.all where counts[at(held.number, queue)] >= most { bits |= queue.bit }
+    return bits
+  }
+}
+
+/// The shard whose entries are asked about. The one that is next by age is looked for once for some entries.
+private struct AskingTurn {
+  private var shard: EngineShard?
+  private var left = 0
+
+  /// Notes the next entry; nil where there is none.
+  mutating func next(
+    of shards: borrowing CacheShards, _ reason: DepartureReason, _ passes: EvictionPasses,
+    _ note: (borrowing HeldShard, FoundSlot) -> Void
+  ) -> EvictionCandidate? {
+    var candidate: EvictionCandidate?
+    if let shard, left > 0 {
+      left -= 1
+      _ = shards.hold(shard) { held in held.note(&candidate, reason, passes, in: shards, note) }
+      if candidate != nil { return candidate }
+    }
+    shards.evictByAge(
+      age: { $0.nextAge(reason) }, until: { candidate != nil },
+      evict: { held in held.note(&candidate, reason, passes, in: shards, note) })
+    (shard, left) = (candidate?.shard, 16)
+    return candidate
+  }
+}
+
+extension DepartureReason {
+  /// Whether memory is wanted, not places or costs.
+  fileprivate var isOfMemory: Bool { self == .bytes || self == .growth || self == .pressure }
+}
+
+extension HeldShard {
+  /// Notes the entry that goes next. False where none can go.
+  fileprivate mutating func note(
+    _ candidate: inout EvictionCandidate?, _ reason: DepartureReason, _ passes: EvictionPasses, in shards: borrowing CacheShards,
+    _ note: (borrowing HeldShard, FoundSlot) -> Void
+  ) -> Bool {
+    guard let next = nextToGo(reason, resting: passes.resting(of: self)) else { return false }
+    guard case .entry(let entry) = next else { return true }
+    let slot = entry.found.slot
+    candidate = EvictionCandidate(
+      shard: shards.positions[UInt64(number)], queue: heap.queue(at: slot.place), slot: slot,
+      generation: heap.reference(slot.place).generation,
+      byteCount: entry.facts.payloadByteCount + SlabHeap.elementOverhead, ghostIdentity: ghostIdentity(of: slot))
+    note(self, entry.found)
+    return true
+  }
+
+  /// Does to an entry what the program said; nothing where it has moved, or is another one. `reason`: nil where it is passed
+  /// over.
+  mutating func settle(_ candidate: EvictionCandidate, _ reason: DepartureReason?) {
+    let slot = candidate.slot
+    guard let found = index.find(identity: slot.identity, place: slot.place),
+      heap.reference(slot.place).generation == candidate.generation
+    else { return }
+    guard let reason else {
+      if let entryOrder {
+        entryOrder.used(position(of: found))
+      } else if let facts = elements.facts(of: slot) {
+        _ = apply(.move(.main, counter: found.slot.counter), .busy, to: FoundEntry(found: found, facts: facts))
+      }
+      return
+    }
+    drop(found, elements.isGone(slot.place) ? .discarded : reason)
+  }
+
+  /// nil for a tracked key that has ended.
+  func ghostIdentity(of slot: Slot) -> UInt64? {
+    guard slot.isTracked else { return slot.identity }
+    return keys.hash(of: EngineKey.trackedNumber(of: slot)).map { EngineKey(hash: $0).ghostIdentity }
+  }
+}

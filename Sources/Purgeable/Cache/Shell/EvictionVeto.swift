@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: MIT
+// The program's say in evictions (Engine/CacheEngine+Asking.swift).
+
+import Synchronization
+
+/// Asks the program's closure. Made with the first closure, and there until the cache ends.
+final class EvictionVeto<Key: Hashable & Sendable, Value: PurgeableValue>: AskingClient, @unchecked Sendable {
+  typealias Closure = @Sendable (_ key: Key, _ reason: DepartureReason) -> Bool
+
+  /// An object, because the runtime takes memory for a closure that comes out of generic code.
+  final class InForce: Sendable {
+    let closure: Closure
+    init(_ closure: @escaping Closure) { self.closure = closure }
+  }
+
+  private let guarded = Guarded(InForce?.none)
+  /// The cache keeps this client, not the other way about.
+  private weak let cache: PurgeableCache<Key, Value>?
+
+  init(_ cache: PurgeableCache<Key, Value>) { self.cache = cache }
+
+  var closure: Closure? { guarded.withLock { $0 }?.closure }
+
+  /// The old one ends under no mutex.
+  func set(_ closure: Closure?, _ base: CacheBase) {
+    let new = closure.map { InForce($0) }
+    let old = guarded.withLock { inForce -> InForce? in
+      base.isAsking.store(new != nil, ordering: .releasing)
+      defer { inForce = new }
+      return inForce
+    }
+    _ = old
+  }
+
+  override func enforceLimits(sparing key: EngineKey?) {
+    guard let cache, cache.engine.exceededLimitOrGrowth != nil else { return }
+    _ = evict(from: cache, most: Self.mostPassed, sparing: key) { cache.engine.exceededLimitOrGrowth }
+  }
+
+  /// Not from inside of the closure: what its stores add the call around it evicts.
+  private func evict(
+    from cache: PurgeableCache<Key, Value>, most: Int, sparing key: EngineKey? = nil, _ reason: () -> DepartureReason?
+  ) -> Bool {
+    guard unsafe ThreadRole.notes(of: ObjectIdentifier(self)) == nil else { return false }
+    var (copies, hasMemory) = (EntryCopies<Key>(), true)
+    return cache.engine.evict(most: most, sparing: key, reason) { held, found in
+      hasMemory = MemoryReserve.isThere(MemoryReserve.ofNews)
+      if !hasMemory { return }
+      copies.append(found.slot, in: held, withValue: false)
+    } mayGo: { reason in
+      var key: Key?
+      copies.takeAll(for: cache) { made, _ in key = made }
+      // Without memory for the key nobody can be asked.
+      guard hasMemory else { return false }
+      // A key whose page is lost, or whose bytes are no key.
+      guard let key, let closure else { return true }
+      var inside = 0
+      return unsafe withUnsafeMutablePointer(to: &inside) { inside in
+        unsafe ThreadRole.whileTelling(of: ObjectIdentifier(self), UnsafeMutableRawPointer(inside)) { closure(key, reason) }
+      }
+    }
+  }
+
+  // MARK: When memory is short (ProgramClient.swift)
+
+  override var holdsAnything: Bool {
+    guard let engine = cache?.engine else { return false }
+    return engine.base.isAsking.load(ordering: .relaxed) && engine.holdsAnything
+  }
+  override var size: Int { cache.map { $0.engine.base.heldBytes + $0.engine.base.ordinaryBytes } ?? 0 }
+
+  override func giveSlice() -> Bool {
+    guard let cache else { return false }
+    let goal = cache.engine.base.heldBytes / PressureReaction.sliceShare * (PressureReaction.sliceShare - 1)
+    let most = max(Self.mostPassed, cache.count / PressureReaction.sliceShare)
+    return evict(from: cache, most: most) { cache.engine.base.heldBytes > goal ? .pressure : nil }
+  }
+
+  override func endRelief(before: Int) {
+    guard let base = cache?.engine.base else { return }
+    base.limits.growth.begin(before: before, held: base.chargedBytes, now: base.clock.now())
+  }
+
+  // MARK: Forks (ForkGuard.swift)
+
+  override func lockForFork() {
+    guarded.lock()
+    super.lockForFork()
+  }
+
+  override func unlockAfterFork() {
+    super.unlockAfterFork()
+    guarded.unlock()
+  }
+}
+
+extension PurgeableCache {
+  /// Asked, in the order of eviction, before an entry goes for a limit, for slow growth or under pressure (reasons `count`,
+  /// `cost`, `bytes`, `growth`, `pressure`); false passes the entry over. nil, as at first: everything may go.
+  ///
+  ///     let pages = try PurgeableCache<String, [UInt8]>(countLimit: 1000)
+  ///     pages.shouldEvict = { key, _ in !key.hasPrefix("pinned/") }
+  ///
+  /// Not asked for removals, trims, deciders, idle and expired entries, nor for what the kernel takes. Called under no mutex: on
+  /// the thread whose store exceeds a limit, once it has stored; under pressure on a thread of the cache's own, for which only
+  /// this cache's giving back waits, not its offers. May read and change the cache. The entry that is being stored is not asked
+  /// about. One call passes over 64 entries at most: then it returns, and the cache stays above its limit. The next call goes on
+  /// behind them. Any thread; keys need not be tracked.
+  ///
+  /// Cost: while there is a closure, a store at a limit stores first and evicts then, entry by entry, so that the limit is
+  /// exceeded for a moment: by one entry for each thread that stores, for bytes by a slab. A cache of bytes keeps up to a quarter
+  /// of what it holds as holes then.
+  public var shouldEvict: (@Sendable (_ key: Key, _ reason: DepartureReason) -> Bool)? {
+    get { (engine.asker.load() as? EvictionVeto<Key, Value>)?.closure }
+    set {
+      let known = engine.asker.load() as? EvictionVeto<Key, Value>
+      guard newValue != nil || known != nil else { return }
+      veto(known).set(newValue, engine.base)
+      // Room that was not made.
+      if newValue == nil, engine.base.isOverLimits { engine.enforceLimits() }
+    }
+  }
+
+  private func veto(_ known: EvictionVeto<Key, Value>?) -> EvictionVeto<Key, Value> {
+    if let known { return known }
+    let made = EvictionVeto(self)
+    let kept = engine.asker.storeIfNil(made)
+    if kept === made { ClientRoster.shared.add(made) }
+    return unsafe unsafeDowncast(kept, to: EvictionVeto<Key, Value>.self)
+  }
+}

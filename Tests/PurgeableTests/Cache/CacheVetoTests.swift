@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: MIT
+// The program's say in evictions: who is asked, about what, and what happens where all is kept.
+
+import Glibc
+import PurgeableTestSupport
+import Synchronization
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+/// What a closure was asked, and what it answers.
+private final class Asked: Sendable {
+  private let calls = Mutex<[(key: Int, reason: DepartureReason)]>([])
+  private let kept: @Sendable (Int) -> Bool
+
+  init(keeping kept: @escaping @Sendable (Int) -> Bool) { self.kept = kept }
+
+  func mayGo(_ key: Int, _ reason: DepartureReason) -> Bool {
+    calls.withLock { $0.append((key, reason)) }
+    return !kept(key)
+  }
+
+  /// Since the last time.
+  func take() -> [(key: Int, reason: DepartureReason)] {
+    calls.withLock { calls in
+      defer { calls = [] }
+      return calls
+    }
+  }
+}
+
+extension PurgeableCache {
+  fileprivate func departures(_ reason: DepartureReason) -> Int { statistics.departures[reason] ?? 0 }
+}
+
+@Suite("cache: veto")
+struct CacheVetoTests {
+  private static func value(_ key: Int, _ count: Int = 100) -> [UInt8] {
+    [UInt8](repeating: UInt8(truncatingIfNeeded: key), count: count)
+  }
+
+  private static func make(
+    _ order: EvictionOrder, tracksKeys: Bool = false, countLimit: Int? = nil, costLimit: Int? = nil, byteLimit: Int? = nil
+  ) throws -> PurgeableCache<Int, [UInt8]> {
+    try PurgeableCache(
+      countLimit: countLimit, costLimit: costLimit, byteLimit: byteLimit, evictionOrder: order, tracksKeys: tracksKeys)
+  }
+
+  @Test(
+    "what the program keeps stays, at each kind of limit, which holds; nothing else stays in its place",
+    arguments: EvictionOrder.allCases, [false, true])
+  func kept(order: EvictionOrder, tracksKeys: Bool) throws {
+    for (limit, reason) in [("count", DepartureReason.count), ("cost", .cost), ("bytes", .bytes)] {
+      let cache = try Self.make(
+        order, tracksKeys: tracksKeys, countLimit: limit == "count" ? 1000 : nil, costLimit: limit == "cost" ? 100_000 : nil,
+        byteLimit: limit == "bytes" ? 1 << 20 : nil)
+      let asked = Asked { $0 % 40 == 0 }
+      cache.shouldEvict = { asked.mayGo($0, $1) }
+      var most = 0
+      for key in 0..<10_000 {
+        cache[key] = Self.value(key)
+        most = max(most, limit == "count" ? cache.count : limit == "cost" ? cache.totalCost : cache.byteCount)
+        if key % 497 == 0 { #expect(cache.peekValue(forKey: key) == Self.value(key), "the entry just stored") }
+      }
+      // By bytes, kept entries may come to lie together, and a call passes over 64 only.
+      #expect(most <= (limit == "count" ? 1000 : limit == "cost" ? 100_000 : (1 << 20) + (64 << 10)), "\(limit): \(most)")
+      let there = (0..<10_000).filter { cache.containsValue(forKey: $0) }
+      #expect(Set(stride(from: 0, to: 10_000, by: 40)).isSubset(of: there), "\(limit), \(order)")
+      #expect(there.count == cache.count)
+      if limit == "count" { #expect(cache.count == 1000) }
+      let calls = asked.take()
+      #expect(calls.allSatisfy { $0.reason == reason })
+      #expect(calls.count { $0.key % 40 != 0 } == cache.departures(reason))
+      #expect(cache.departures(reason) == 10_000 - there.count)
+      for key in there { #expect(cache.peekValue(forKey: key) == Self.value(key)) }
+      cache.checkBooksSwept()
+      // Without a veto the limits hold by themselves.
+      cache.shouldEvict = nil
+      #expect(cache.shouldEvict == nil)
+      for key in 10_000..<14_000 { cache[key] = Self.value(key) }
+      #expect(asked.take().isEmpty)
+      if order == .lru { #expect(!cache.containsValue(forKey: 40)) }
+      cache.checkBooksSwept()
+    }
+  }
+
+  @Test(
+    "where all is kept a store returns, above the limit, having asked 64 times at most; then room is made at once",
+    arguments: EvictionOrder.allCases)
+  func allKept(order: EvictionOrder) throws {
+    let cache = try Self.make(order, countLimit: 100)
+    let asked = Asked { _ in true }
+    cache.shouldEvict = { asked.mayGo($0, $1) }
+    for key in 0..<300 {
+      #expect(cache.setValue(Self.value(key), forKey: key) == .stored)
+      let calls = asked.take()
+      #expect(calls.count <= 64 && !calls.contains { $0.key == key })
+    }
+    #expect(cache.count == 300)
+    // A lower limit asks, too.
+    try cache.setCountLimit(50)
+    #expect((32...64).contains(asked.take().count) && cache.count == 300)
+    cache.shouldEvict = { _, _ in true }
+    cache[300] = Self.value(300)
+    #expect(cache.count == 50 && cache.containsValue(forKey: 300))
+    // By bytes: above the limit as long as all is kept.
+    let bytes = try Self.make(order, byteLimit: 400 << 10)
+    bytes.shouldEvict = { _, _ in false }
+    for key in 0..<6000 { #expect(bytes.setValue(Self.value(key), forKey: key) == .stored) }
+    #expect(bytes.count == 6000 && bytes.byteCount > 600 << 10)
+    bytes.shouldEvict = nil
+    #expect(bytes.byteCount <= 400 << 10 && bytes.count > 500)
+    for cache in [cache, bytes] { cache.checkBooksSwept() }
+  }
+
+  @Test("exact LRU asks in its order; an entry that was passed over is as one that was used")
+  func inOrder() throws {
+    let cache = try Self.make(.lru, countLimit: 5)
+    for key in 0..<5 { cache[key] = Self.value(key) }
+    _ = cache[0]
+    let asked = Asked { $0 == 1 || $0 == 3 }
+    cache.shouldEvict = { asked.mayGo($0, $1) }
+    cache[5] = Self.value(5)
+    #expect(asked.take().map(\.key) == [1, 2])
+    cache[6] = Self.value(6)
+    #expect(asked.take().map(\.key) == [3, 4])
+    cache[7] = Self.value(7)
+    #expect(asked.take().map(\.key) == [0])
+    cache[8] = Self.value(8)
+    #expect(asked.take().map(\.key) == [5])
+    #expect(Set(cache.keys) == [1, 3, 6, 7, 8])
+  }
+
+  @Test("not asked for removals, trims, deciders, what has expired or is lost")
+  func notAsked() throws {
+    let clock = ManualClock()
+    var options = CacheOptions()
+    options.clock = clock
+    options.idleTime = .seconds(1000)
+    let cache = try PurgeableCache<Int, [UInt8]>(options)
+    let asked = Asked { _ in true }
+    cache.shouldEvict = { asked.mayGo($0, $1) }
+    for key in 0..<6000 {
+      cache.setValue(Self.value(key), forKey: key, expiry: key % 2 == 0 ? .sinceCreation(.seconds(10)) : nil)
+    }
+    cache.remove(forKey: 1)
+    cache.removeAll { $0.key == 3 }
+    cache.evictAll { $0.key == 5 }
+    clock.advance(by: .seconds(10))
+    cache.removeExpired()
+    #expect(cache.count == 2997)
+    cache.trim(toCount: 2000)
+    #expect(cache.count == 2000)
+    cache.trim(level: .critical)
+    #expect(cache.count < 2000)
+    cache.trim(toBytes: 0)
+    #expect(cache.isEmpty)
+    for key in 0..<100 { cache[key] = Self.value(key) }
+    for _ in 0..<3 {
+      clock.advance(by: .seconds(1000))
+      cache.engine.giveBackIdle()
+    }
+    #expect(cache.isEmpty && cache.departures(.idle) + cache.departures(.trimmed) > 2000)
+    #expect(asked.take().isEmpty)
+    cache.checkBooksSwept()
+  }
+
+  @Test("under pressure it is asked on a thread of the cache's own; the reaction goes on without it, what is kept stays")
+  func pressure() throws {
+    let cache = try Self.make(.s3FIFO)
+    for key in 0..<20_000 { cache[key] = Self.value(key) }
+    let asked = Asked { $0 % 10 == 0 }
+    let own = Mutex<Set<UInt>>([])
+    cache.shouldEvict = { key, reason in
+      _ = own.withLock { $0.insert(UInt(pthread_self())) }
+      return asked.mayGo(key, reason)
+    }
+    let loaded = cache.engine.asker.load()
+    let asker = try #require(loaded)
+    let before = cache.byteCount
+    let clients: [any PressureClient] = [cache.engine, asker]
+    let relief = PressureReaction.run(clients, .warning, mustGive: true) { _ in false }
+    #expect(relief.lostEntryCount == 0)
+    for _ in 0..<2000 where cache.departures(.pressure) == 0 || asker.relief.withLock({ $0.hasThread }) { usleep(5000) }
+    let calls = asked.take()
+    #expect(!calls.isEmpty && calls.allSatisfy { $0.reason == .pressure })
+    #expect(!own.withLock { $0 }.contains(UInt(pthread_self())))
+    #expect(cache.departures(.pressure) == calls.count { $0.key % 10 != 0 })
+    #expect(cache.byteCount < before - before / 32, "\(cache.byteCount) of \(before)")
+    // Until nothing but what is kept is left.
+    var slices = 0
+    while cache.count > 2000, slices < 3000 {
+      slices += 1
+      _ = asker.giveSlice()
+    }
+    #expect(cache.keys.allSatisfy { $0 % 10 == 0 } && cache.count == 2000)
+    cache.checkBooksSwept()
+  }
+
+  @Test(
+    "the closure may read and change the cache, set and take itself away; what its stores add is evicted by the call around it")
+  func reentrant() throws {
+    let cache = try Self.make(.s3FIFO, countLimit: 100)
+    let count = Mutex(0)
+    cache.shouldEvict = { [weak cache] key, _ in
+      let number = count.withLock { count -> Int in
+        count += 1
+        return count
+      }
+      #expect(cache?.peekValue(forKey: key) == Self.value(key))
+      if number % 7 == 0 { cache?.remove(forKey: key) }
+      if number % 5 == 0 { cache?[100_000 + number] = Self.value(100_000 + number) }
+      if number % 11 == 0 { cache?[key] = Self.value(key) }
+      if number == 3000 { cache?.shouldEvict = nil }
+      return true
+    }
+    for key in 0..<5000 { cache[key] = Self.value(key) }
+    #expect(count.withLock { $0 } == 3000 && cache.count == 100)
+    cache.checkBooksSwept()
+  }
+
+  @Test(
+    "threads: limits are exceeded by as many entries as there are threads, what is kept stays, and nothing is wrong",
+    .timeLimit(.minutes(2)))
+  func threads() throws {
+    for limit in [true, false] {
+      let cache = try Self.make(.s3FIFO, countLimit: limit ? 2000 : nil, byteLimit: limit ? nil : 1 << 20)
+      cache.shouldEvict = { key, _ in key % 100 != 0 }
+      let most = Atomic<Int>(0)
+      onThreads(4) { thread in
+        var random = SplitMix64(seed: UInt64(thread))
+        for step in 0..<3000 / slowness {
+          let key = thread * 100_000 + step
+          cache[key] = Self.value(key)
+          if limit { most.max(cache.count, ordering: .relaxed) }
+          let other = Int(random.next() % 4) * 100_000 + Int(random.next() % UInt64(step + 1))
+          if let value = cache[other] { #expect(value == Self.value(other)) }
+          if step % 1000 == 0 { cache.offerIdle() }
+        }
+      }
+      #expect(most.load(ordering: .relaxed) <= 2004)
+      for thread in 0..<4 {
+        for step in stride(from: 0, to: 3000 / slowness, by: 100) {
+          #expect(cache.peekValue(forKey: thread * 100_000 + step) == Self.value(thread * 100_000 + step))
+        }
+      }
+      cache[-1] = []
+      if limit { #expect(cache.count <= 2000) } else { #expect(cache.byteCount <= 1 << 20) }
+      cache.checkBooksSwept()
+    }
+  }
+
+  @Test("what the kernel took leaves unasked, also while evictions ask")
+  func lost() throws {
+    let cache = try Self.make(.s3FIFO, countLimit: 20_000)
+    cache.shouldEvict = { key, _ in key % 3 == 0 }
+    for key in 0..<20_000 { cache[key] = Self.value(key) }
+    cache.discardEveryThirdPage()
+    for key in 20_000..<40_000 {
+      cache[key] = Self.value(key)
+      #expect(cache.count <= 40_000)
+    }
+    for key in 0..<40_000 { if let value = cache.peekValue(forKey: key) { #expect(value == Self.value(key)) } }
+    cache.checkBooksSwept()
+  }
+
+  @Test("in a forked child the closure is asked too; the cache ends while a closure is set", .forks)
+  func forking() async {
+    await #expect(processExitsWith: .success) {
+      let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 100)
+      cache.shouldEvict = { key, _ in key % 2 == 0 }
+      for key in 0..<300 { cache[key] = [1] }
+      let isWell = childSays {
+        guard cache.isEmpty else { return false }
+        for key in 0..<300 { cache[key] = [2] }
+        return (150...170).contains(cache.count) && cache[299] == [2] && cache[1] == [2]
+      }
+      require(isWell, "the child's")
+      var other: PurgeableCache<Int, [UInt8]>? = try PurgeableCache(countLimit: 100)
+      other?.shouldEvict = { _, _ in true }
+      other?[1] = [1]
+      weak let left = other
+      other = nil
+      require(left == nil, "the end")
+    }
+  }
+}
