@@ -167,9 +167,26 @@ extension ObjectCache {
     return departed?.value
   }
 
-  /// Removes the entries of keys. Returns how many there were. As `remove(forKey:)` for each key.
+  /// Stores values, each as `setValue(_:forKey:)`. Returns what was refused: empty where all are stored. A `snapshot()` of
+  /// another thread sees all or none of them, and so do `changes(every:)`; they wait for the call, a second at most. Any
+  /// thread.
   @discardableResult
-  public func remove(forKeys keys: some Sequence<Key>) -> Int { keys.count { remove(forKey: $0) } }
+  public func setValues(_ values: [Key: Value]) -> [Key: StoreOutcome] {
+    store.batches.run {
+      var refused: [Key: StoreOutcome] = [:]
+      for (key, value) in values {
+        let outcome = setValue(value, forKey: key)
+        if outcome != .stored, outcome != .replaced { refused[key] = outcome }
+      }
+      return refused
+    }
+  }
+
+  /// Removes the entries of keys. Returns how many there were. As `remove(forKey:)` for each key; to others as `setValues`.
+  @discardableResult
+  public func remove(forKeys keys: some Sequence<Key>) -> Int {
+    store.batches.run { keys.count { remove(forKey: $0) } }
+  }
 
   /// Removes every entry that is there now, in no order. Any thread.
   public func removeAll() {
@@ -227,10 +244,19 @@ extension ObjectCache {
   @inlinable
   public var values: [Value] { entries.map { $0.value } }
 
-  /// The keys and values of `entries`.
+  /// The keys and values of `entries`. Of what another thread's `setValues` or `remove(forKeys:)` does it sees all or nothing: it
+  /// waits for these, a second at most.
   public func snapshot() -> [Key: Value] {
+    var entries: [CacheEntry<Key, Value>] = []
+    BatchGate.whenQuiet { isLast in
+      let batches = store.lazyBatches.load()
+      let begun = batches?.begun ?? 0
+      if !isLast, batches?.isQuiet == false { return false }
+      entries = self.entries
+      return isLast || store.lazyBatches.load()?.begun ?? 0 == begun
+    }
     // A key that the program changed after it was stored may come twice.
-    Dictionary(entries.map { ($0.key, $0.value) }, uniquingKeysWith: { $1 })
+    return Dictionary(entries.map { ($0.key, $0.value) }, uniquingKeysWith: { $1 })
   }
 
   // MARK: Inside

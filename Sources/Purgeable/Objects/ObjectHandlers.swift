@@ -172,7 +172,8 @@ extension ObjectCache {
   private var board: ChangeBoard<Key> {
     store.hasWatcher.store(true, ordering: .releasing)
     return store.lazyBoard.load()
-      ?? store.lazyBoard.storeIfNil(ChangeBoard(store.intervals) { [weak self] in self?.containsValue(forKey: $0) })
+      ?? store.lazyBoard.storeIfNil(
+        ChangeBoard(store.intervals, store.batches) { [weak self] in self?.containsValue(forKey: $0) })
   }
 
   /// Who set handler and question together; nil where nobody did.

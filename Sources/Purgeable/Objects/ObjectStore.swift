@@ -110,6 +110,8 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   /// What the program wants done at intervals, and those who want to know what changed.
   let lazyIntervals = AtomicLazyReference<IntervalThread>()
   let lazyBoard = AtomicLazyReference<ChangeBoard<Key>>()
+  /// Who changes several entries in one call.
+  let lazyBatches = AtomicLazyReference<BatchGate>()
 
   init(_ options: CacheOptions, clock: MonotonicClock, isSurelyEqual: @escaping @Sendable (Key, Key) -> Bool) {
     self.isSurelyEqual = isSurelyEqual
@@ -308,12 +310,14 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
 
   // MARK: At intervals
 
+  var batches: BatchGate { lazyBatches.load() ?? lazyBatches.storeIfNil(BatchGate()) }
   var intervals: IntervalThread { lazyIntervals.load() ?? lazyIntervals.storeIfNil(IntervalThread()) }
 
   // MARK: Forks (ForkGuard.swift)
 
   override func forEachCompanion(_ body: (any ForkProtected) -> Void) {
     body(loads)
+    if let batches = lazyBatches.load() { body(batches) }
     if let board = lazyBoard.load() { body(board) }
     if let thread = lazyIntervals.load() { body(thread) }
   }

@@ -3,6 +3,7 @@
 //
 //   store, departure --note--> pending keys of each listener     no hash, no ==: these are the program's code
 //   interval, or the program's wish --deliver--> each key once: there now? updated, else removed
+//                                                (in a moment without a batch: Ground/BatchGate.swift)
 //
 // What became of a key is asked when it is told. So no order of notes matters, and what comes after the question is noted for the
 // next time.
@@ -43,11 +44,12 @@ final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
   /// Whether a note is of use. A hint.
   private let hasListener = Atomic<Bool>(false)
   private let intervals: IntervalThread
+  private let batches: BatchGate
   /// Whether the cache has a value for a key; nil once the cache has ended.
   private let contains: @Sendable (Key) -> Bool?
 
-  init(_ intervals: IntervalThread, contains: @escaping @Sendable (Key) -> Bool?) {
-    (self.intervals, self.contains) = (intervals, contains)
+  init(_ intervals: IntervalThread, _ batches: BatchGate, contains: @escaping @Sendable (Key) -> Bool?) {
+    (self.intervals, self.batches, self.contains) = (intervals, batches, contains)
     rehearseFork()
     ForkGuard.shared.reserve(1)
   }
@@ -163,15 +165,34 @@ final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
   }
 
   private func tellPending(_ listener: ChangeListener<Key>) {
-    let touched = Set(takePending(of: listener))
+    var changes = CacheChanges<Key>(updatedKeys: [], removedKeys: [])
+    BatchGate.whenQuiet { isLast in
+      let begun = batches.begun
+      if !isLast, !batches.isQuiet { return false }
+      changes = takeChanges(of: listener)
+      // Else a batch may have begun meanwhile.
+      if isLast || batches.begun == begun { return true }
+      putBack(changes, listener)
+      return false
+    }
+    if !changes.isEmpty, isHere(listener), !listener.tell(changes) { putBack(changes, listener) }
+  }
+
+  private func takeChanges(of listener: ChangeListener<Key>) -> CacheChanges<Key> {
     var (updated, removed): (Set<Key>, Set<Key>) = ([], [])
-    for key in touched {
-      guard let isThere = contains(key) else { return }
+    for key in Set(takePending(of: listener)) {
+      // Nobody is told any more once the cache has ended.
+      guard let isThere = contains(key) else { continue }
       if isThere { updated.insert(key) } else { removed.insert(key) }
     }
-    let changes = CacheChanges(updatedKeys: updated, removedKeys: removed)
-    guard !changes.isEmpty, isHere(listener), !listener.tell(changes) else { return }
-    state.withLock { _ in listener.pending.append(contentsOf: touched) }
+    return CacheChanges(updatedKeys: updated, removedKeys: removed)
+  }
+
+  private func putBack(_ changes: CacheChanges<Key>, _ listener: ChangeListener<Key>) {
+    state.withLock { _ in
+      listener.pending.append(contentsOf: changes.updatedKeys)
+      listener.pending.append(contentsOf: changes.removedKeys)
+    }
   }
 
   private func isHere(_ listener: ChangeListener<Key>) -> Bool {

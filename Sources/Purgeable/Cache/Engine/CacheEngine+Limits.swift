@@ -59,8 +59,8 @@ extension CacheEngine {
     base.limits.apply(to: heap)
   }
 
-  /// Shrinks the bookkeeping of all shards, also of those that have nothing to evict.
-  private func fitBookkeeping() {
+  /// Above the byte limit, shrinks the bookkeeping of all shards, also of those that have nothing to evict.
+  func fitBookkeeping() {
     for shard in shards.all where base.exceededLimit == .bytes { _ = shards.hold(shard) { held in held.fitBookkeeping() } }
   }
 

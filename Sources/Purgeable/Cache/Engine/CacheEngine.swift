@@ -42,6 +42,9 @@ final class CacheEngine: ForkProtected {
   let shards: CacheShards
   /// Who asks the program before an eviction, once it wants to be asked.
   let asker = AtomicLazyReference<AskingClient>()
+  /// Who changes several entries in one call.
+  let lazyBatches = AtomicLazyReference<BatchGate>()
+  var batches: BatchGate { lazyBatches.load() ?? lazyBatches.storeIfNil(BatchGate()) }
   /// What the program wants done at intervals.
   let intervals = AtomicLazyReference<IntervalThread>()
   /// The heap of `base`, one load nearer for reads.

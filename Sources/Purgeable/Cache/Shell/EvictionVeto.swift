@@ -14,15 +14,17 @@ final class EvictionVeto<Key: Hashable & Sendable, Value: PurgeableValue>: Askin
   }
 
   private let guarded = Guarded(InForce?.none)
-  /// The cache keeps this client, not the other way about.
+  /// The cache keeps this client, not the other way about. Only asked for by threads of the program and by the client's own: the
+  /// last reference to a cache must not end on the library's thread.
   private weak let cache: PurgeableCache<Key, Value>?
+  private let base: CacheBase
 
-  init(_ cache: PurgeableCache<Key, Value>) { self.cache = cache }
+  init(_ cache: PurgeableCache<Key, Value>) { (self.cache, base) = (cache, cache.engine.base) }
 
   var closure: Closure? { guarded.withLock { $0 }?.closure }
 
   /// The old one ends under no mutex.
-  func set(_ closure: Closure?, _ base: CacheBase) {
+  func set(_ closure: Closure?) {
     let new = closure.map { InForce($0) }
     let old = guarded.withLock { inForce -> InForce? in
       base.isAsking.store(new != nil, ordering: .releasing)
@@ -34,6 +36,7 @@ final class EvictionVeto<Key: Hashable & Sendable, Value: PurgeableValue>: Askin
 
   override func enforceLimits(sparing key: EngineKey?) {
     guard let cache, cache.engine.exceededLimitOrGrowth != nil else { return }
+    cache.engine.fitBookkeeping()
     _ = evict(from: cache, most: Self.mostPassed, sparing: key) { cache.engine.exceededLimitOrGrowth }
   }
 
@@ -63,21 +66,17 @@ final class EvictionVeto<Key: Hashable & Sendable, Value: PurgeableValue>: Askin
 
   // MARK: When memory is short (ProgramClient.swift)
 
-  override var holdsAnything: Bool {
-    guard let engine = cache?.engine else { return false }
-    return engine.base.isAsking.load(ordering: .relaxed) && engine.holdsAnything
-  }
-  override var size: Int { cache.map { $0.engine.base.heldBytes + $0.engine.base.ordinaryBytes } ?? 0 }
+  override var holdsAnything: Bool { base.isAsking.load(ordering: .relaxed) && base.heldBytes > 0 }
+  override var size: Int { base.heldBytes + base.ordinaryBytes }
 
   override func giveSlice() -> Bool {
     guard let cache else { return false }
-    let goal = cache.engine.base.heldBytes / PressureReaction.sliceShare * (PressureReaction.sliceShare - 1)
+    let goal = base.heldBytes / PressureReaction.sliceShare * (PressureReaction.sliceShare - 1)
     let most = max(Self.mostPassed, cache.count / PressureReaction.sliceShare)
-    return evict(from: cache, most: most) { cache.engine.base.heldBytes > goal ? .pressure : nil }
+    return evict(from: cache, most: most) { base.heldBytes > goal ? .pressure : nil }
   }
 
   override func endRelief(before: Int) {
-    guard let base = cache?.engine.base else { return }
     base.limits.growth.begin(before: before, held: base.chargedBytes, now: base.clock.now())
   }
 
@@ -115,7 +114,7 @@ extension PurgeableCache {
     set {
       let known = engine.asker.load() as? EvictionVeto<Key, Value>
       guard newValue != nil || known != nil else { return }
-      veto(known).set(newValue, engine.base)
+      veto(known).set(newValue)
       // Room that was not made.
       if newValue == nil, engine.base.isOverLimits { engine.enforceLimits() }
     }

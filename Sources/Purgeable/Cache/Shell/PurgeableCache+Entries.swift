@@ -37,11 +37,29 @@ extension PurgeableCache {
 
   // MARK: Many
 
-  /// Removes the entries of keys. Returns how many there were. As `remove(forKey:)` for each key.
+  /// Stores values, each as `setValue(_:forKey:expiry:)`. Returns what was refused: empty where all are stored.
+  ///
+  /// A `snapshot()` of another thread sees all or none of them, and so do `changes(every:)`; a look-up of one key may see its new
+  /// value earlier. They wait for the call, a second at most. Any thread.
+  @discardableResult
+  public func setValues(_ values: [Key: Value], expiry: Expiry? = nil) -> [Key: StoreOutcome] {
+    engine.batches.run {
+      var refused: [Key: StoreOutcome] = [:]
+      for (key, value) in values {
+        let outcome = setValue(value, forKey: key, expiry: expiry)
+        if outcome != .stored, outcome != .replaced { refused[key] = outcome }
+      }
+      return refused
+    }
+  }
+
+  /// Removes the entries of keys. Returns how many there were. As `remove(forKey:)` for each key; to others as `setValues`.
   ///
   /// To remove by a condition on keys: `cache.remove(forKeys: cache.keys.filter { … })`, which copies no values.
   @discardableResult
-  public func remove(forKeys keys: some Sequence<Key>) -> Int { keys.count { remove(forKey: $0) } }
+  public func remove(forKeys keys: some Sequence<Key>) -> Int {
+    engine.batches.run { keys.count { remove(forKey: $0) } }
+  }
 
   /// Removes the entries for which the closure says so, over a walk as `entries`. Returns how many were removed.
   ///
@@ -77,12 +95,18 @@ extension PurgeableCache {
   /// All keys and values as they are at one moment.
   ///
   /// Stores and removals wait while bytes are copied; look-ups do not, nor does anything while keys and values are made of the
-  /// bytes. Counts as no use. Takes twice the ordinary memory that the values need; empty without it. Any thread.
+  /// bytes. Of what another thread's `setValues` or `remove(forKeys:)` does it sees all or nothing: it waits for these, a
+  /// second at most. Counts as no use. Takes twice the ordinary memory that the values need; empty without it. Any thread.
   public func snapshot() -> [Key: Value] {
     engine.shards.healIfChild()
-    engine.shards.lockAll()
-    var copies = copyAll()
-    engine.shards.unlockAll()
+    var copies = EntryCopies<Key>()
+    BatchGate.whenQuiet { isLast in
+      engine.shards.lockAll()
+      defer { engine.shards.unlockAll() }
+      if !isLast, engine.lazyBatches.load()?.isQuiet == false { return false }
+      copies = copyAll()
+      return true
+    }
     let entryByteCount = 4 * (MemoryLayout<Key>.stride + MemoryLayout<Value>.stride + 16)
     guard MemoryReserve.isThere(2 * copies.byteCount + copies.count * entryByteCount) else { return [:] }
     var all: [Key: Value] = [:]

@@ -86,6 +86,6 @@ extension PurgeableCache {
   private func board(_ operation: String) throws(PurgeableError) -> ChangeBoard<Key> {
     let teller = try tracking(operation)
     return teller.board.load()
-      ?? teller.board.storeIfNil(ChangeBoard(intervals) { [weak self] in self?.containsValue(forKey: $0) })
+      ?? teller.board.storeIfNil(ChangeBoard(intervals, engine.batches) { [weak self] in self?.containsValue(forKey: $0) })
   }
 }

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+// Calls that change several entries: who looks at the whole sees all or none of them.
+
+import Glibc
+import PurgeableTestSupport
+import Synchronization
+import Testing
+
+@testable import Purgeable
+
+/// What the tests need of a cache of either kind.
+private protocol Batched: AnyObject, Sendable {
+  func setValues(_ values: [Int: [UInt8]]) -> [Int: StoreOutcome]
+  func remove(forKeys keys: [Int]) -> Int
+  func snapshot() -> [Int: [UInt8]]
+  func setChangeHandler(every interval: Duration, _ handler: @escaping @Sendable (CacheChanges<Int>) -> Void)
+    throws(PurgeableError)
+  func deliverChanges()
+}
+
+extension PurgeableCache: Batched where Key == Int, Value == [UInt8] {
+  fileprivate func setValues(_ values: [Int: [UInt8]]) -> [Int: StoreOutcome] { setValues(values, expiry: nil) }
+  fileprivate func remove(forKeys keys: [Int]) -> Int { remove(forKeys: AnySequence(keys)) }
+}
+
+extension ObjectCache: Batched where Key == Int, Value == [UInt8] {
+  fileprivate func remove(forKeys keys: [Int]) -> Int { remove(forKeys: AnySequence(keys)) }
+}
+
+@Suite("cache: batches")
+struct CacheBatchTests {
+  private static func each() throws -> [any Batched] {
+    [
+      try PurgeableCache<Int, [UInt8]>(tracksKeys: true), try PurgeableCache<Int, [UInt8]>(tracksKeys: true),
+      try ObjectCache<Int, [UInt8]>(),
+    ]
+  }
+
+  private static let keys = Array(0..<40)
+  private static func values(_ version: UInt8) -> [Int: [UInt8]] {
+    Dictionary(uniqueKeysWithValues: keys.map { ($0, [UInt8](repeating: version, count: 60)) })
+  }
+
+  @Test("stores what it can, and tells what was refused")
+  func refused() throws {
+    let bytes = try PurgeableCache<Int, [UInt8]>(costLimit: 1000)
+    #expect(bytes.setValues([1: [1], 2: [UInt8](repeating: 2, count: 2000), 3: [3, 3]]) == [2: .tooLarge])
+    #expect(bytes.snapshot() == [1: [1], 3: [3, 3]])
+    #expect(bytes.setValues([1: [7], 4: [4]], expiry: .sinceCreation(.zero)) == [1: .expired, 4: .expired])
+    #expect(bytes.snapshot() == [3: [3, 3]] && bytes.setValues([:]).isEmpty)
+    let objects = try ObjectCache<Int, [UInt8]>(costLimit: 1000)
+    objects.costOfValue = { $0.count }
+    #expect(objects.setValues([1: [1], 2: [UInt8](repeating: 2, count: 2000)]) == [2: .tooLarge])
+    #expect(objects.snapshot() == [1: [1]])
+  }
+
+  @Test("a snapshot of another thread has all of a batch or nothing")
+  func snapshots() throws {
+    for cache in try Self.each() {
+      let isDone = Atomic<Bool>(false)
+      let wholes = Atomic<Int>(0)
+      let empties = Atomic<Int>(0)
+      onThreads(3) { thread in
+        if thread == 0 {
+          for version in 0..<UInt8(120) {
+            #expect(cache.setValues(Self.values(version)).isEmpty)
+            if version % 3 == 0 { #expect(cache.remove(forKeys: Self.keys) == 40) }
+            usleep(200)
+          }
+          isDone.store(true, ordering: .releasing)
+          return
+        }
+        while !isDone.load(ordering: .acquiring) {
+          let all = cache.snapshot()
+          guard all.isEmpty || all.count == 40 && Set(all.values).count == 1 else {
+            Issue.record("\(all.count) of 40, versions \(Set(all.values.map { $0[0] }))")
+            return
+          }
+          _ = all.isEmpty ? empties.add(1, ordering: .relaxed) : wholes.add(1, ordering: .relaxed)
+        }
+      }
+      #expect(wholes.load(ordering: .relaxed) > 0 && empties.load(ordering: .relaxed) > 0)
+    }
+  }
+
+  @Test("changes have all of a batch or nothing")
+  func changes() throws {
+    for cache in try Self.each() {
+      let isDone = Atomic<Bool>(false)
+      let told = Mutex<[CacheChanges<Int>]>([])
+      try cache.setChangeHandler(every: .seconds(10_000)) { change in told.withLock { $0.append(change) } }
+      onThreads(2) { thread in
+        if thread == 0 {
+          for version in 0..<UInt8(120) {
+            _ = cache.setValues(Self.values(version))
+            if version % 2 == 0 { _ = cache.remove(forKeys: Self.keys) }
+            usleep(200)
+          }
+          isDone.store(true, ordering: .releasing)
+        } else {
+          while !isDone.load(ordering: .acquiring) { cache.deliverChanges() }
+        }
+      }
+      cache.deliverChanges()
+      let changes = told.withLock { $0 }
+      #expect(changes.count > 2)
+      for change in changes { #expect([0, 40] == Set([change.updatedKeys.count, change.removedKeys.count])) }
+    }
+  }
+
+  @Test("a handler within a batch sees the part that is done, and waits for nothing")
+  func within() throws {
+    let counts = Mutex<[Int]>([])
+    let own = Mutex<PurgeableCache<Int, [UInt8]>?>(nil)
+    let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 10) { _ in
+      if let cache = own.withLock({ $0 }) { counts.withLock { $0.append(cache.snapshot().count) } }
+    }
+    own.withLock { $0 = cache }
+    let start = MonotonicTime.now
+    _ = cache.setValues(Self.values(1))
+    #expect(counts.withLock { $0.count == 30 && $0.allSatisfy { (1...10).contains($0) } })
+    #expect(MonotonicTime.now - start < 900_000_000)
+    own.withLock { $0 = nil }
+  }
+}
