@@ -7,6 +7,7 @@ extension Command {
     .demo,
     .stress,
     .replay,
+    .advise,
   ]
 
   /// Commands that the tool gives to itself: they talk over pipes, and are no use by hand.

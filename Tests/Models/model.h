@@ -10,6 +10,9 @@
 #include <errno.h>
 #include <pthread.h>
 typedef int pthread_cond_t;  // GenMC has none; only structs name it
+// The C library's header does not go together with GenMC's, and the core's only name its set of signals.
+#define _SIGNAL_H 1
+typedef int sigset_t;
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>

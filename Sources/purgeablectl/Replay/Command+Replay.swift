@@ -109,12 +109,7 @@ struct ReplayOptions: Equatable, Sendable {
   init(_ arguments: Arguments) throws(UsageError) {
     guard let trace = arguments.operands.first else { throw UsageError("a trace is missing; name a file") }
     self.trace = trace
-    format = try arguments.text("format").map { name throws(UsageError) in
-      guard let format = TraceFormat(rawValue: name) else {
-        throw UsageError("--format: \"\(name)\" is unknown; there are: \(TraceFormat.names)")
-      }
-      return format
-    }
+    format = try TraceFormat.named(arguments.text("format"))
     isKernelAlone = arguments.has("kernel-alone")
     order = try EvictionOrder.named(arguments.text("order"))
     expirySeconds = try Self.expirySeconds(arguments)
@@ -195,6 +190,15 @@ enum ReplayCapacity: Equatable, Sendable {
 }
 
 extension TraceFormat {
+  /// nil: to be found out.
+  static func named(_ name: String?) throws(UsageError) -> TraceFormat? {
+    guard let name else { return nil }
+    guard let format = TraceFormat(rawValue: name) else {
+      throw UsageError("--format: \"\(name)\" is unknown; there are: \(names)")
+    }
+    return format
+  }
+
   static var names: String { allCases.map(\.rawValue).joined(separator: ", ") }
 }
 

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT
+// Keep, purge or swap: what each would cost for the objects of a trace, when their memory is wanted.
+//
+//   purge   chance of reuse x recompute             nothing is written; who asks again makes the object again
+//   swap    page-out + chance of reuse x page-in    each of the object's pages is written, and read again where it is used
+//   keep    page-out + their chance x page-in       as many pages of something else are swapped instead
+//
+// The chance is the trace's: of all requests for objects of that size and so many uses, how many were followed by another one for
+// the same object within the window.
+
+import ToolSupport
+
+/// Objects of about one size that have been used about as often.
+struct ObjectClass: Hashable, Sendable {
+  /// 0: a page, 1: to 64 KiB, 2: to a MiB, 3: more.
+  let size: Int
+  /// 0: once, 1: 2 and 3 times, 2: 4 to 15, 3: more.
+  let uses: Int
+
+  static let sizeNames = ["up to 4 KiB", "up to 64 KiB", "up to 1 MiB", "more"]
+  static let useNames = ["1", "2-3", "4-15", "16+"]
+  static let count = 16
+
+  init(byteCount: UInt64, uses: UInt32) {
+    size = byteCount <= 4096 ? 0 : byteCount <= 64 << 10 ? 1 : byteCount <= 1 << 20 ? 2 : 3
+    self.uses = uses < 2 ? 0 : uses < 4 ? 1 : uses < 16 ? 2 : 3
+  }
+
+  init(index: Int) { (size, uses) = (index / 4, index % 4) }
+  var index: Int { size * 4 + uses }
+}
+
+/// What is known of a class.
+struct ClassSums: Equatable, Sendable {
+  /// Of objects whose next request, or its absence, is in the trace.
+  var requests: UInt64 = 0
+  var reused: UInt64 = 0
+  var bytes = 0.0
+  /// Sums over the requests, in nanoseconds.
+  var recompute = 0.0
+  var pageOut = 0.0
+  var pageIn = 0.0
+
+  var chance: Double { requests == 0 ? 0 : Double(reused) / Double(requests) }
+  func mean(_ sum: Double) -> Double { requests == 0 ? 0 : sum / Double(requests) }
+}
+
+enum Choice: String, CaseIterable, Sendable {
+  case purge, swap, keep
+}
+
+/// What each choice costs an object, on average, in nanoseconds.
+struct ChoiceCosts: Equatable, Sendable {
+  var purge: Double
+  var swap: Double
+  var keep: Double
+
+  /// `others`: how likely what is swapped instead of a kept object is used again.
+  init(_ sums: ClassSums, others: Double) {
+    let (out, back) = (sums.mean(sums.pageOut), sums.mean(sums.pageIn))
+    purge = sums.chance * sums.mean(sums.recompute)
+    swap = out + sums.chance * back
+    keep = out + others * back
+  }
+
+  subscript(choice: Choice) -> Double {
+    switch choice {
+    case .purge: purge
+    case .swap: swap
+    case .keep: keep
+    }
+  }
+
+  /// The cheapest; of equal ones the one that writes least.
+  var best: Choice { Choice.allCases.min { self[$0] < self[$1] }! }
+}
+
+/// Adds up a trace.
+struct AdviceSums {
+  let costs: PagingCosts
+  /// Of an object, in nanoseconds; nil: the trace says, or it is read from the disk again.
+  let recompute: Double?
+  let hasCosts: Bool
+  private(set) var classes = [ClassSums](repeating: ClassSums(), count: ObjectClass.count)
+  /// Of each object: its last request, and its class then.
+  private var last: [UInt64: (request: UInt64, uses: UInt32, size: UInt64, cost: Double)] = [:]
+  private var waiting: [(key: UInt64, request: UInt64)] = []
+  private var oldest = 0
+  private(set) var requests: UInt64 = 0
+  let window: UInt64
+
+  init(_ costs: PagingCosts, recompute: Double?, hasCosts: Bool, window: UInt64) {
+    (self.costs, self.recompute, self.hasCosts, self.window) = (costs, recompute, hasCosts, window)
+  }
+
+  mutating func note(_ batch: [TraceRequest]) {
+    for request in batch {
+      requests += 1
+      let before = last[request.key]
+      if let before, requests - before.request <= window { count(before, isReused: true) }
+      last[request.key] = (requests, (before?.uses ?? 0) &+ 1, request.size, request.cost)
+      waiting.append((request.key, requests))
+      // What was not asked for again within the window.
+      while oldest < waiting.count, requests - waiting[oldest].request >= window {
+        let (key, number) = waiting[oldest]
+        oldest += 1
+        if let entry = last[key], entry.request == number { count(entry, isReused: false) }
+      }
+      if oldest > 1 << 16, oldest * 2 > waiting.count {
+        waiting.removeFirst(oldest)
+        oldest = 0
+      }
+    }
+  }
+
+  private mutating func count(_ entry: (request: UInt64, uses: UInt32, size: UInt64, cost: Double), isReused: Bool) {
+    let pages = PagingCosts.pages(entry.size)
+    let reload = costs.pageIn + (pages - 1) * costs.nextPageIn
+    let at = ObjectClass(byteCount: entry.size, uses: entry.uses).index
+    classes[at].requests += 1
+    if isReused { classes[at].reused += 1 }
+    classes[at].bytes += Double(entry.size)
+    classes[at].recompute += recompute ?? (hasCosts ? entry.cost * 1000 : reload)
+    classes[at].pageOut += pages * costs.pageOut
+    // Swapped pages come back as they are touched: one after the other, with what reclaim has put beside them.
+    classes[at].pageIn += pages * costs.pageIn
+  }
+
+  var all: ClassSums {
+    classes.reduce(into: ClassSums()) { all, one in
+      all.requests += one.requests
+      all.reused += one.reused
+      all.bytes += one.bytes
+      all.recompute += one.recompute
+      all.pageOut += one.pageOut
+      all.pageIn += one.pageIn
+    }
+  }
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: MIT
+// `purgeablectl advise`: whether the objects of a trace should be kept, purged or swapped when memory is wanted.
+
+import Purgeable
+import ToolSupport
+
+extension Command {
+  static let advise = Command(
+    name: "advise",
+    summary: "Tell what keeping, purging and swapping a trace's objects would each cost.",
+    description: """
+      When memory is wanted, an object that can be made again can go, and be made again by who asks for it; it can be swapped; or
+      it can stay, so that something else is swapped. Reads the file TRACE of requests (as `replay` does), and tells for objects
+      by size and number of uses how likely another request is, and what each choice costs:
+
+        purge   chance x recompute
+        swap    page-out + chance x page-in
+        keep    page-out + chance of what is swapped instead x page-in
+
+      The chance is that of another request for the object within the window; that of what is swapped instead is the mean of all
+      objects, unless told. Costs of paging are measured on the disk of a
+      directory, past the page cache, or told; in times such as 80us, 1.5ms, 2s. Where nothing says what recomputing takes, an
+      object counts as read from that disk again.
+      """,
+    operands: ["TRACE"],
+    options: [
+      Option("recompute", value: "TIME", "What making an object again takes."),
+      Option("cost", value: "COLUMN", "The same by object: a column of the trace, in microseconds."),
+      Option("page-in", value: "TIME", "What reading a page of 4 KiB takes."),
+      Option("page-out", value: "TIME", "What writing one takes."),
+      Option("directory", value: "DIR", "Where to measure both (default /var/tmp)."),
+      Option("window", value: "REQUESTS", "How soon a request counts as reuse (default a tenth of the trace)."),
+      Option("others", value: "PERCENT", "The chance that what is swapped instead of a kept object is used again."),
+      Option("format", value: "NAME", "\(TraceFormat.names) (default: by the file's name, or its first bytes)."),
+      Option("json", "Print one JSON object."),
+    ]
+  ) { arguments in
+    let report = try AdviceReport(AdviceOptions(arguments))
+    print(arguments.has("json") ? report.json.text : report.table)
+    return 0
+  }
+}
+
+struct AdviceOptions: Equatable, Sendable {
+  let trace: String
+  let format: TraceFormat?
+  let cost: TraceCost?
+  let recompute: Double?
+  let pageIn: Double?
+  let pageOut: Double?
+  let directory: String
+  let window: UInt64?
+  /// A share.
+  let others: Double?
+
+  init(_ arguments: Arguments) throws(UsageError) {
+    guard let trace = arguments.operands.first else { throw UsageError("a trace is missing; name a file") }
+    self.trace = trace
+    format = try TraceFormat.named(arguments.text("format"))
+    cost = arguments.text("cost").map { TraceCost($0) }
+    if cost == .equal { throw UsageError("--cost: name a column, or say --recompute TIME where each object costs the same") }
+    recompute = try Self.time(arguments, "recompute")
+    if cost != nil, recompute != nil { throw UsageError("--cost or --recompute, not both") }
+    (pageIn, pageOut) = (try Self.time(arguments, "page-in"), try Self.time(arguments, "page-out"))
+    directory = arguments.text("directory") ?? "/var/tmp"
+    window = try arguments.number("window")
+    others = try arguments.text("others").map { text throws(UsageError) in
+      let digits = text.hasSuffix("%") ? text.dropLast() : text[...]
+      guard digits.allSatisfy({ $0.isNumber || $0 == "." }), let percent = Double(digits), percent <= 100 else {
+        throw UsageError("--others: \"\(text)\" is no share; write 0 to 100, in percent")
+      }
+      return percent / 100
+    }
+    if window == 0 { throw UsageError("--window: 0 requests are no window; write at least 1") }
+  }
+
+  /// In nanoseconds.
+  private static func time(_ arguments: Arguments, _ name: String) throws(UsageError) -> Double? {
+    guard let text = arguments.text(name) else { return nil }
+    for (unit, factor) in [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)] where text.hasSuffix(unit) {
+      let number = text.dropLast(unit.count)
+      guard number.allSatisfy({ $0.isNumber || $0 == "." }), let value = Double(number), value <= 1e9 else { continue }
+      return value * factor
+    }
+    throw UsageError("--\(name): \"\(text)\" is no time; write a number with ns, us, ms or s behind it")
+  }
+}
+
+/// What a trace came to, as a table with a sentence, and as JSON.
+struct AdviceReport {
+  let options: AdviceOptions
+  let sums: AdviceSums
+
+  init(_ options: AdviceOptions) throws {
+    self.options = options
+    var progress = Progress()
+    defer { progress.end() }
+    let costs = try Self.costs(options)
+    func pass(_ title: String, _ body: ([TraceRequest]) -> Void) throws {
+      let trace = try TraceFile(options.trace, format: options.format, cost: options.cost)
+      var requests: [TraceRequest] = []
+      while try trace.next(&requests) {
+        body(requests)
+        progress.show(title, share: trace.share, "")
+      }
+    }
+    var window = options.window ?? 0
+    if window == 0 {
+      guard try TraceFile(options.trace, format: options.format).fileBytes != nil else {
+        throw UsageError("\"\(options.trace)\" cannot be read twice, as a tenth of it needs; say --window REQUESTS")
+      }
+      var count: UInt64 = 0
+      try pass("counting") { count += UInt64($0.count) }
+      window = max(1, count / 10)
+    }
+    var sums = AdviceSums(costs, recompute: options.recompute, hasCosts: options.cost != nil, window: window)
+    try pass("reading") { sums.note($0) }
+    self.sums = sums
+  }
+
+  private static func costs(_ options: AdviceOptions) throws -> PagingCosts {
+    if let pageIn = options.pageIn, let pageOut = options.pageOut {
+      return PagingCosts(pageIn: pageIn, nextPageIn: pageIn, pageOut: pageOut, directory: nil)
+    }
+    var costs = try PagingCosts.measured(in: options.directory)
+    if let pageIn = options.pageIn { costs.pageIn = pageIn }
+    if let pageOut = options.pageOut { costs.pageOut = pageOut }
+    return costs
+  }
+
+  private var known: [(ObjectClass, ClassSums)] {
+    sums.classes.indices.map { (ObjectClass(index: $0), sums.classes[$0]) }.filter { $0.1.requests > 0 }
+  }
+
+  private func costs(_ sums: ClassSums) -> ChoiceCosts { ChoiceCosts(sums, others: options.others ?? self.sums.all.chance) }
+
+  // MARK: The table
+
+  private static func time(_ nanoseconds: Double) -> String { Figures.time(UInt64(max(0, nanoseconds.rounded()))) }
+  private static func percent(_ share: Double) -> String { Figures.oneDecimal(100 * share) + " %" }
+
+  private func cells(_ sums: ClassSums) -> [String] {
+    let costs = costs(sums)
+    return [
+      Figures.count(sums.requests), Self.percent(sums.chance), Self.time(sums.mean(sums.recompute)), Self.time(costs.purge),
+      Self.time(costs.swap), Self.time(costs.keep), costs.best.rawValue,
+    ]
+  }
+
+  var table: String {
+    var rows = [["size", "uses", "requests", "chance", "recompute", "purge", "swap", "keep", "cheapest"]]
+    for (one, sums) in known { rows.append([ObjectClass.sizeNames[one.size], ObjectClass.useNames[one.uses]] + cells(sums)) }
+    if known.count > 1 { rows.append(["all", ""] + cells(sums.all)) }
+    let widths = columnWidths(rows)
+    let lines = rows.map { row in
+      row.enumerated().map {
+        $0.offset < 2 ? $0.element.padded(to: widths[$0.offset]) : $0.element.indented(to: widths[$0.offset])
+      }
+      .joined(separator: "  ")
+    }
+    let measured = sums.costs.directory.map { ", measured in \($0)" } ?? ""
+    return """
+      \(options.trace): \(Figures.count(sums.requests)) requests; reuse within \(Figures.count(sums.window))
+      a page: in \(Self.time(sums.costs.pageIn)), out \(Self.time(sums.costs.pageOut))\(measured)
+
+      \(lines.joined(separator: "\n"))
+
+      \(sentence)
+      """
+  }
+
+  /// What to do with most of it, and with what of it something else.
+  var sentence: String {
+    let all = sums.all
+    guard all.requests > 0 else { return "The window covers the whole trace; say a smaller --window." }
+    let costs = costs(all)
+    let others = known.filter { self.costs($0.1).best != costs.best }
+    let reason =
+      switch costs.best {
+      case .purge: "making an object again, times the chance that it is asked for, costs less than paging it"
+      case .swap: "paging an object costs less than making it again, times the chance that it is asked for"
+      case .keep: "what would be swapped instead is less likely to be used"
+      }
+    let verb = costs.best.rawValue.prefix(1).uppercased() + costs.best.rawValue.dropFirst()
+    var text = "\(verb): \(reason)"
+    if !others.isEmpty { text += "; for \(others.count) of \(known.count) classes something else is cheaper" }
+    return text + "."
+  }
+
+  // MARK: JSON
+
+  private func json(_ sums: ClassSums) -> [(name: String, value: JSON)] {
+    let costs = costs(sums)
+    return [
+      ("requests", .unsigned(sums.requests)), ("chance", .number(sums.chance)), ("bytes", .number(sums.mean(sums.bytes))),
+      ("recomputeNanoseconds", .number(sums.mean(sums.recompute))), ("purge", .number(costs.purge)),
+      ("swap", .number(costs.swap)), ("keep", .number(costs.keep)), ("advice", .string(costs.best.rawValue)),
+    ]
+  }
+
+  var json: JSON {
+    let classes = known.map { one, sums in
+      JSON.object(
+        [("size", .string(ObjectClass.sizeNames[one.size])), ("uses", .string(ObjectClass.useNames[one.uses]))] + json(sums))
+    }
+    return .object(
+      [
+        ("trace", .string(options.trace)), ("traceRequests", .unsigned(sums.requests)), ("window", .unsigned(sums.window)),
+        ("pageInNanoseconds", .number(sums.costs.pageIn)), ("pageOutNanoseconds", .number(sums.costs.pageOut)),
+        ("othersChance", .number(options.others ?? sums.all.chance)),
+        ("measuredIn", sums.costs.directory.map { .string($0) } ?? .null), ("classes", .array(classes)),
+      ] + json(sums.all) + [("sentence", .string(sentence))])
+  }
+}
