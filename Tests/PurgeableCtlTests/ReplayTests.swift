@@ -362,7 +362,8 @@ struct ReplayTests {
     for (text, message) in [
       ("key,ms\n1,x\n", "line 2: \"x\" is no cost"), ("key,ms\n1,1\n2,-1\n", "line 3: \"-1\" is no cost"),
       ("key,ms\n1,nan\n", "is no cost"), ("key,ms\n1,inf\n", "is no cost"), ("key,ms\n1,1e13\n", "is no cost"),
-      ("key,ms\n1,\n", "line 2: \"\" is no cost"), ("key,bytes\n1,1\n", "has no column \"ms\"; its header is \"key,bytes\""),
+      ("key,ms\n1,\n", "line 2: \"\" is no cost"),
+      ("key,bytes\n1,1\n", "has no column of costs \"ms\"; its header is \"key,bytes\""),
       ("key,ms,ms\n1,1,1\n", "line 1: the header has to be"), ("key,ms,bytes\n1,2\n", "has 2 of the 3 columns"),
     ] {
       let root = try FakeRoot(["trace": text])

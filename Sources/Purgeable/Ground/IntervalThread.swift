@@ -113,11 +113,23 @@ import Synchronization
 
   override func run() {
     let process = getpid()
-    while let body = awaitNext(process) { body() }
+    while let (number, body) = awaitNext(process) {
+      body()
+      rest(number)
+    }
+  }
+
+  /// A work that takes longer than its interval rests for one before it comes again, so that others come too.
+  private func rest(_ number: Int) {
+    withMutex {
+      guard let at = works.firstIndex(where: { $0.number == number }) else { return }
+      let now = MonotonicTime.now
+      if works[at].due <= now { works[at].due = now + works[at].interval }
+    }
   }
 
   /// The next work that is due; nil where there is none left, and in a child that a work has forked.
-  private func awaitNext(_ process: pid_t) -> (@Sendable () -> Void)? {
+  private func awaitNext(_ process: pid_t) -> (number: Int, body: @Sendable () -> Void)? {
     withMutex {
       while getpid() == process {
         guard let next = works.indices.min(by: { works[$0].due < works[$1].due }) else {
@@ -126,9 +138,8 @@ import Synchronization
         }
         let (now, due) = (MonotonicTime.now, works[next].due)
         if due <= now {
-          // One that takes longer than its interval does not come twice at once.
-          works[next].due = max(due + works[next].interval, now)
-          return works[next].body
+          works[next].due = due + works[next].interval
+          return (works[next].number, works[next].body)
         }
         var time = timespec(tv_sec: Int(due / 1_000_000_000), tv_nsec: Int(due % 1_000_000_000))
         unsafe pthread_cond_timedwait(condition, mutex, &time)

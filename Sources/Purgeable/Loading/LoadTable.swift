@@ -231,13 +231,10 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
   // MARK: Numbers
 
   /// A call of the program's closure has ended.
-  @discardableResult
-  func count(since start: UInt64, failed: Bool) -> UInt64 {
-    let time = MonotonicTime.now - start
+  func count(_ time: UInt64, failed: Bool) {
     loadCount.add(1, ordering: .relaxed)
     if failed { failureCount.add(1, ordering: .relaxed) }
     nanoseconds.add(time, ordering: .relaxed)
-    return time
   }
 
   /// An asker got what another one's load made.

@@ -14,6 +14,8 @@ protocol Loading<Key, Value>: Sendable {
   associatedtype Value: Sendable
 
   var loads: LoadTable<Key, Value> { get }
+  /// Now, by the cache's clock, in nanoseconds. Never less than before.
+  var moment: UInt64 { get }
   /// The value, without counting a use or a miss.
   func peekValue(forKey key: Key) -> Value?
   /// Stores what was loaded, if `permit.take()` says so under the mutex under which the value is stored. `recomputeCost`: its
@@ -40,7 +42,7 @@ extension Loading {
       defer { for seat in seats { loads.leave(seat) } }
       let missing = endPresent(seats)
       if !missing.isEmpty {
-        let start = MonotonicTime.now
+        let start = moment
         var result: Result<[Value?], any Error>
         do throws(E) {
           result = .success(try load(missing.map { $0.flight.loaded.key }))
@@ -77,7 +79,7 @@ extension Loading {
       if !missing.isEmpty {
         let task = Task {
           await EnclosingLoads.$current.withValue(EnclosingLoads(call, outer)) {
-            let start = MonotonicTime.now
+            let start = moment
             var result: Result<[Value?], any Error>
             do throws(E) {
               result = .success(try await load(missing.map { $0.flight.loaded.key }))
@@ -123,13 +125,15 @@ extension Loading {
   private func end(_ seats: [Seat], _ result: Result<[Value?], any Error>, since start: UInt64) {
     switch result {
     case .success(let values):
-      let time = loads.count(since: start, failed: false) / UInt64(seats.count)
+      let time = moment - start
+      let part = time / UInt64(seats.count)
+      loads.count(time, failed: false)
       for (seat, value) in zip(seats, values) {
-        if let value { keep(value, forKey: seat.flight.loaded.key, seat.flight.permit, recomputeCost: time) }
+        if let value { keep(value, forKey: seat.flight.loaded.key, seat.flight.permit, recomputeCost: part) }
         loads.end(seat.flight, .success(value))
       }
     case .failure(let error):
-      loads.count(since: start, failed: true)
+      loads.count(moment - start, failed: true)
       for seat in seats { loads.end(seat.flight, .failure(error)) }
     }
   }

@@ -129,7 +129,8 @@ extension ObjectCache {
   // MARK: A decider at intervals, and changes
 
   /// Evicts what the closure says, each interval from now on: as `evictAll(where:)`, on a thread of the cache's own, in place of
-  /// an earlier decider. The first time comes after one interval. Any thread. Does not keep the cache alive.
+  /// an earlier decider. The first time comes after one interval of the machine's clock; tests call `evictAll(where:)`.
+  /// `shouldEvict` is not asked. Any thread. Does not keep the cache alive.
   ///
   /// - Throws: `PurgeableError` of kind `invalidArgument` for an interval of 0 or less; the earlier decider stays then.
   public func setEvictionDecider(
@@ -166,7 +167,8 @@ extension ObjectCache {
   public func removeChangeHandler() { store.lazyBoard.load()?.removeHandler() }
 
   /// Tells handler and sequences now what is pending: the handler has returned when this returns, on whichever thread it was
-  /// called. Within the handler it tells what came meanwhile. Any thread.
+  /// called. Within the handler it tells what came meanwhile. Two handlers that deliver the changes of each other's caches may
+  /// wait for each other for ever. Any thread.
   public func deliverChanges() { store.lazyBoard.load()?.deliverAll() }
 
   private var board: ChangeBoard<Key> {

@@ -56,7 +56,8 @@ extension ObjectStore {
         continue
       }
       if noted.stamp == stamp || reason.isOfCosts && noted.entry.cost == 0 { continue }
-      if mayGo(noted, reason) { _ = remove(noted, reason) }
+      // The closure may have read the entry.
+      if mayGo(noted, reason) { _ = remove(noted, reason, evenIfUsed: true) }
     }
   }
 
@@ -117,7 +118,7 @@ extension ObjectStore {
     var walk = ObjectWalk(self, before: MonotonicTime.now) { _ in true }
     var evicted = 0
     while evicted < wanted, let noted = walk.next(in: self) {
-      if mayGo(noted, .pressure), remove(noted, .pressure) { evicted += 1 }
+      if mayGo(noted, .pressure), remove(noted, .pressure, evenIfUsed: self.asks) { evicted += 1 }
     }
     return evicted > 0
   }

@@ -6,7 +6,8 @@
 public struct CacheChanges<Key: Hashable & Sendable>: Sendable, Hashable {
   /// Stored or replaced, also by an equal value. Ask the cache for the values.
   public let updatedKeys: Set<Key>
-  /// Left, for whatever reason; what the kernel took when a look-up or a sweep has found it.
+  /// Left, for whatever reason; what the kernel took or whose time is over when a look-up, a sweep, `removeExpired()` or the
+  /// library has found it.
   public let removedKeys: Set<Key>
 
   var isEmpty: Bool { updatedKeys.isEmpty && removedKeys.isEmpty }

@@ -34,8 +34,8 @@ public struct CacheOptions: Sendable {
   public var tracksKeys = false
   /// Whether an entry leaves when its object's content is found discarded. Caches of bytes always drop what is lost.
   public var evictsEntriesWithDiscardedContent = true
-  /// What times are measured by; nil: the monotonic clock. Read from any thread, and under mutexes of the cache: it must not use
-  /// the cache.
+  /// What times are measured by, but for the intervals of deciders and changes; nil: the monotonic clock. Read from any
+  /// thread, and under mutexes of the cache: it must not use the cache.
   public var clock: (any Clock<Duration>)?
 
   /// No limits but those given.

@@ -25,7 +25,7 @@ public enum DepartureReason: Int, Sendable, Hashable, CaseIterable {
   case trimmed
   /// The entry made room for a newer one while the cache grows slowly, in the minute after it gave memory back under pressure.
   case growth
-  /// The program's verdict: `evictAll(where:)`.
+  /// The program's verdict: `evictAll(where:)`, now or at intervals (`setEvictionDecider`).
   case decider
   /// Its time was over (`Expiry`).
   case expired

@@ -45,7 +45,8 @@ final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
   private let hasListener = Atomic<Bool>(false)
   private let intervals: IntervalThread
   private let batches: BatchGate
-  /// Whether the cache has a value for a key; nil once the cache has ended.
+  /// Whether the cache has a value for a key; drops an entry that is found lost or over, which is noted then. nil once the cache
+  /// has ended.
   private let contains: @Sendable (Key) -> Bool?
 
   init(_ intervals: IntervalThread, _ batches: BatchGate, contains: @escaping @Sendable (Key) -> Bool?) {
@@ -125,12 +126,24 @@ final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
     if let full { thin(full) }
   }
 
-  /// Keeps each pending key once.
+  /// Keeps each pending key once. Who delivers meanwhile waits, since the keys are not there. While the listener is told, they
+  /// are left as they are.
   private func thin(_ listener: ChangeListener<Key>) {
+    guard takeTurn(with: listener) == nil else { return }
     let keys = Set(takePending(of: listener))
     state.withLock { _ in
       listener.pending.append(contentsOf: keys)
       listener.mostPending = max(ChangeListener<Key>.firstMost, 2 * keys.count)
+      listener.teller = nil
+    }
+  }
+
+  /// nil where this thread has the turn now; else the thread that has it.
+  private func takeTurn(with listener: ChangeListener<Key>) -> pthread_t? {
+    state.withLock { _ in
+      if let teller = listener.teller { return teller }
+      listener.teller = pthread_self()
+      return nil
     }
   }
 
@@ -149,15 +162,8 @@ final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
 
   /// One thread at a time tells a listener. The others wait for it, but not from inside of what it calls.
   private func deliver(to listener: ChangeListener<Key>) {
-    let me = pthread_self()
-    while true {
-      let other = state.withLock { _ -> pthread_t? in
-        if let teller = listener.teller { return teller }
-        listener.teller = me
-        return nil
-      }
-      guard let other else { break }
-      if pthread_equal(other, me) != 0 { return tellPending(listener) }
+    while let other = takeTurn(with: listener) {
+      if pthread_equal(other, pthread_self()) != 0 { return tellPending(listener) }
       usleep(100)
     }
     tellPending(listener)
@@ -180,10 +186,19 @@ final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
 
   private func takeChanges(of listener: ChangeListener<Key>) -> CacheChanges<Key> {
     var (updated, removed): (Set<Key>, Set<Key>) = ([], [])
-    for key in Set(takePending(of: listener)) {
-      // Nobody is told any more once the cache has ended.
-      guard let isThere = contains(key) else { continue }
-      if isThere { updated.insert(key) } else { removed.insert(key) }
+    // Once more, for what the first looks have dropped: it would be told twice.
+    for _ in 0..<2 {
+      for key in Set(takePending(of: listener)) {
+        // Nobody is told any more once the cache has ended.
+        guard let isThere = contains(key) else { continue }
+        if isThere {
+          updated.insert(key)
+          removed.remove(key)
+        } else {
+          removed.insert(key)
+          updated.remove(key)
+        }
+      }
     }
     return CacheChanges(updatedKeys: updated, removedKeys: removed)
   }

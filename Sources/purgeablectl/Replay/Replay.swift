@@ -180,7 +180,8 @@ struct ReplayReport {
       ("evicted", Figures.count(counts.evictions), "by the cache"),
     ]
     if options.cost != nil {
-      let credit = options.tellsCosts ? "" : ", which the cache was not told"
+      let unheeded = options.order == .lru ? ", which this order does not heed" : ""
+      let credit = options.tellsCosts ? unheeded : ", which the cache was not told"
       rows.append(
         ("cost of misses", Figures.oneDecimal(counts.missCost), "ratio \(Self.ratio(counts.costMissRatio))" + credit))
     }

@@ -155,7 +155,8 @@ final class TraceFile {
     if case .column(let name) = cost {
       costColumn = columns.firstIndex(of: name)
       if costColumn == nil {
-        throw UsageError("--cost: \"\(path)\" has no column \"\(name)\"; its header is \(Self.quoted(header)); or write equal")
+        throw UsageError(
+          "--cost: \"\(path)\" has no column of costs \"\(name)\"; its header is \(Self.quoted(header)); or write equal")
       }
     }
     guard try fill() else { throw UsageError("\"\(path)\" has a header and nothing else; a trace has one request at least") }
@@ -175,7 +176,8 @@ final class TraceFile {
           throw wrong("\(Self.quoted(text)) is no size; write a whole number of bytes, below 2^64")
         }
         request.size = size
-      } else if column == costColumn {
+      }
+      if column == costColumn {
         guard let cost = Double(String(decoding: text, as: UTF8.self)), (0...Self.mostCost).contains(cost) else {
           throw wrong("\(Self.quoted(text)) is no cost; write a number from 0 to 10^12")
         }

@@ -142,6 +142,38 @@ struct CacheChangesTests {
     }
   }
 
+  @Test("what expired or was lost is told once, when it is found, also by the telling itself")
+  func dead() throws {
+    let clock = ManualClock()
+    var options = CacheOptions()
+    (options.clock, options.tracksKeys, options.expiry) = (clock, true, .sinceCreation(.seconds(10)))
+    let cache = try PurgeableCache<Int, [UInt8]>(options)
+    let told = Told()
+    try cache.setChangeHandler(every: Self.never) { told.note($0) }
+    for key in 0..<3 { cache[key] = [1] }
+    clock.advance(by: .seconds(10))
+    cache[3] = [3]
+    cache.deliverChanges()
+    #expect(told.take() == [change([3], [0, 1, 2])])
+    cache.removeExpired()
+    cache.deliverChanges()
+    #expect(told.take() == [])
+    clock.advance(by: .seconds(10))
+    #expect(cache[3] == nil)
+    cache.deliverChanges()
+    #expect(told.take() == [change([], [3])])
+    for key in 0..<100 { cache.setValue([UInt8](repeating: 1, count: 4000), forKey: key, expiry: .never) }
+    cache.deliverChanges()
+    #expect(told.take().count == 1)
+    cache.discardAll()
+    cache[1] = [7]
+    cache.deliverChanges()
+    cache.sweep()
+    cache.deliverChanges()
+    let changes = told.take()
+    #expect(changes.reduce(0) { $0 + $1.removedKeys.count } == 99 && changes.first?.updatedKeys == [1])
+  }
+
   @Test("what limits evict is told; each key once, however often it is stored")
   func evicted() throws {
     for cache in try Self.each(countLimit: 10) {
@@ -229,6 +261,32 @@ struct CacheChangesTests {
         if thread == 1 { told.note(self.change([-2], [])) }
       }
       #expect(told.take() == [change([1], []), change([2], []), change([], [-1]), change([-2], [])])
+    }
+  }
+
+  @Test("what a thread has stored has been told when its delivery returns, also while others' keys are sorted out")
+  func delivered() throws {
+    for cache in try Self.each() {
+      let told = Mutex<Set<Int>>([])
+      try cache.setChangeHandler(every: Self.never) { change in told.withLock { $0.formUnion(change.updatedKeys) } }
+      let isDone = Atomic<Bool>(false)
+      onThreads(2) { thread in
+        if thread == 1 {
+          var key = 0
+          while !isDone.load(ordering: .relaxed) {
+            cache.set(1_000_000 + key % 6000)
+            key += 1
+          }
+          return
+        }
+        for key in 0..<60 {
+          cache.set(key)
+          usleep(useconds_t(100 * (key % 20)))
+          cache.deliverChanges()
+          #expect(told.withLock { $0.contains(key) })
+        }
+        isDone.store(true, ordering: .relaxed)
+      }
     }
   }
 

@@ -88,6 +88,22 @@ struct CacheRecomputeTests {
     }
   }
 
+  @Test("a load's time is by the cache's clock")
+  func loadedByClock() throws {
+    let clock = ManualClock()
+    var options = CacheOptions()
+    options.clock = clock
+    let cache = try PurgeableCache<Int, [UInt8]>(options)
+    let value = Self.now {
+      cache.value(forKey: 1) {
+        clock.advance(by: .seconds(3))
+        return [1]
+      }
+    }
+    #expect(value == [1] && cache.peekEntry(forKey: 1)?.recomputeCost == .seconds(3))
+    #expect(cache.statistics.loadTime == .seconds(3))
+  }
+
   // MARK: What it is worth
 
   @Test("a credit is a step for each factor of four beside the mean, from -1 to 3; of unknown cost it is 0")

@@ -96,11 +96,13 @@ struct CacheVetoTests {
       #expect(cache.setValue(Self.value(key), forKey: key) == .stored)
       let calls = asked.take()
       #expect(calls.count <= 64 && !calls.contains { $0.key == key })
+      #expect(Set(calls.map(\.key)).count == calls.count, "each once")
     }
     #expect(cache.count == 300)
     // A lower limit asks, too.
     try cache.setCountLimit(50)
-    #expect((32...64).contains(asked.take().count) && cache.count == 300)
+    let calls = asked.take()
+    #expect((100...300).contains(calls.count) && Set(calls.map(\.key)).count == calls.count && cache.count == 300)
     cache.shouldEvict = { _, _ in true }
     cache[300] = Self.value(300)
     #expect(cache.count == 50 && cache.containsValue(forKey: 300))
@@ -112,6 +114,60 @@ struct CacheVetoTests {
     bytes.shouldEvict = nil
     #expect(bytes.byteCount <= 400 << 10 && bytes.count > 500)
     for cache in [cache, bytes] { cache.checkBooksSwept() }
+  }
+
+  @Test("a lowered limit holds at once, however many of the oldest entries are kept", arguments: EvictionOrder.allCases)
+  func lowered(order: EvictionOrder) throws {
+    for limit in ["count", "cost", "bytes"] {
+      let cache = try Self.make(order)
+      cache.shouldEvict = { key, _ in key >= 500 }
+      for key in 0..<4000 { cache[key] = Self.value(key, 400) }
+      switch limit {
+      case "count": try cache.setCountLimit(1000)
+      case "cost": try cache.setCostLimit(400_000)
+      default: try cache.setByteLimit(700 << 10)
+      }
+      if limit == "count" { #expect(cache.count == 1000) }
+      if limit == "cost" { #expect(cache.totalCost == 400_000) }
+      if limit == "bytes" { #expect(cache.byteCount <= 700 << 10 && cache.count > 700) }
+      for key in 0..<500 { #expect(cache.peekValue(forKey: key) == Self.value(key, 400)) }
+      cache.checkBooksSwept()
+    }
+  }
+
+  @Test("shards that open while a limit is exceeded take no entry that is kept", arguments: [false, true])
+  func opening(tracksKeys: Bool) throws {
+    // A cost limit holds the cache to one shard for as long as it is there.
+    let cache = try Self.make(.s3FIFO, tracksKeys: tracksKeys, costLimit: 1 << 40)
+    for key in 0..<60_000 { cache[key] = Self.value(key, 200) }
+    let asked = Asked { _ in true }
+    cache.shouldEvict = { asked.mayGo($0, $1) }
+    try cache.setByteLimit(10 << 20)
+    #expect(cache.count == 60_000 && cache.byteCount > 10 << 20)
+    try cache.setCostLimit(nil)
+    cache.engine.shards.openShards()
+    #expect(cache.engine.shards.openCount > 1)
+    for key in 60_000..<60_100 { cache[key] = Self.value(key, 200) }
+    for key in stride(from: 0, to: 60_000, by: 300) { cache[key] = Self.value(key, 200) }
+    #expect(cache.count == 60_100 && cache.departures(.bytes) == 0)
+    for key in 0..<60_100 where cache.peekValue(forKey: key) != Self.value(key, 200) {
+      Issue.record("key \(key)")
+      break
+    }
+    cache.checkBooksSwept()
+  }
+
+  @Test(
+    "a lower byte limit takes little more entries where all may go than where nobody is asked", arguments: EvictionOrder.allCases)
+  func asMany(order: EvictionOrder) throws {
+    let counts = try [false, true].map { asks in
+      let cache = try Self.make(order)
+      if asks { cache.shouldEvict = { _, _ in true } }
+      for key in 0..<60_000 { cache[key] = [7, 7, 7, 7] }
+      try cache.setByteLimit(cache.byteCount / 2)
+      return cache.count
+    }
+    #expect(Double(counts[1]) > 0.7 * Double(counts[0]), "\(counts)")
   }
 
   @Test("exact LRU asks in its order; an entry that was passed over is as one that was used")

@@ -66,6 +66,14 @@ struct ObjectHandlerTests {
     }
   }
 
+  @Test("an entry that may go leaves, also where the closure has read it")
+  func readWhenAsked() throws {
+    let cache = try ObjectCache<Int, [UInt8]>(countLimit: 10)
+    cache.shouldEvict = { [weak cache] key, _ in cache?.value(forKey: key) != nil }
+    for key in 0..<300 { cache[key] = [1] }
+    #expect(cache.count == 10)
+  }
+
   @Test("a sweep ends although each discarded object is stored again")
   func sweptAgain() async {
     await #expect(processExitsWith: .success) {

@@ -48,57 +48,82 @@ extension CacheEngine {
     most: Int, sparing key: EngineKey?, _ reason: () -> DepartureReason?, note: (borrowing HeldShard, FoundSlot) -> Void,
     mayGo: (DepartureReason) -> Bool
   ) -> Bool {
-    var (passed, fruitless) = (0, 0)
-    var passes = EvictionPasses(most: base.namesSlabs ? most / 2 : most, ofEntries: base.count)
+    var passed = 0
+    // As in `HeldShard.evictEntries`: where a few compactions free no more than those before, entries have to go first.
+    var (fruitless, least, nextCompaction) = (0, base.heldBytes, Int.max)
+    var passes = EvictionPasses(most: base.namesSlabs ? most / 2 : most)
     var living: Int?
     var turn = AskingTurn()
     // Bounded, because other threads may store meanwhile, and the closure too.
     var left = base.count + most
-    var hasEvicted = false
+    var evicted = 0
     while passed < most, left > 0, let reason = reason() {
-      if reason.isOfMemory, fruitless < 4 {
+      if reason.isOfMemory {
         let now = living ?? shards.all.reduce(0) { sum, shard in sum + shards.hold(shard) { $0.livingBytes } }
         living = now
-        if now < base.heldBytes / 4 * 3 {
-          let before = base.heldBytes
+        if now < base.heldBytes / 4 * 3, now <= nextCompaction {
           for shard in shards.all { shards.hold(shard) { held in held.compactSparsest() } }
-          fruitless = base.heldBytes < before ? 0 : fruitless + 1
+          fruitless = base.heldBytes < least ? 0 : fruitless + 1
+          least = min(least, base.heldBytes)
+          if fruitless == 4 { (fruitless, nextCompaction) = (0, now - heap.slabBytes * shards.openCount) }
           continue
         }
       }
       left -= 1
       guard let candidate = turn.next(of: shards, reason, passes, note) else { break }
+      if passes.hasPassed(candidate) {
+        if base.namesSlabs { continue }
+        break
+      }
       let goes = (key == nil || candidate.ghostIdentity != key?.ghostIdentity) && mayGo(reason)
       shards.hold(candidate.shard) { held in held.settle(candidate, goes ? reason : nil) }
       if goes {
-        (hasEvicted, fruitless) = (true, 0)
+        evicted += 1
+        // What an index for fewer entries no longer takes is room, too.
+        if reason == .bytes, evicted % max(256, base.count / 16) == 0 { fitBookkeeping() }
         living = living.map { $0 - candidate.byteCount }
       } else {
         passed += 1
-        passes.add(candidate.shard.number, candidate.queue)
+        passes.add(candidate)
       }
     }
-    if hasEvicted { for shard in shards.all { shards.hold(shard) { held in held.shrinkIndex() } } }
-    return hasEvicted
+    if evicted > 0 { for shard in shards.all { shards.hold(shard) { held in held.shrinkIndex() } } }
+    return evicted > 0
   }
 }
 
 /// How many entries of each queue of each shard a call has passed over because the program keeps them. A queue where that is
 /// nearly all there is does not hide the others: it rests for the rest of the call.
 private struct EvictionPasses {
-  private var counts = InlineArray<66, UInt32>(repeating: 0)
+  private var counts = InlineArray<66, Int>(repeating: 0)
+  /// The first entries that were passed over. One that comes again has gone round.
+  private var first = InlineArray<64, UInt64>(repeating: 0)
+  private var firstCount = 0
   private let most: Int
-  private let entryCount: Int
 
-  /// `most`: of one queue, if one shard had all of so many entries.
-  init(most: Int, ofEntries entryCount: Int) { (self.most, self.entryCount) = (most, max(1, entryCount)) }
+  /// `most`: of one queue, if one shard had all entries.
+  init(most: Int) { self.most = most }
 
   private func at(_ shard: Int, _ queue: EvictionQueue) -> Int { shard * EvictionQueue.count + queue.rawValue }
-  mutating func add(_ shard: Int, _ queue: EvictionQueue) { counts[at(shard, queue)] += 1 }
+
+  /// Whether an entry was passed over in this call; then its queue rests.
+  mutating func hasPassed(_ candidate: EvictionCandidate) -> Bool {
+    guard (0..<firstCount).contains(where: { first[$0] == candidate.slot.identity }) else { return false }
+    counts[at(candidate.shard.number, candidate.queue)] = .max / 2
+    return true
+  }
+
+  mutating func add(_ candidate: EvictionCandidate) {
+    counts[at(candidate.shard.number, candidate.queue)] += 1
+    if firstCount < first.count {
+      first[firstCount] = candidate.slot.identity
+      firstCount += 1
+    }
+  }
 
   /// The queues of a shard that rest, a bit for each.
   func resting(of held: borrowing HeldShard) -> UInt8 {
-    let most = max(8, most * held.slots.count / entryCount)
+    let most = max(8, most * held.slots.count / max(1, held.base.count))
     var bits: UInt8 = 0
     for queue in EvictionQueue.all where counts[at(held.number, queue)] >= most { bits |= queue.bit }
     return bits

@@ -222,9 +222,10 @@ extension HeldShard {
     return element
   }
 
-  /// Allocates memory for an entry of another shard, without evicting. The byte limit is kept.
+  /// Allocates memory for an entry of another shard, without evicting. The byte limit is kept, except where the program may want
+  /// to stay above it: no entry leaves unasked for want of room at home.
   mutating func allocateWithinLimit(_ byteCount: Int, _ lane: Lane) -> FreshElement? {
-    let limit = slabLimit(base.limits.bytes.load(ordering: .relaxed))
+    let limit = base.asks(.bytes) ? 0 : slabLimit(base.limits.bytes.load(ordering: .relaxed))
     guard case .taken(let element) = take(byteCount, lane, limit: limit) else { return nil }
     return element
   }

@@ -37,7 +37,9 @@ final class EvictionVeto<Key: Hashable & Sendable, Value: PurgeableValue>: Askin
   override func enforceLimits(sparing key: EngineKey?) {
     guard let cache, cache.engine.exceededLimitOrGrowth != nil else { return }
     cache.engine.fitBookkeeping()
-    _ = evict(from: cache, most: Self.mostPassed, sparing: key) { cache.engine.exceededLimitOrGrowth }
+    // Who lowers a limit has time to ask about all.
+    let most = key == nil ? max(Self.mostPassed, cache.count) : Self.mostPassed
+    _ = evict(from: cache, most: most, sparing: key) { cache.engine.exceededLimitOrGrowth }
   }
 
   /// Not from inside of the closure: what its stores add the call around it evicts.
@@ -103,8 +105,8 @@ extension PurgeableCache {
   /// Not asked for removals, trims, deciders, idle and expired entries, nor for what the kernel takes. Called under no mutex: on
   /// the thread whose store exceeds a limit, once it has stored; under pressure on a thread of the cache's own, for which only
   /// this cache's giving back waits, not its offers. May read and change the cache. The entry that is being stored is not asked
-  /// about. One call passes over 64 entries at most: then it returns, and the cache stays above its limit. The next call goes on
-  /// behind them. Any thread; keys need not be tracked.
+  /// about. One store passes over 64 entries at most: then it returns, and the cache stays above its limit. The next one goes on
+  /// behind them; setting a limit goes through all. Any thread; keys need not be tracked.
   ///
   /// Cost: while there is a closure, a store at a limit stores first and evicts then, entry by entry, so that the limit is
   /// exceeded for a moment: by one entry for each thread that stores, for bytes by a slab. A cache of bytes keeps up to a quarter

@@ -29,7 +29,9 @@ extension PurgeableCache {
   // MARK: A decider at intervals
 
   /// Evicts what the closure says, each interval from now on: as `evictAll(where:)`, on a thread of the cache's own, in place of
-  /// an earlier decider. The first time comes after one interval. Any thread. Does not keep the cache alive.
+  /// an earlier decider. The first time comes after one interval of the machine's clock; tests call `evictAll(where:)`.
+  /// `shouldEvict` is not asked. Any thread. Does not keep the cache alive. Each time looks at a copy of each value; for
+  /// verdicts by key alone `remove(forKeys: cache.keys.filter { … })` copies none.
   ///
   ///     let stories = try PurgeableCache<String, [UInt8]>()
   ///     try stories.setEvictionDecider(every: .seconds(60)) { $0.value.count > 1 << 20 }
@@ -80,12 +82,18 @@ extension PurgeableCache {
   public func removeChangeHandler() { teller?.board.load()?.removeHandler() }
 
   /// Tells handler and sequences now what is pending: the handler has returned when this returns, on whichever thread it was
-  /// called. Within the handler it tells what came meanwhile. Any thread.
+  /// called. Within the handler it tells what came meanwhile. Two handlers that deliver the changes of each other's caches may
+  /// wait for each other for ever. Any thread.
   public func deliverChanges() { teller?.board.load()?.deliverAll() }
+
+  /// As `containsValue`, but what is dead is dropped and told of.
+  private func holdsValue(forKey key: Key) -> Bool {
+    unsafe withEntry(key) { engineKey, prefix, held in unsafe held.contains(engineKey, prefix) } ?? false
+  }
 
   private func board(_ operation: String) throws(PurgeableError) -> ChangeBoard<Key> {
     let teller = try tracking(operation)
     return teller.board.load()
-      ?? teller.board.storeIfNil(ChangeBoard(intervals, engine.batches) { [weak self] in self?.containsValue(forKey: $0) })
+      ?? teller.board.storeIfNil(ChangeBoard(intervals, engine.batches) { [weak self] in self?.holdsValue(forKey: $0) })
   }
 }

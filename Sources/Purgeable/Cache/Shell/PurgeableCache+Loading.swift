@@ -23,6 +23,9 @@ extension PurgeableCache: Loading {
   /// - Waits for loads of threads only. Where a task loads the key (the async form), this loads by itself; who ends first is
   ///   kept.
   ///
+  /// What was loaded has the cache's default expiry, and the time of the load as its recompute cost, by the cache's clock; for
+  /// others store the value within the load, with its own, and return it.
+  ///
   /// Any thread. Counts as a use or as a miss, and then as a load in the statistics. Cost: a hit as `value(forKey:)`; a miss two
   /// short mutexes and some ten small allocations beside the load and the store. Not for code that has to survive without
   /// memory.
@@ -127,6 +130,9 @@ extension PurgeableCache: Loading {
   }
 
   // MARK: Keeping
+
+  @usableFromInline
+  var moment: UInt64 { engine.base.clock.now() }
 
   @usableFromInline
   func keep(_ value: Value, forKey key: Key, _ permit: LoadPermit, recomputeCost: UInt64) {

@@ -3,8 +3,9 @@
 
 extension PurgeableCache {
   /// Stores a value, and returns the one that it replaced; nil when there was none. Of several threads only one gets a value that
-  /// was replaced. Everything else as `setValue(_:forKey:cost:)`, whose outcome it does not tell. Any thread; copies the old
-  /// value, and reads it once more to tell whether it was changed meanwhile.
+  /// was replaced. Everything else as `setValue(_:forKey:cost:)`, whose outcome it does not tell: the new entry has the
+  /// default expiry, and no recompute cost. Any thread; copies the old value, and reads it once more to tell whether it was
+  /// changed meanwhile.
   @discardableResult
   public func updateValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> Value? {
     let head = engine.base.head(cost: cost.map { UInt64(max(0, $0)) })
@@ -21,9 +22,9 @@ extension PurgeableCache {
   ///     counts.modifyValue(forKey: "visits") { $0 = ($0 ?? 0) + 1 }
   ///
   /// `body` runs under no mutex, and runs again where the entry was changed meanwhile, so that no change of another thread is
-  /// lost. An error of `body` leaves the entry as it was. A cost that was given with the value stays, and so does the end of its
-  /// time; else the cost is the number of the new value's bytes. A store counts as a use. A value that is refused is not told of;
-  /// the entry is then as after a `setValue(_:forKey:cost:)` that was refused. Any thread.
+  /// lost. An error of `body` leaves the entry as it was. A cost that was given with the value stays, and so do the end of its
+  /// time and its recompute cost; else the cost is the number of the new value's bytes. A store counts as a use. A value that
+  /// is refused is not told of; the entry is then as after a `setValue(_:forKey:cost:)` that was refused. Any thread.
   @discardableResult
   public func modifyValue<R, E: Error>(forKey key: Key, _ body: (inout Value?) throws(E) -> R) throws(E) -> R {
     while true {
