@@ -8,7 +8,7 @@ import Synchronization
 /// a work. It keeps this object alive, and nothing else: a work must not keep the owner alive.
 ///
 /// `@unchecked Sendable`: what changes is under the mutex.
-@safe final class IntervalThread: Teller, ForkProtected, @unchecked Sendable {
+final class IntervalThread: Teller, ForkProtected, @unchecked Sendable {
   private struct Work {
     let number: Int
     let interval: UInt64
@@ -16,42 +16,19 @@ import Synchronization
     let body: @Sendable () -> Void
   }
 
-  private let mutex = UnsafeMutablePointer<pthread_mutex_t>.allocate(capacity: 1)
-  private let condition = UnsafeMutablePointer<pthread_cond_t>.allocate(capacity: 1)
+  private let mutex = WaitableMutex()
   private var works: [Work] = []
   private var lastNumber = 0
   /// The process that has the thread; 0 for none.
   private var owner: pid_t = 0
 
   override init() {
-    unsafe pthread_mutex_init(mutex, nil)
     super.init()
-    prepareCondition()
     rehearseFork()
     ForkGuard.shared.reserve(1)
   }
 
-  deinit {
-    ForkGuard.shared.dismiss(1)
-    unsafe pthread_cond_destroy(condition)
-    unsafe pthread_mutex_destroy(mutex)
-    unsafe condition.deallocate()
-    unsafe mutex.deallocate()
-  }
-
-  private func prepareCondition() {
-    var attributes = pthread_condattr_t()
-    unsafe pthread_condattr_init(&attributes)
-    unsafe pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC)
-    unsafe pthread_cond_init(condition, &attributes)
-    unsafe pthread_condattr_destroy(&attributes)
-  }
-
-  private func withMutex<Result>(_ body: () -> Result) -> Result {
-    unsafe pthread_mutex_lock(mutex)
-    defer { unsafe pthread_mutex_unlock(mutex) }
-    return body()
-  }
+  deinit { ForkGuard.shared.dismiss(1) }
 
   // MARK: Works
 
@@ -60,7 +37,7 @@ import Synchronization
 
   func setDecider(every interval: Duration, _ body: @escaping @Sendable () -> Void) {
     let new = add(every: interval, body)
-    let old = withMutex { () -> Int? in
+    let old = mutex.withLock { () -> Int? in
       defer { decider = new }
       return decider
     }
@@ -68,7 +45,7 @@ import Synchronization
   }
 
   func removeDecider() {
-    let old = withMutex { () -> Int? in
+    let old = mutex.withLock { () -> Int? in
       defer { decider = nil }
       return decider
     }
@@ -78,10 +55,10 @@ import Synchronization
   /// Runs `body` after each interval from now on. Returns the work's number.
   func add(every interval: Duration, _ body: @escaping @Sendable () -> Void) -> Int {
     let interval = max(1, interval.wholeNanoseconds)
-    let number = withMutex {
+    let number = mutex.withLock {
       lastNumber += 1
       works.append(Work(number: lastNumber, interval: interval, due: MonotonicTime.now + interval, body: body))
-      unsafe pthread_cond_signal(condition)
+      mutex.signal()
       return lastNumber
     }
     resume()
@@ -90,10 +67,10 @@ import Synchronization
 
   /// Ends a work; nil for all. One that runs now goes on to its end. Under no mutex: what the closure holds may end here.
   func remove(_ number: Int?) {
-    let ended = withMutex { () -> [Work] in
+    let ended = mutex.withLock { () -> [Work] in
       let ended = works.filter { number == nil || $0.number == number }
       works.removeAll { number == nil || $0.number == number }
-      unsafe pthread_cond_signal(condition)
+      mutex.signal()
       return ended
     }
     _ = ended
@@ -101,12 +78,12 @@ import Synchronization
 
   /// Starts the thread if there is work and none: in a forked child, or where none could be started before.
   func resume() {
-    let isNeeded = withMutex { () -> Bool in
+    let isNeeded = mutex.withLock { () -> Bool in
       guard !works.isEmpty, owner != getpid() else { return false }
       owner = getpid()
       return true
     }
-    if isNeeded, !startTelling() { withMutex { owner = 0 } }
+    if isNeeded, !startTelling() { mutex.withLock { owner = 0 } }
   }
 
   // MARK: The thread
@@ -121,7 +98,7 @@ import Synchronization
 
   /// A work that takes longer than its interval rests for one before it comes again, so that others come too.
   private func rest(_ number: Int) {
-    withMutex {
+    mutex.withLock {
       guard let at = works.firstIndex(where: { $0.number == number }) else { return }
       let now = MonotonicTime.now
       if works[at].due <= now { works[at].due = now + works[at].interval }
@@ -130,7 +107,7 @@ import Synchronization
 
   /// The next work that is due; nil where there is none left, and in a child that a work has forked.
   private func awaitNext(_ process: pid_t) -> (number: Int, body: @Sendable () -> Void)? {
-    withMutex {
+    mutex.withLock {
       while getpid() == process {
         guard let next = works.indices.min(by: { works[$0].due < works[$1].due }) else {
           owner = 0
@@ -141,8 +118,7 @@ import Synchronization
           works[next].due = due + works[next].interval
           return (works[next].number, works[next].body)
         }
-        var time = timespec(tv_sec: Int(due / 1_000_000_000), tv_nsec: Int(due % 1_000_000_000))
-        unsafe pthread_cond_timedwait(condition, mutex, &time)
+        _ = mutex.wait(until: due)
       }
       return nil
     }
@@ -150,8 +126,8 @@ import Synchronization
 
   // MARK: Forks (ForkGuard.swift)
 
-  func lockForFork() { unsafe pthread_mutex_lock(mutex) }
-  func unlockAfterFork() { unsafe pthread_mutex_unlock(mutex) }
+  func lockForFork() { mutex.lock() }
+  func unlockAfterFork() { mutex.unlock() }
   /// The child does not have the thread that waits. `resume` starts another one.
-  func forgetInChild() { prepareCondition() }
+  func forgetInChild() { mutex.forgetWaiters() }
 }

@@ -172,20 +172,13 @@ extension ObjectCache {
   /// thread.
   @discardableResult
   public func setValues(_ values: [Key: Value]) -> [Key: StoreOutcome] {
-    store.batches.run {
-      var refused: [Key: StoreOutcome] = [:]
-      for (key, value) in values {
-        let outcome = setValue(value, forKey: key)
-        if outcome != .stored, outcome != .replaced { refused[key] = outcome }
-      }
-      return refused
-    }
+    store.lazy.batches.run { values.refused { setValue($0, forKey: $1) } }
   }
 
   /// Removes the entries of keys. Returns how many there were. As `remove(forKey:)` for each key; to others as `setValues`.
   @discardableResult
   public func remove(forKeys keys: some Sequence<Key>) -> Int {
-    store.batches.run { keys.count { remove(forKey: $0) } }
+    store.lazy.batches.run { keys.count { remove(forKey: $0) } }
   }
 
   /// Removes every entry that is there now, in no order. Any thread.
@@ -249,11 +242,11 @@ extension ObjectCache {
   public func snapshot() -> [Key: Value] {
     var entries: [CacheEntry<Key, Value>] = []
     BatchGate.whenQuiet { isLast in
-      let batches = store.lazyBatches.load()
+      let batches = store.lazy.knownBatches
       let begun = batches?.begun ?? 0
       if !isLast, batches?.isQuiet == false { return false }
       entries = self.entries
-      return isLast || store.lazyBatches.load()?.begun ?? 0 == begun
+      return isLast || store.lazy.knownBatches?.begun ?? 0 == begun
     }
     // A key that the program changed after it was stored may come twice.
     return Dictionary(entries.map { ($0.key, $0.value) }, uniquingKeysWith: { $1 })

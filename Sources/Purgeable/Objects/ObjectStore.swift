@@ -107,11 +107,9 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   let noHandlers = ObjectHandlersInForce(ObjectHandlers<Key, Value>())
   /// The keys that are being loaded.
   @usableFromInline let loads = LoadTable<Key, Value>()
-  /// What the program wants done at intervals, and those who want to know what changed.
-  let lazyIntervals = AtomicLazyReference<IntervalThread>()
+  /// Those who want to know what changed.
   let lazyBoard = AtomicLazyReference<ChangeBoard<Key>>()
-  /// Who changes several entries in one call.
-  let lazyBatches = AtomicLazyReference<BatchGate>()
+  let lazy = LazyParts()
 
   init(_ options: CacheOptions, clock: MonotonicClock, isSurelyEqual: @escaping @Sendable (Key, Key) -> Bool) {
     self.isSurelyEqual = isSurelyEqual
@@ -264,7 +262,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
 
   /// Ends the entries and the handlers, untold.
   func dropAll() {
-    lazyIntervals.load()?.remove(nil)
+    lazy.knownIntervals?.remove(nil)
     lazyBoard.load()?.removeAll()
     setHandlers { $0 = ObjectHandlers() }
     for at in 0..<ObjectGate.count {
@@ -298,7 +296,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   override func giveSlice() -> Bool { evictSixteenth() }
 
   override func upkeepRound() -> UInt64 {
-    lazyIntervals.load()?.resume()
+    lazy.knownIntervals?.resume()
     change()
     return .max
   }
@@ -308,18 +306,12 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
     growth.begin(before: before, held: count, now: clock.now())
   }
 
-  // MARK: At intervals
-
-  var batches: BatchGate { lazyBatches.load() ?? lazyBatches.storeIfNil(BatchGate()) }
-  var intervals: IntervalThread { lazyIntervals.load() ?? lazyIntervals.storeIfNil(IntervalThread()) }
-
   // MARK: Forks (ForkGuard.swift)
 
   override func forEachCompanion(_ body: (any ForkProtected) -> Void) {
     body(loads)
-    if let batches = lazyBatches.load() { body(batches) }
     if let board = lazyBoard.load() { body(board) }
-    if let thread = lazyIntervals.load() { body(thread) }
+    lazy.forEach(body)
   }
 
   override func lockForFork() {

@@ -49,8 +49,8 @@ final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
   /// has ended.
   private let contains: @Sendable (Key) -> Bool?
 
-  init(_ intervals: IntervalThread, _ batches: BatchGate, contains: @escaping @Sendable (Key) -> Bool?) {
-    (self.intervals, self.batches, self.contains) = (intervals, batches, contains)
+  init(_ parts: borrowing LazyParts, contains: @escaping @Sendable (Key) -> Bool?) {
+    (intervals, batches, self.contains) = (parts.intervals, parts.batches, contains)
     rehearseFork()
     ForkGuard.shared.reserve(1)
   }

@@ -28,6 +28,22 @@ public enum StoreOutcome: Sendable, Hashable {
   case expired
 }
 
+extension StoreOutcome {
+  var isStored: Bool { self == .stored || self == .replaced }
+}
+
+extension Dictionary where Value: Sendable {
+  /// Stores all, and returns what was refused.
+  func refused(storing store: (Value, Key) -> StoreOutcome) -> [Key: StoreOutcome] {
+    var refused: [Key: StoreOutcome] = [:]
+    for (key, value) in self {
+      let outcome = store(value, key)
+      if !outcome.isStored { refused[key] = outcome }
+    }
+    return refused
+  }
+}
+
 extension StoreOutcome: CustomStringConvertible {
   /// In a word or two.
   public var description: String {

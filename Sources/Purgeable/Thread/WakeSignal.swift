@@ -12,40 +12,22 @@ import Glibc
 /// wake the sleeper: `wake` says so, and another sleeper takes its place. The first, should it ever wake, finds that it was
 /// replaced.
 ///
-/// `@unchecked Sendable`: the fields are a pthread mutex, its condition, and what the mutex guards.
-@safe final class WakeSignal: @unchecked Sendable {
-  private let mutex = UnsafeMutablePointer<pthread_mutex_t>.allocate(capacity: 1)
-  private let condition = UnsafeMutablePointer<pthread_cond_t>.allocate(capacity: 1)
+/// `@unchecked Sendable`: the fields are a mutex and what it guards.
+final class WakeSignal: @unchecked Sendable {
+  private let mutex = WaitableMutex()
   private var isSet = false
   private var event: OwnedDescriptor?
   /// Whether the sleeper is in poll, on the eventfd that `event` is.
   private var isPolling = false
   private var currentSleeper: UInt64 = 0
 
-  init() {
-    unsafe pthread_mutex_init(mutex, nil)
-    var attributes = pthread_condattr_t()
-    unsafe pthread_condattr_init(&attributes)
-    unsafe pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC)
-    unsafe pthread_cond_init(condition, &attributes)
-    unsafe pthread_condattr_destroy(&attributes)
-  }
-
-  // Lives as long as the process, as the thread may.
-
-  private func withMutex<Result>(_ body: () -> Result) -> Result {
-    unsafe pthread_mutex_lock(mutex)
-    defer { unsafe pthread_mutex_unlock(mutex) }
-    return body()
-  }
-
   /// Around a fork (ForkGuard.swift).
-  func lockForFork() { unsafe pthread_mutex_lock(mutex) }
-  func unlockAfterFork() { unsafe pthread_mutex_unlock(mutex) }
+  func lockForFork() { mutex.lock() }
+  func unlockAfterFork() { mutex.unlock() }
 
   /// Before a thread is started: opens the eventfd. One that was inherited by a fork is closed: it would wake the parent.
   func prepare() {
-    withMutex {
+    mutex.withLock {
       event?.close()
       event = OwnedDescriptor.event()
       isSet = false
@@ -55,27 +37,27 @@ import Glibc
   }
 
   /// The number of the current sleeper: the thread started after `prepare`, or after a wake that no thread could hear.
-  var sleeper: UInt64 { withMutex { currentSleeper } }
+  var sleeper: UInt64 { mutex.withLock { currentSleeper } }
 
   /// When the thread ends: nothing stays open.
   func release() {
-    withMutex {
+    mutex.withLock {
       event?.close()
       event = nil
     }
   }
 
   /// The eventfd, while there is one.
-  var descriptor: Int32? { withMutex { event?.number } }
+  var descriptor: Int32? { mutex.withLock { event?.number } }
 
   /// Whether descriptors end the sleep.
-  var hearsDescriptors: Bool { withMutex { event != nil } }
+  var hearsDescriptors: Bool { mutex.withLock { event != nil } }
 
   /// False where the sleeper cannot hear the wake: another thread has to be started, and finds itself woken.
   func wake() -> Bool {
-    withMutex {
+    mutex.withLock {
       isSet = true
-      unsafe pthread_cond_signal(condition)
+      mutex.signal()
       guard let event, !event.signal() else { return true }
       self.event = OwnedDescriptor.event()
       self.event?.signal()
@@ -89,7 +71,7 @@ import Glibc
   /// Sleeps until woken, until a descriptor is ready, or for so many nanoseconds (nil: for ever); answers the descriptors that
   /// are ready, with what occurred; nil when this sleeper was replaced.
   func wait(_ sleeper: UInt64, for nanoseconds: UInt64?, _ descriptors: DescriptorList) -> DescriptorList? {
-    let own = withMutex { () -> OwnedDescriptor? in
+    let own = mutex.withLock { () -> OwnedDescriptor? in
       // The eventfd was closed by the program while this thread was awake, or could not be made. A wake set before is not lost.
       if event?.isOurs != true {
         event = OwnedDescriptor.event()
@@ -105,7 +87,7 @@ import Glibc
     }
     var isWoken = false
     let ready = Self.poll(descriptors, own, &isWoken, milliseconds: Self.milliseconds(nanoseconds))
-    return withMutex {
+    return mutex.withLock {
       guard currentSleeper == sleeper else { return nil }
       isSet = false
       isPolling = false
@@ -116,17 +98,10 @@ import Glibc
 
   private func sleep(for nanoseconds: UInt64?) {
     let deadline = nanoseconds.map { MonotonicTime.now + $0 }
-    unsafe pthread_mutex_lock(mutex)
-    while !isSet {
-      guard let deadline else {
-        unsafe pthread_cond_wait(condition, mutex)
-        continue
-      }
-      var time = timespec(tv_sec: Int(deadline / 1_000_000_000), tv_nsec: Int(deadline % 1_000_000_000))
-      if unsafe pthread_cond_timedwait(condition, mutex, &time) == ETIMEDOUT { break }
+    mutex.withLock {
+      while !isSet, mutex.wait(until: deadline) {}
+      isSet = false
     }
-    isSet = false
-    unsafe pthread_mutex_unlock(mutex)
   }
 
   /// Those of the descriptors that are ready, and whether `own` is. An interruption by a signal is an early end with none.

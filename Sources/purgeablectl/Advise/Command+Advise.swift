@@ -97,11 +97,9 @@ struct AdviceReport {
     defer { progress.end() }
     let costs = try Self.costs(options)
     func pass(_ title: String, _ body: ([TraceRequest]) -> Void) throws {
-      let trace = try TraceFile(options.trace, format: options.format, cost: options.cost)
-      var requests: [TraceRequest] = []
-      while try trace.next(&requests) {
+      try TraceFile(options.trace, format: options.format, cost: options.cost).forEachBatch(&progress, title) { requests in
         body(requests)
-        progress.show(title, share: trace.share, "")
+        return ""
       }
     }
     var window = options.window ?? 0

@@ -58,7 +58,7 @@ struct Replay {
       guard trace.fileBytes != nil else {
         throw UsageError("--capacity: \"\(trace.path)\" cannot be read twice, as a share needs; write a number or bytes")
       }
-      try pass(over: trace, "measuring the footprint") { requests in
+      try trace.forEachBatch(&progress, "measuring the footprint") { requests in
         footprint.note(requests)
         return "\(Figures.count(footprint.objects)) objects"
       }
@@ -67,21 +67,13 @@ struct Replay {
     let limit = try capacity.limit(of: trace, footprint)
     var cache = try ReplayCache(
       limit, order: options.order, expiry: options.expiry(of: trace), tellsCosts: options.tellsCosts)
-    try pass(over: trace, "replaying") { requests in
+    try trace.forEachBatch(&progress, "replaying") { requests in
       if !isShare { footprint.note(requests) }
       cache.run(requests)
       return cache.counts.progress
     }
     cache.finish()
     return ReplayReport(options: options, trace: trace, footprint: footprint, limit: limit, group: nil, counts: cache.counts)
-  }
-
-  private mutating func pass(over trace: TraceFile, _ title: String, _ body: ([TraceRequest]) throws -> String) throws {
-    var requests: [TraceRequest] = []
-    while try trace.next(&requests) {
-      let details = try body(requests)
-      progress.show(title, share: trace.share, details)
-    }
   }
 
   // MARK: In a memory group
@@ -112,7 +104,7 @@ struct Replay {
     var footprint = Footprint()
     do {
       var counts = ReplayCounts()
-      try pass(over: trace, "replaying") { requests in
+      try trace.forEachBatch(&progress, "replaying") { requests in
         footprint.note(requests)
         try child.writer.write(.requests, 0, Frame.bytes(ofElements: requests))
         counts = try Self.counts(from: child)

@@ -107,6 +107,15 @@ final class TraceFile {
     return true
   }
 
+  /// Goes through all requests. `body` gets a batch, and returns what is to be shown beside the progress.
+  func forEachBatch(_ progress: inout Progress, _ title: String, _ body: ([TraceRequest]) throws -> String) throws {
+    var requests: [TraceRequest] = []
+    while try next(&requests) {
+      let details = try body(requests)
+      progress.show(title, share: share, details)
+    }
+  }
+
   /// Fills the buffer behind what is not parsed yet. False when nothing is left.
   private func fill() throws -> Bool {
     for (new, old) in rest.enumerated() { buffer[new] = buffer[old] }

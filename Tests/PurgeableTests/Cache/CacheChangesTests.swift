@@ -12,70 +12,36 @@ import ToolSupport
 
 /// What the tests need of a cache of either kind.
 private protocol Watchable: AnyObject, Sendable {
-  init(countLimit: Int?) throws
-  func set(_ key: Int)
-  func setTooLarge(_ key: Int)
-  func remove(_ key: Int)
+  subscript(key: Int) -> [UInt8]? { get set }
+  func refuse(_ key: Int)
+  @discardableResult func remove(forKey key: Int) -> Bool
   func removeAll()
-  func contains(_ key: Int) -> Bool
+  func containsValue(forKey key: Int) -> Bool
   func changes(every interval: Duration) throws(PurgeableError) -> AsyncStream<CacheChanges<Int>>
   func setChangeHandler(every interval: Duration, _ handler: @escaping @Sendable (CacheChanges<Int>) -> Void)
     throws(PurgeableError)
   func removeChangeHandler()
   func deliverChanges()
-  func setDecider(every interval: Duration, _ isEvictable: @escaping @Sendable (Int) -> Bool) throws(PurgeableError)
+  func setEvictionDecider(
+    every interval: Duration, _ isEvictable: @escaping @Sendable (CacheEntry<Int, [UInt8]>) -> Bool
+  ) throws(PurgeableError)
   func removeEvictionDecider()
-  var deciderDepartures: Int { get }
+  var statistics: CacheStatistics { get }
 }
 
-private final class Bytes: Watchable {
-  private let cache: PurgeableCache<Int, [UInt8]>
-  init(countLimit: Int?) throws { cache = try PurgeableCache(countLimit: countLimit, costLimit: 1 << 20, tracksKeys: true) }
-  func set(_ key: Int) { cache[key] = [UInt8](repeating: UInt8(truncatingIfNeeded: key), count: 50) }
-  func setTooLarge(_ key: Int) { #expect(cache.setValue([], forKey: key, cost: 1 << 21) == .tooLarge) }
-  func remove(_ key: Int) { cache.remove(forKey: key) }
-  func removeAll() { cache.removeAll() }
-  func contains(_ key: Int) -> Bool { cache.containsValue(forKey: key) }
-  func changes(every interval: Duration) throws(PurgeableError) -> AsyncStream<CacheChanges<Int>> {
-    try cache.changes(every: interval)
-  }
-  func setChangeHandler(every interval: Duration, _ handler: @escaping @Sendable (CacheChanges<Int>) -> Void)
-    throws(PurgeableError)
-  {
-    try cache.setChangeHandler(every: interval, handler)
-  }
-  func removeChangeHandler() { cache.removeChangeHandler() }
-  func deliverChanges() { cache.deliverChanges() }
-  func setDecider(every interval: Duration, _ isEvictable: @escaping @Sendable (Int) -> Bool) throws(PurgeableError) {
-    try cache.setEvictionDecider(every: interval) { isEvictable($0.key) }
-  }
-  func removeEvictionDecider() { cache.removeEvictionDecider() }
-  var deciderDepartures: Int { cache.statistics.departures[.decider] ?? 0 }
+extension Watchable {
+  func set(_ key: Int) { self[key] = [UInt8](repeating: UInt8(truncatingIfNeeded: key), count: 50) }
+  func remove(_ key: Int) { remove(forKey: key) }
+  func contains(_ key: Int) -> Bool { containsValue(forKey: key) }
+  var deciderDepartures: Int { statistics.departures[.decider] ?? 0 }
 }
 
-private final class Objects: Watchable {
-  private let cache: ObjectCache<Int, [UInt8]>
-  init(countLimit: Int?) throws { cache = try ObjectCache(countLimit: countLimit, costLimit: 1 << 20) }
-  func set(_ key: Int) { cache[key] = [UInt8](repeating: UInt8(truncatingIfNeeded: key), count: 50) }
-  func setTooLarge(_ key: Int) { #expect(cache.setValue([], forKey: key, cost: 1 << 21) == .tooLarge) }
-  func remove(_ key: Int) { cache.remove(forKey: key) }
-  func removeAll() { cache.removeAll() }
-  func contains(_ key: Int) -> Bool { cache.containsValue(forKey: key) }
-  func changes(every interval: Duration) throws(PurgeableError) -> AsyncStream<CacheChanges<Int>> {
-    try cache.changes(every: interval)
-  }
-  func setChangeHandler(every interval: Duration, _ handler: @escaping @Sendable (CacheChanges<Int>) -> Void)
-    throws(PurgeableError)
-  {
-    try cache.setChangeHandler(every: interval, handler)
-  }
-  func removeChangeHandler() { cache.removeChangeHandler() }
-  func deliverChanges() { cache.deliverChanges() }
-  func setDecider(every interval: Duration, _ isEvictable: @escaping @Sendable (Int) -> Bool) throws(PurgeableError) {
-    try cache.setEvictionDecider(every: interval) { isEvictable($0.key) }
-  }
-  func removeEvictionDecider() { cache.removeEvictionDecider() }
-  var deciderDepartures: Int { cache.statistics.departures[.decider] ?? 0 }
+extension PurgeableCache: Watchable where Key == Int, Value == [UInt8] {
+  fileprivate func refuse(_ key: Int) { #expect(setValue([], forKey: key, cost: 1 << 21) == .tooLarge) }
+}
+
+extension ObjectCache: Watchable where Key == Int, Value == [UInt8] {
+  fileprivate func refuse(_ key: Int) { #expect(setValue([], forKey: key, cost: 1 << 21) == .tooLarge) }
 }
 
 /// Changes as they were told, one after the other.
@@ -96,7 +62,10 @@ struct CacheChangesTests {
   private static let never = Duration.seconds(100_000)
 
   private static func each(countLimit: Int? = nil) throws -> [any Watchable] {
-    try [Bytes(countLimit: countLimit), Objects(countLimit: countLimit)]
+    [
+      try PurgeableCache<Int, [UInt8]>(countLimit: countLimit, costLimit: 1 << 20, tracksKeys: true),
+      try ObjectCache<Int, [UInt8]>(countLimit: countLimit, costLimit: 1 << 20),
+    ]
   }
 
   private func change(_ updated: Set<Int>, _ removed: Set<Int>) -> CacheChanges<Int> {
@@ -119,8 +88,8 @@ struct CacheChangesTests {
       cache.set(1)
       cache.set(2)
       cache.remove(99)
-      cache.setTooLarge(98)
-      cache.setTooLarge(3)
+      cache.refuse(98)
+      cache.refuse(3)
       cache.deliverChanges()
       #expect(told.take() == [change([10, 1, 2], [11, 0, 3])])
       cache.deliverChanges()
@@ -318,14 +287,16 @@ struct CacheChangesTests {
       var cache: (any Watchable)? = try Self.each()[kind]
       for key in 0..<100 { cache?.set(key) }
       let rounds = DispatchSemaphore(value: 0)
-      try cache?.setDecider(every: .milliseconds(2)) { key in
+      try cache?.setEvictionDecider(every: .milliseconds(2)) { entry in
+        let key = entry.key
         if key == 1 { rounds.signal() }
         return key % 2 == 0
       }
       for _ in 0..<3 { rounds.wait() }
       #expect((0..<100).allSatisfy { cache?.contains($0) == ($0 % 2 == 1) })
       #expect(cache?.deciderDepartures == 50)
-      try cache?.setDecider(every: .milliseconds(2)) { key in
+      try cache?.setEvictionDecider(every: .milliseconds(2)) { entry in
+        let key = entry.key
         if key == 1 { rounds.signal() }
         return key % 3 == 0
       }
@@ -337,7 +308,7 @@ struct CacheChangesTests {
       cache?.set(9)
       usleep(20_000)
       #expect(cache?.contains(9) == true)
-      try cache?.setDecider(every: .milliseconds(1)) { _ in false }
+      try cache?.setEvictionDecider(every: .milliseconds(1)) { _ in false }
       weak let left = cache
       cache = nil
       for _ in 0..<1000 where left != nil { usleep(10_000) }
@@ -352,7 +323,7 @@ struct CacheChangesTests {
       try cache.setChangeHandler(every: Self.never) { told.note($0) }
       for interval in [Duration.zero, .seconds(-1)] {
         for body in [
-          { try cache.setDecider(every: interval) { _ in true } }, { _ = try cache.changes(every: interval) },
+          { try cache.setEvictionDecider(every: interval) { _ in true } }, { _ = try cache.changes(every: interval) },
           { try cache.setChangeHandler(every: interval) { _ in } },
         ] as [() throws -> Void] {
           let error = #expect(throws: PurgeableError.self) { try body() }

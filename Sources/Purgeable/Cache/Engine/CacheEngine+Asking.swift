@@ -95,7 +95,8 @@ extension CacheEngine {
 /// How many entries of each queue of each shard a call has passed over because the program keeps them. A queue where that is
 /// nearly all there is does not hide the others: it rests for the rest of the call.
 private struct EvictionPasses {
-  private var counts = InlineArray<66, Int>(repeating: 0)
+  /// Numbers of shards are below 32.
+  private var counts = InlineArray<64, Int>(repeating: 0)
   /// The first entries that were passed over. One that comes again has gone round.
   private var first = InlineArray<64, UInt64>(repeating: 0)
   private var firstCount = 0
@@ -192,11 +193,5 @@ extension HeldShard {
       return
     }
     drop(found, elements.isGone(slot.place) ? .discarded : reason)
-  }
-
-  /// nil for a tracked key that has ended.
-  func ghostIdentity(of slot: Slot) -> UInt64? {
-    guard slot.isTracked else { return slot.identity }
-    return keys.hash(of: EngineKey.trackedNumber(of: slot)).map { EngineKey(hash: $0).ghostIdentity }
   }
 }

@@ -12,8 +12,7 @@ extension CacheEngine: PressureClient {
       if let companion = observer.companion { body(companion) }
     }
     if let loads { body(loads) }
-    if let batches = lazyBatches.load() { body(batches) }
-    if let thread = intervals.load() { body(thread) }
+    lazy.forEach(body)
   }
 
   var holdsAnything: Bool { base.heldBytes > 0 }

@@ -17,7 +17,7 @@ extension CacheEngine {
 
   /// The work of the library's thread for a cache in each of its rounds.
   func upkeepRound() -> UInt64 {
-    intervals.load()?.resume()
+    lazy.knownIntervals?.resume()
     offerIdle()
     if base.limits.budget.withLock({ $0.memoryShare }) != nil {
       base.limits.apply(to: heap)

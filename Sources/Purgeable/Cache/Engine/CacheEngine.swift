@@ -42,11 +42,7 @@ final class CacheEngine: ForkProtected {
   let shards: CacheShards
   /// Who asks the program before an eviction, once it wants to be asked.
   let asker = AtomicLazyReference<AskingClient>()
-  /// Who changes several entries in one call.
-  let lazyBatches = AtomicLazyReference<BatchGate>()
-  var batches: BatchGate { lazyBatches.load() ?? lazyBatches.storeIfNil(BatchGate()) }
-  /// What the program wants done at intervals.
-  let intervals = AtomicLazyReference<IntervalThread>()
+  let lazy = LazyParts()
   /// The heap of `base`, one load nearer for reads.
   let heap: SlabHeap
   /// Bytes stored since a store last looked whether the cache has grown, and what was held then.

@@ -81,9 +81,6 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
   var wantsValues: Bool { hasHandler.load(ordering: .relaxed) }
   var companion: (any ForkProtected)? { board.load() }
 
-  /// The board, where anybody reads it.
-  var watchedBoard: ChangeBoard<Key>? { board.load().flatMap { $0.isWatched ? $0 : nil } }
-
   /// nil takes it away, as when the cache has ended. Under no mutex: the old one ends, which is the program's code.
   func setHandler(_ new: Handler?) {
     let old = handler.withLock { handler in
@@ -102,7 +99,7 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
   // MARK: Nodes
 
   func endsAtOnce(_ node: NodePointer) -> Bool {
-    guard !wantsValues, watchedBoard == nil, isOfStandardLibrary else { return false }
+    guard !wantsValues, board.load()?.isWatched != true, isOfStandardLibrary else { return false }
     unsafe node.key(as: Key.self).deinitialize(count: 1)
     unsafe nodes.giveBack(node)
     return true
@@ -156,7 +153,7 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
 
   /// Tells of a departure. Under no mutex.
   func tell(_ departure: EngineDeparture, key: Key) {
-    watchedBoard?.note(key)
+    board.load()?.note(key)
     guard let handler = handler.withLock({ $0 }) else { return endCopy(departure.copy) }
     var absence = departure.copy.absence
     var value: Value?

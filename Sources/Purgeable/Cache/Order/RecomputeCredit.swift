@@ -2,8 +2,10 @@
 // What an entry is worth beside the others of its cache: the cost of making its value again, for each byte that it takes, against
 // the mean of what is stored.
 //
-//   credit   -1                0                1                2                3
-//            |        1/4 of the mean      4 times          16 times         64 times          each step is a factor of four
+//   credit     -1          0          1           2           3
+//            -------|-----------|-----------|-----------|----------      each step is a factor of four
+//               half the      twice      8 times    32 times
+//               mean
 //
 // S3-FIFO counts it as uses of the entry (S3FIFOOrder.swift). So there is no heap and no list, and an entry of unknown cost pays
 // nothing.

@@ -202,13 +202,13 @@ struct HeldShard: ~Copyable {
 
   private mutating func noteInGhost(_ slot: Slot, _ reason: DepartureReason) {
     guard let why = order.remembered(of: reason) else { return }
-    var identity = slot.identity
-    if slot.isTracked {
-      let number = EngineKey.trackedNumber(of: slot)
-      guard let hash = keys.hash(of: number) else { return }
-      identity = EngineKey(hash: hash).ghostIdentity
-    }
-    remember(identity, why)
+    if let identity = ghostIdentity(of: slot) { remember(identity, why) }
+  }
+
+  /// By what the ghost knows the key of a slot; nil for a tracked key that has ended.
+  func ghostIdentity(of slot: Slot) -> UInt64? {
+    guard slot.isTracked else { return slot.identity }
+    return keys.hash(of: EngineKey.trackedNumber(of: slot)).map { EngineKey(hash: $0).ghostIdentity }
   }
 
   // MARK: What is remembered

@@ -136,8 +136,8 @@ extension PurgeableCache {
   /// refused, and the key's old value is gone. An entry whose time will be over takes 9 bytes more.
   ///
   /// `recomputeCost`: what making the value again takes; nil or less than 0 is unknown. What is dear for its bytes stays
-  /// longer than its uses alone would have it (except with `EvictionOrder.lru`): four times the mean of what is stored counts as
-  /// one use, sixteen times as two, enough to stay without any. Only ratios count, so that any unit does. An entry with it
+  /// longer than its uses alone would have it (except with `EvictionOrder.lru`): twice the mean of what is stored counts as
+  /// one use, eight times as two, enough to stay without any. Only ratios count, so that any unit does. An entry with it
   /// takes 9 bytes more, 17 with a deadline.
   @discardableResult
   @inlinable
@@ -317,7 +317,7 @@ extension PurgeableCache {
       unsafe engine.store(engineKey, prefix: prefix, value: bytes, head, if: condition)
     } tracked: { hash in
       let outcome = unsafe storeTracked(key, hash: hash, bytes, head, if: condition)
-      if outcome == .stored || outcome == .replaced { teller?.watchedBoard?.note(key) }
+      if outcome?.isStored == true { teller?.board.load()?.note(key) }
       return outcome
     }
     WorkBell.ring()

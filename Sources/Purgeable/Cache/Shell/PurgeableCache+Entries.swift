@@ -43,14 +43,7 @@ extension PurgeableCache {
   /// value earlier. They wait for the call, a second at most. Any thread.
   @discardableResult
   public func setValues(_ values: [Key: Value], expiry: Expiry? = nil) -> [Key: StoreOutcome] {
-    engine.batches.run {
-      var refused: [Key: StoreOutcome] = [:]
-      for (key, value) in values {
-        let outcome = setValue(value, forKey: key, expiry: expiry)
-        if outcome != .stored, outcome != .replaced { refused[key] = outcome }
-      }
-      return refused
-    }
+    engine.lazy.batches.run { values.refused { setValue($0, forKey: $1, expiry: expiry) } }
   }
 
   /// Removes the entries of keys. Returns how many there were. As `remove(forKey:)` for each key; to others as `setValues`.
@@ -58,7 +51,7 @@ extension PurgeableCache {
   /// To remove by a condition on keys: `cache.remove(forKeys: cache.keys.filter { … })`, which copies no values.
   @discardableResult
   public func remove(forKeys keys: some Sequence<Key>) -> Int {
-    engine.batches.run { keys.count { remove(forKey: $0) } }
+    engine.lazy.batches.run { keys.count { remove(forKey: $0) } }
   }
 
   /// Removes the entries for which the closure says so, over a walk as `entries`. Returns how many were removed.
@@ -103,7 +96,7 @@ extension PurgeableCache {
     BatchGate.whenQuiet { isLast in
       engine.shards.lockAll()
       defer { engine.shards.unlockAll() }
-      if !isLast, engine.lazyBatches.load()?.isQuiet == false { return false }
+      if !isLast, engine.lazy.knownBatches?.isQuiet == false { return false }
       copies = copyAll()
       return true
     }

@@ -41,13 +41,11 @@ extension PurgeableCache {
     every interval: Duration, _ isEvictable: @escaping @Sendable (CacheEntry<Key, Value>) -> Bool
   ) throws(PurgeableError) {
     try LimitCheck.time(interval, "interval", in: "PurgeableCache '\(name)'.setEvictionDecider")
-    intervals.setDecider(every: interval) { [weak self] in self?.evictAll(where: isEvictable) }
+    engine.lazy.intervals.setDecider(every: interval) { [weak self] in self?.evictAll(where: isEvictable) }
   }
 
   /// Takes the decider away. None begins after this returns; one that is at work goes on. Any thread.
-  public func removeEvictionDecider() { engine.intervals.load()?.removeDecider() }
-
-  private var intervals: IntervalThread { engine.intervals.load() ?? engine.intervals.storeIfNil(IntervalThread()) }
+  public func removeEvictionDecider() { engine.lazy.knownIntervals?.removeDecider() }
 
   // MARK: Changes
 
@@ -94,6 +92,6 @@ extension PurgeableCache {
   private func board(_ operation: String) throws(PurgeableError) -> ChangeBoard<Key> {
     let teller = try tracking(operation)
     return teller.board.load()
-      ?? teller.board.storeIfNil(ChangeBoard(intervals, engine.batches) { [weak self] in self?.holdsValue(forKey: $0) })
+      ?? teller.board.storeIfNil(ChangeBoard(engine.lazy) { [weak self] in self?.holdsValue(forKey: $0) })
   }
 }

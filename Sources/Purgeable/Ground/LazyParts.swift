@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+// What few caches of either kind need, made when it is first wanted.
+
+import Synchronization
+
+struct LazyParts: ~Copyable, Sendable {
+  private let lazyIntervals = AtomicLazyReference<IntervalThread>()
+  private let lazyBatches = AtomicLazyReference<BatchGate>()
+
+  init() {}
+
+  /// What the program wants done at intervals.
+  var intervals: IntervalThread { lazyIntervals.load() ?? lazyIntervals.storeIfNil(IntervalThread()) }
+  var knownIntervals: IntervalThread? { lazyIntervals.load() }
+  /// Who changes several entries in one call.
+  var batches: BatchGate { lazyBatches.load() ?? lazyBatches.storeIfNil(BatchGate()) }
+  var knownBatches: BatchGate? { lazyBatches.load() }
+
+  /// Those that are there, for forks.
+  func forEach(_ body: (any ForkProtected) -> Void) {
+    if let knownBatches { body(knownBatches) }
+    if let knownIntervals { body(knownIntervals) }
+  }
+}
