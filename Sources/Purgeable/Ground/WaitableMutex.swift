@@ -40,8 +40,8 @@ import Glibc
   /// Wakes a thread that waits.
   borrowing func signal() { unsafe pthread_cond_signal(condition) }
 
-  /// Waits for a signal, or until a moment of `MonotonicTime` (nil: for ever), with the mutex free meanwhile. For the holder of the
-  /// mutex, who looks again what he waited for. False when the time is over.
+  /// Waits for a signal, or until a moment of `MonotonicTime` (nil: for ever), with the mutex free meanwhile. For the holder of
+  /// the mutex, who then looks for what the wait was for. False when the time is over.
   borrowing func wait(until moment: UInt64?) -> Bool {
     guard let moment else {
       unsafe pthread_cond_wait(condition, mutex)
