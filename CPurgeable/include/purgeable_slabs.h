@@ -36,6 +36,11 @@ int purgeable_stream_create(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable
 /// Seals the stream's open slab, so that the next allocation begins a fresh one. Returns 0 or EINVAL.
 int purgeable_stream_seal(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_stream_t stream);
 
+/// Keeps a stream's slabs off offer from now on, or lets them go on offer again: with the next `purgeable_heap_offer_idle` or
+/// another offer. For elements that have to stay. What is on offer already, as of a slab that comes from another stream, stays so
+/// until it is locked. A slab that is being offered at this moment may be offered once. Returns 0 or EINVAL.
+int purgeable_stream_withhold(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_stream_t stream, bool withholds);
+
 /// The slabs of a stream, oldest first: fills `slabs` with up to `capacity`, `*count` gets how many there are.
 /// Returns 0, EINVAL. Cost: linear in the slabs.
 PURGEABLE_MUST_USE

@@ -19,7 +19,7 @@ enum { ALL_WAIT = 0x7F, UNOFFERED = 0x80 };
 
 static uint64_t bytes_waiting(const purgeable_heap_t *heap, purgeable__slab_t *slab, uint8_t waiting) {
   uint64_t pages = waiting & ALL_WAIT;
-  return (pages == ALL_WAIT ? purgeable__offerable_pages(heap, slab) : pages) << heap->page_shift;
+  return (pages == ALL_WAIT ? purgeable__filled_pages(heap, slab) : pages) << heap->page_shift;
 }
 
 // `quietly`: the limit, which is read from files now and then, is not looked at. The next unlock or store looks at it.

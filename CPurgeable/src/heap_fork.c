@@ -40,7 +40,8 @@ static void begin_anew(purgeable_heap_t *heap) {
     }
   }
   for (uint32_t i = 0; i < atomic_load(&heap->stream_count); i++) {
-    *purgeable__stream(heap, i) = (purgeable__stream_t){0};
+    purgeable__stream_t *stream = purgeable__stream(heap, i);
+    *stream = (purgeable__stream_t){.is_withheld = load_relaxed(&stream->is_withheld)};
   }
   purgeable__reset_rooms(heap);
   heap->compact_hand = 0;

@@ -34,7 +34,16 @@ static inline uint64_t purgeable__page_bit(purgeable__slab_t *slab, size_t page)
 }
 // The bits of a slab's first pages.
 uint64_t purgeable__pages_mask(purgeable__slab_t *slab, size_t pages);
-// How many pages of a slab may go on offer: all of a sealed one, those before the page being filled of an open one.
+// Whether the slab's stream is kept off offer (`purgeable_stream_withhold`).
+static inline bool purgeable__is_withheld(const purgeable_heap_t *heap, const purgeable__slab_t *slab) {
+  purgeable_stream_t stream = load_relaxed(&slab->stream);
+  const purgeable__stream_t *block =
+      stream < STREAM_FIRST ? heap->first_streams : heap->stream_blocks[stream / STREAM_BLOCK];
+  return load_relaxed(&block[stream % (stream < STREAM_FIRST ? STREAM_FIRST : STREAM_BLOCK)].is_withheld);
+}
+// How many pages of a slab are not written any more: all of a sealed one, those before the page being filled of an open one.
+size_t purgeable__filled_pages(const purgeable_heap_t *heap, purgeable__slab_t *slab);
+// How many of them may go on offer: all, or none where the stream is withheld.
 size_t purgeable__offerable_pages(const purgeable_heap_t *heap, purgeable__slab_t *slab);
 
 // A number of the calling thread, never 0; two threads may have the same one by chance.

@@ -27,10 +27,10 @@ static void add_lost_run(const purgeable_heap_t *heap, bool on_offer, size_t hel
   sums->memory.offered_bytes += on_offer ? held - (gone << heap->page_shift) : 0;
 }
 
-// Idle pages that are not on offer wait for a call of the host.
+// Idle pages that are not on offer wait for a call of the host, unless they are withheld.
 static void add_waiting(const purgeable_heap_t *heap, purgeable__slab_t *slab, size_t bytes, purgeable_heap_statistics_t *sums) {
   uint64_t word = purgeable__slab_word_relaxed(slab);
-  bool is_idle = purgeable__is_unheld(word) && heap->offering != purgeable_offering_never;
+  bool is_idle = purgeable__is_unheld(word) && heap->offering != purgeable_offering_never && !purgeable__is_withheld(heap, slab);
   if (is_idle) sums->memory.pending_bytes += bytes;
 }
 

@@ -45,6 +45,15 @@ int purgeable_stream_seal(purgeable_heap_t *heap, purgeable_stream_t stream) {
   return 0;
 }
 
+int purgeable_stream_withhold(purgeable_heap_t *heap, purgeable_stream_t stream, bool withholds) {
+  if (heap == NULL) return EINVAL;
+  purgeable__enter(heap);
+  if (!purgeable__is_stream(heap, stream)) return EINVAL;
+  store_relaxed(&purgeable__stream(heap, stream)->is_withheld, withholds);
+  if (!withholds) purgeable__note_pending(heap);
+  return 0;
+}
+
 // MARK: Walking the slabs
 
 static bool is_dying(const purgeable_heap_t *heap, uint32_t unit) {

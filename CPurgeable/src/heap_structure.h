@@ -153,6 +153,8 @@ typedef struct purgeable__stream {
   // filled is closed; where it was closed last. Stream's mutex.
   uint32_t seen_unit, seen_granules, closed_granules;
   uint8_t idle_rounds, patience;
+  // Its slabs are not offered. Relaxed: set before any element is stored, or a look late by an offer does no harm.
+  _Atomic bool is_withheld;
 } purgeable__stream_t;
 
 // How many slabs a heap keeps unwiped at most, and how many bytes of them.

@@ -93,6 +93,61 @@ void offers_are_merged(case_report_t *report) {
   END_HEAP(heap);
 }
 
+// Nothing of a withheld stream goes on offer, by whichever way: small and large, sealed and open, after locks, when too much
+// waits. Others go on offer as ever, and what was withheld follows when it is let go.
+void withheld_streams_stay(case_report_t *report) {
+  NEED_OFFERS();
+  for (int way = 0; way < 3; way++) {
+    const purgeable_offering_t offering = way == 1 ? purgeable_offering_immediate : purgeable_offering_deferred;
+    uint64_t limit = purgeable_pending_byte_limit();
+    if (way == 2) purgeable_set_pending_byte_limit(0);
+    MAKE_HEAP(heap, .slab_bytes = 4 * PAGE, .offering = offering);
+    purgeable_stream_t withheld;
+    REQUIRE(purgeable_stream_create(heap, &withheld) == 0 && purgeable_stream_withhold(heap, withheld, true) == 0);
+    enum { COUNT = 60 };
+    element_t stays[COUNT], goes[COUNT], large, other;
+    for (size_t i = 0; i < COUNT; i++) {
+      REQUIRE(make_in(heap, withheld, 900, i, &stays[i]) == 0 && make_in(heap, 0, 900, COUNT + i, &goes[i]) == 0);
+      EXPECT(locks_intact(heap, &stays[i]));
+    }
+    REQUIRE(make_in(heap, withheld, 20 * PAGE, 7, &large) == 0 && make_in(heap, 0, 20 * PAGE, 8, &other) == 0);
+    EXPECT(locks_intact(heap, &large) && locks_intact(heap, &other));
+    EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
+    for (int round = 0; round < 12; round++) EXPECT_EQUAL(purgeable_heap_offer_idle(heap, NULL), 0);
+    EXPECT(!purgeable_heap_has_pending(heap));
+    for (size_t i = 0; i < COUNT; i++) {
+      EXPECT(!purgeable_heap_is_on_offer(heap, stays[i].reference.place));
+      EXPECT(purgeable_heap_is_on_offer(heap, goes[i].reference.place));
+    }
+    EXPECT(!purgeable_heap_is_on_offer(heap, large.reference.place));
+    EXPECT(purgeable_heap_is_on_offer(heap, other.reference.place));
+    EXPECT_EQUAL(purgeable_heap_page_out(heap, SIZE_MAX, NULL, NULL), 0);
+    for (size_t i = 0; i < COUNT; i++) EXPECT(is_intact(heap, &stays[i]));
+    EXPECT(is_intact(heap, &large));
+    EXPECT(is_discarded(heap, &other) && is_discarded(heap, &goes[0]));
+    // An open slab's page is filled on: it need not be closed.
+    element_t next;
+    REQUIRE(make_in(heap, withheld, 40, 9, &next) == 0 && make_in(heap, withheld, 40, 10, &other) == 0);
+    for (int round = 0; round < 12; round++) EXPECT_EQUAL(purgeable_heap_offer_idle(heap, NULL), 0);
+    element_t after;
+    REQUIRE(make_in(heap, withheld, 40, 11, &after) == 0);
+    EXPECT_EQUAL(after.reference.place - other.reference.place, other.reference.place - next.reference.place);
+    // A slab that is emptied goes back.
+    uint64_t held = purgeable_heap_held_bytes(heap);
+    EXPECT_EQUAL(purgeable_heap_free(heap, large.reference), 0);
+    EXPECT(purgeable_heap_held_bytes(heap) < held);
+    EXPECT_EQUAL(purgeable_stream_seal(heap, withheld), 0);
+    EXPECT_EQUAL(purgeable_stream_withhold(heap, withheld, false), 0);
+    EXPECT(purgeable_heap_has_pending(heap));
+    EXPECT_EQUAL(offer_all(heap), 0);
+    for (size_t i = 0; i < COUNT; i++) EXPECT(purgeable_heap_is_on_offer(heap, stays[i].reference.place));
+    EXPECT_EQUAL(purgeable_stream_withhold(heap, withheld + 1, true), EINVAL);
+    EXPECT_EQUAL(purgeable_stream_withhold(NULL, 0, true), EINVAL);
+    END_HEAP(heap);
+    if (way == 2) purgeable_set_pending_byte_limit(limit);
+  }
+}
+
 void open_slabs_offer_full_pages(case_report_t *report) {
   NEED_OFFERS();
   MAKE_HEAP(heap, .slab_bytes = 64 * PAGE);

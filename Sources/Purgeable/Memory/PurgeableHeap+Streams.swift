@@ -26,6 +26,16 @@ extension PurgeableHeap {
       explanations: Self.noSuchStream)
   }
 
+  /// Keeps a stream's slabs off offer from now on, so that the kernel cannot take them, or lets them go on offer again. What is
+  /// on offer already stays so until it is locked.
+  ///
+  /// - Throws: `PurgeableError`: invalid argument (an unknown stream).
+  public borrowing func withhold(_ stream: HeapStream, _ withholds: Bool = true) throws(PurgeableError) {
+    try PurgeableError.check(
+      unsafe purgeable_stream_withhold(handle, stream.number, withholds), in: "PurgeableHeap.withhold", argument: "stream",
+      explanations: Self.noSuchStream)
+  }
+
   /// The slabs of a stream, oldest first.
   ///
   /// - Throws: `PurgeableError`: invalid argument (an unknown stream), out of memory.

@@ -65,6 +65,20 @@ struct PurgeableHeapUpkeepTests {
     #expect(throws: PurgeableError.self) { try heap.seal(HeapStream(number: 500)) }
   }
 
+  @Test("what is stored in a withheld stream is not offered, until it is let go")
+  func withholding() throws {
+    let heap = try PurgeableHeap(.init(slabByteCount: 4 * pageSize))
+    let stream = try heap.makeStream()
+    try heap.withhold(stream)
+    for _ in 0..<100 { _ = try heap.store(pattern(400), in: stream) }
+    try heap.seal(stream)
+    #expect(try heap.offerIdle() == 0)
+    #expect(try heap.statistics().memory.pendingBytes == 0)
+    try heap.withhold(stream, false)
+    #expect(try heap.offerIdle() > 100 * 400)
+    #expect(throws: PurgeableError.self) { try heap.withhold(HeapStream(number: 500)) }
+  }
+
   @Test("evacuating moves the living, whose owner takes the new references, and gives the slab back")
   func evacuating() throws {
     let heap = try PurgeableHeap(.init(slabByteCount: 4 * pageSize, keepsTags: true))
