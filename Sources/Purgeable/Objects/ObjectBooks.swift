@@ -64,7 +64,7 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
   private final let plainType = Atomic<UInt>(0)
   final let clock: MonotonicClock
   /// The queues, a bit for each, that ever had an entry.
-  private final let queuesSeen = Atomic<UInt8>(0)
+  private final let queuesSeen = Atomic<UInt16>(0)
 
   init(_ options: CacheOptions, clock: MonotonicClock) {
     let budget = ObjectBudget(
@@ -106,11 +106,16 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
   /// Before an entry comes into the queue: who has seen the entry booked sees its queue.
   @usableFromInline
   final func noteQueue(_ queue: ObjectQueue) {
-    if queuesSeen.load(ordering: .relaxed) & queue.bit == 0 { queuesSeen.bitwiseOr(queue.bit, ordering: .relaxed) }
+    // The first hit makes it normal.
+    let bits = queue.bit | queue.with(.normal).bit
+    if queuesSeen.load(ordering: .relaxed) & bits != bits { queuesSeen.bitwiseOr(bits, ordering: .relaxed) }
   }
 
+  /// How many queues may have entries, from the first on.
+  final var queueLimit: Int { UInt16.bitWidth - queuesSeen.load(ordering: .relaxed).leadingZeroBitCount }
+
   @usableFromInline
-  final func queues(onlyWithCost: Bool) -> UInt8 {
+  final func queues(onlyWithCost: Bool) -> UInt16 {
     queuesSeen.load(ordering: .relaxed) & (onlyWithCost ? ObjectQueue.bitsWithCost : ObjectQueue.allBits)
   }
 

@@ -59,11 +59,31 @@ extension ObjectCache {
   ///
   /// The limits hold when it returns; while N threads store, they are exceeded by N entries at most. A value whose cost is above
   /// the whole limit is refused: every other entry stays, and the key's old value is gone. Without memory the value is refused,
-  /// and the old value stays.
+  /// and the old value stays. `priority`: nil stands for pinned where the old value was, else for normal. What is pinned is the
+  /// program's concern: there is no limit of it.
   @discardableResult
   @inlinable
-  public func setValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> StoreOutcome {
-    set(value, key, cost).outcome ?? .replaced
+  public func setValue(_ value: Value, forKey key: Key, cost: Int? = nil, priority: EntryPriority? = nil) -> StoreOutcome {
+    set(value, key, cost, priority).outcome ?? .replaced
+  }
+
+  /// Changes the priority of a key's entry, which goes last among those of its new one then. False where there is none. Any
+  /// thread.
+  @discardableResult
+  public func setPriority(_ priority: EntryPriority, forKey key: Key) -> Bool {
+    let isThere = store.hold(key) { shard, position, _ in
+      guard position != noPosition else { return false }
+      let queue = shard.table[position].queue
+      store.noteQueue(queue.with(priority))
+      if queue.priority != priority {
+        shard.table.setPriority(priority, position)
+        shard.table.stamp(position, MonotonicTime.now)
+      }
+      return true
+    }
+    // Limits that what was pinned did not let hold.
+    if isThere, store.isOverLimit { store.enforceLimits() }
+    return isThere
   }
 
   /// Stores a value, and returns the one it replaced, to one thread of several.
@@ -102,27 +122,32 @@ extension ObjectCache {
   /// The outcome is nil, and nothing is stored, where the condition does not hold.
   @inlinable
   func set(
-    _ value: Value, _ key: Key, _ cost: Int?, if condition: ObjectCondition? = nil
+    _ value: Value, _ key: Key, _ cost: Int?, _ priority: EntryPriority? = nil, if condition: ObjectCondition? = nil
   ) -> (outcome: StoreOutcome?, old: Value?) {
     let cost = max(0, cost ?? store.cost(of: value))
     let isLoaded = condition?.isPermit ?? false
     if !isLoaded { store.overtakeLoad(of: key) }
     if store.refuses(cost) { return (.tooLarge, refuse(value, key, cost, isLoaded: isLoaded)) }
-    let queue = ObjectQueue(hasCost: cost > 0, isDiscardable: store.isDiscardable(value))
-    store.noteQueue(queue)
+    let kind = ObjectQueue(hasCost: cost > 0, isDiscardable: store.isDiscardable(value), priority ?? .normal)
+    store.noteQueue(kind)
     let time = MonotonicTime.now
     let (outcome, stamp, old) = store.hold(key) {
       shard, position, hash -> (StoreOutcome?, UInt64, DepartedObject<Key, Value>?) in
       let birth = position == noPosition ? nil : shard.table[position].birth
       if let condition, !condition.holds(birth: birth) { return (nil, 0, nil) }
       if position != noPosition {
+        var queue = kind
+        if priority == nil, shard.table[position].queue.isPinned {
+          queue = kind.with(.pinned)
+          store.noteQueue(queue)
+        }
         let old = shard.table.replace(position, value, cost: cost, queue, at: time)
         shard.counters.replacements += 1
         shard.counters.count(.replaced)
         store.book(entries: 0, cost: cost, less: old.cost)
         return (.replaced, shard.table.lastStamp, old)
       }
-      guard shard.table.insert(key, hash: hash, value, cost: cost, queue, at: time) else { return (.outOfMemory, 0, nil) }
+      guard shard.table.insert(key, hash: hash, value, cost: cost, kind, at: time) else { return (.outOfMemory, 0, nil) }
       shard.counters.insertions += 1
       store.book(entries: 1, cost: cost, less: 0)
       return (.stored, shard.table.lastStamp, nil)
@@ -201,7 +226,8 @@ extension ObjectCache {
     try takeOutAll(.removed, where: isRemovable)
   }
 
-  /// Evicts the entries for which the closure says so: as `removeAll(where:)`, but they leave for the reason `decider`. What the
+  /// Evicts the entries for which the closure says so: as `removeAll(where:)`, but they leave for the reason `decider`, and
+  /// pinned ones are not asked about. What the
   /// verdicts go by is what the closure captures. Returns how many left.
   @discardableResult
   public func evictAll<E: Error>(where isEvictable: (CacheEntry<Key, Value>) throws(E) -> Bool) throws(E) -> Int {
@@ -212,7 +238,8 @@ extension ObjectCache {
     _ reason: DepartureReason, where mayGo: (CacheEntry<Key, Value>) throws(E) -> Bool
   ) throws(E) -> Int {
     var count = 0
-    for noted in store.all({ NotedObject($0, $1, shard: $2) }) where try mayGo(noted.entry) {
+    for noted in store.all({ NotedObject($0, $1, shard: $2) }) {
+      guard reason == .removed || noted.entry.priority != .pinned, try mayGo(noted.entry) else { continue }
       loads.overtake(noted.entry.key)
       if store.remove(noted, reason, evenIfUsed: true) { count += 1 }
     }
@@ -330,7 +357,8 @@ extension ObjectCache {
 extension CacheEntry {
   @inlinable
   init(_ node: ObjectNode<Key, Value>) {
-    (key, value, cost, remainingTime, recomputeCost) = (node.key!, node.value!, node.cost, nil, nil)
+    (key, value, cost) = (node.key!, node.value!, node.cost)
+    (remainingTime, recomputeCost, priority) = (nil, nil, node.queue.priority)
   }
 }
 

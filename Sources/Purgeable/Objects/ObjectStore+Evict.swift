@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Eviction: the least recently used entry of all shards goes, if the program does not object.
+// Eviction: speculative entries first, then the least recently used one of all shards goes, if the program does not object; none
+// that is pinned.
 
 import Synchronization
 
@@ -12,16 +13,16 @@ extension ObjectStore {
     while true {
       let growthLimit = growthLimit
       guard let reason = exceededLimit(growing: growthLimit),
-        evictOldest(reason, onlyWithCost: reason.isOfCosts, { exceededLimit(growing: growthLimit) == reason })
+        evictOldest(reason, onlyWithCost: reason.isOfCosts, sparing: stamp, { exceededLimit(growing: growthLimit) == reason })
       else { return }
     }
   }
 
-  /// Evicts the oldest entry, unless `isDue` says under its mutex that this is done. False where there is none.
+  /// Evicts the entry that is next, unless `isDue` says under its mutex that this is done. False where there is none.
   @inlinable
-  func evictOldest(_ reason: DepartureReason, onlyWithCost: Bool, _ isDue: () -> Bool) -> Bool {
+  func evictOldest(_ reason: DepartureReason, onlyWithCost: Bool, sparing stamp: UInt64 = 0, _ isDue: () -> Bool) -> Bool {
     while true {
-      let oldest = unsafe OldestObject(gates, queues(onlyWithCost: onlyWithCost))
+      let oldest = unsafe OldestObject(gates, queues(onlyWithCost: onlyWithCost), sparing: stamp)
       guard oldest.stamp != .max else { return false }
       let departed = hold(shard: oldest.shard) { shard -> Departed? in
         guard shard.table.oldestStamp(oldest.queue) == oldest.stamp, isDue() else { return nil }
@@ -47,12 +48,12 @@ extension ObjectStore {
     guard let first = exceededLimit(growing: growthLimit) else { return }
     let end = MonotonicTime.now
     var isOfCosts = first.isOfCosts
-    var walk = ObjectWalk(self, before: end) { $0.hasCost || !isOfCosts }
+    var walk = ObjectWalk(self, before: end) { !$0.isPinned && ($0.hasCost || !isOfCosts) }
     while let noted = walk.next(in: self) {
       guard let reason = exceededLimit(growing: growthLimit) else { return }
       if isOfCosts, !reason.isOfCosts {
         isOfCosts = false
-        walk = ObjectWalk(self, before: end) { _ in true }
+        walk = ObjectWalk(self, before: end) { !$0.isPinned }
         continue
       }
       if noted.stamp == stamp || reason.isOfCosts && noted.entry.cost == 0 { continue }
@@ -100,7 +101,7 @@ extension ObjectStore {
   /// Returns of how many entries the content is discarded. `asks`: whether they may go.
   func discardContents(_ wanted: Int, asks: Bool) -> Int {
     let evicts = evictsDiscarded.load(ordering: .relaxed)
-    var walk = ObjectWalk(self, before: MonotonicTime.now) { $0.isDiscardable }
+    var walk = ObjectWalk(self, before: MonotonicTime.now) { $0.isDiscardable && !$0.isPinned }
     var discarded = 0
     while discarded < wanted, let noted = walk.next(in: self) {
       guard let content = noted.entry.value as? any DiscardableContent, !content.isContentDiscarded else { continue }
@@ -115,7 +116,7 @@ extension ObjectStore {
   }
 
   private func evictSlice(_ wanted: Int) -> Bool {
-    var walk = ObjectWalk(self, before: MonotonicTime.now) { _ in true }
+    var walk = ObjectWalk(self, before: MonotonicTime.now) { !$0.isPinned }
     var evicted = 0
     while evicted < wanted, let noted = walk.next(in: self) {
       if mayGo(noted, .pressure), remove(noted, .pressure, evenIfUsed: self.asks) { evicted += 1 }

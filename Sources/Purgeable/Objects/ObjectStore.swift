@@ -41,7 +41,7 @@ struct ObjectGate: ~Copyable, Sendable {
   @usableFromInline let mutex = ShardMutex()
   /// Keeps what is read only, above, out of the cache lines of what is written.
   private let space = InlineArray<8, UInt64>(repeating: 0)
-  private let oldestStamps = InlineArray<4, Atomic<UInt64>> { _ in Atomic(.max) }
+  private let oldestStamps = InlineArray<12, Atomic<UInt64>> { _ in Atomic(.max) }
   private let moreSpace = InlineArray<8, UInt64>(repeating: 0)
 
   init() {}
@@ -65,9 +65,19 @@ struct OldestObject {
   @usableFromInline var shard = 0
   @usableFromInline var queue = 0
 
-  /// In these queues, a bit for each.
+  /// In these queues, a bit for each; speculative ones go before all others. `spared`: the stamp of an entry that is passed over
+  /// as long as it is speculative.
   @usableFromInline
-  init(_ gates: UnsafeMutablePointer<ObjectGate>, _ queues: UInt8) {
+  init(_ gates: UnsafeMutablePointer<ObjectGate>, _ queues: UInt16, sparing spared: UInt64) {
+    if queues & ObjectQueue.speculativeBits != 0 {
+      unsafe look(gates, queues & ObjectQueue.speculativeBits)
+      // It is the youngest: there is no other.
+      if stamp == spared { stamp = .max }
+    }
+    if stamp == .max { unsafe look(gates, queues & ObjectQueue.normalBits) }
+  }
+
+  private mutating func look(_ gates: UnsafeMutablePointer<ObjectGate>, _ queues: UInt16) {
     for one in 0..<ObjectQueue.count where queues & ObjectQueue(one).bit != 0 {
       for at in 0..<ObjectGate.count {
         let stamp = unsafe gates[at].oldestStamp(one)

@@ -11,22 +11,40 @@
 import Glibc
 
 /// The queues: entries that a cost limit can gain nothing from, and entries whose content may be discarded, stand apart, so that
-/// whoever looks for the others need not pass them.
+/// whoever looks for the others need not pass them; so do those of each priority.
 @usableFromInline
 struct ObjectQueue: Equatable, Sendable {
-  @inlinable static var count: Int { 4 }
-  static let allBits: UInt8 = 15
-  static let bitsWithCost: UInt8 = 5
+  @inlinable static var count: Int { 12 }
+  @usableFromInline static let bitsWithCost: UInt16 = 0x555
+  static let speculativeBits: UInt16 = 0xF0
+  static let normalBits: UInt16 = 0xF
+  static let allBits: UInt16 = 0xFFF
   @usableFromInline let number: UInt8
 
   @inlinable
-  init(hasCost: Bool, isDiscardable: Bool) { number = (hasCost ? 0 : 1) + (isDiscardable ? 2 : 0) }
+  init(hasCost: Bool, isDiscardable: Bool, _ priority: EntryPriority = .normal) {
+    let rank: UInt8 = priority == .normal ? 0 : priority == .speculative ? 4 : 8
+    number = (hasCost ? 0 : 1) + (isDiscardable ? 2 : 0) + rank
+  }
   @inlinable init(_ number: Int) { self.number = UInt8(truncatingIfNeeded: number) }
 
-  @inlinable var bit: UInt8 { 1 << number }
+  @inlinable var bit: UInt16 { 1 << UInt16(number) }
 
   @inlinable var hasCost: Bool { number & 1 == 0 }
   @inlinable var isDiscardable: Bool { number & 2 != 0 }
+  @inlinable var isSpeculative: Bool { number & 4 != 0 }
+  @inlinable var isPinned: Bool { number & 8 != 0 }
+  @inlinable var priority: EntryPriority { isPinned ? .pinned : isSpeculative ? .speculative : .normal }
+
+  /// The queue of the same entry with another priority.
+  @inlinable
+  func with(_ priority: EntryPriority) -> ObjectQueue {
+    ObjectQueue(hasCost: hasCost, isDiscardable: isDiscardable, priority)
+  }
+
+  /// An entry's place in the order of eviction, whatever its queue: stamps are times, far below this.
+  @inlinable
+  func turn(ofStamp stamp: UInt64) -> UInt64 { stamp | (isPinned ? 2 : isSpeculative ? 0 : 1) << 62 }
 }
 
 @usableFromInline
@@ -107,10 +125,10 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   /// Rises with each value that enters.
   @usableFromInline var entered: UInt64 = 0
   @usableFromInline var lastStamp: UInt64 = 0
-  @usableFromInline var oldest = InlineArray<4, UInt32>(repeating: noPosition)
-  @usableFromInline var newest = InlineArray<4, UInt32>(repeating: noPosition)
+  @usableFromInline var oldest = InlineArray<12, UInt32>(repeating: noPosition)
+  @usableFromInline var newest = InlineArray<12, UInt32>(repeating: noPosition)
   /// The queues, a bit for each, whose oldest entry has another stamp than the one that was published last.
-  @usableFromInline var unpublished: UInt8 = 0
+  @usableFromInline var unpublished: UInt16 = 0
 
   @inlinable init() {}
 
@@ -210,9 +228,10 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
 
   // MARK: Using
 
-  /// Makes the entry its queue's newest.
+  /// Makes the entry its queue's newest, and normal if it was speculative.
   @inlinable @inline(__always)
   mutating func use(_ position: UInt32, at time: UInt64) {
+    if self[position].queue.isSpeculative { setPriority(.normal, position) }
     let queue = Int(self[position].queue.number)
     if newest[queue] != position {
       unlink(position)
@@ -249,6 +268,14 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
       self[older].newer = newer
     }
     if newer == noPosition { newest[queue] = older } else { self[newer].older = older }
+  }
+
+  @inlinable
+  mutating func setPriority(_ priority: EntryPriority, _ position: UInt32) {
+    unlink(position)
+    self[position].queue = self[position].queue.with(priority)
+    link(position)
+    if self[position].older == noPosition { unpublished |= self[position].queue.bit }
   }
 
   // MARK: Changing

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A walk over the entries of all shards, the least recently used first, that holds no mutex between two of them.
+// A walk over the entries of all shards in the order of eviction, the least recently used first, that holds no mutex between two
+// of them.
 
 /// An entry, and where it was.
 struct NotedObject<Key: Hashable & Sendable, Value: Sendable> {
@@ -29,17 +30,21 @@ struct NotedObject<Key: Hashable & Sendable, Value: Sendable> {
     var passed: UInt64 = 0
   }
 
-  /// For each shard, one for each queue.
-  private var places = InlineArray<64, Place>(repeating: Place())
+  /// For each queue, one for each shard.
+  private var places = InlineArray<192, Place>(repeating: Place())
+  /// How many of these may have entries.
+  private let placeCount: Int
   /// Entries that were used from here on are not seen.
   private let end: UInt64
 
   /// Over the queues that `includes` names.
   init(_ store: ObjectStore<Key, Value>, before end: UInt64, includes: (ObjectQueue) -> Bool) {
     self.end = end
-    for queue in 0..<ObjectQueue.count where includes(ObjectQueue(queue)) {
+    let queueCount = store.queueLimit
+    placeCount = queueCount * ObjectGate.count
+    for queue in 0..<queueCount where includes(ObjectQueue(queue)) {
       for shard in 0..<ObjectGate.count {
-        places[shard * ObjectQueue.count + queue].stamp = unsafe store.gates[shard].oldestStamp(queue)
+        places[queue * ObjectGate.count + shard].stamp = unsafe store.gates[shard].oldestStamp(queue)
       }
     }
   }
@@ -47,11 +52,13 @@ struct NotedObject<Key: Hashable & Sendable, Value: Sendable> {
   /// The next entry; nil at the end.
   mutating func next(in store: ObjectStore<Key, Value>) -> NotedObject<Key, Value>? {
     while true {
-      var least = 0
-      for at in places.indices where places[at].stamp < places[least].stamp { least = at }
-      let stamp = places[least].stamp
-      guard stamp < end else { return nil }
-      let shard = least / ObjectQueue.count
+      var (least, turn) = (0, UInt64.max)
+      for at in 0..<placeCount where places[at].stamp < end {
+        let its = ObjectQueue(at / ObjectGate.count).turn(ofStamp: places[at].stamp)
+        if its < turn { (least, turn) = (at, its) }
+      }
+      guard turn != .max else { return nil }
+      let (shard, stamp) = (least % ObjectGate.count, places[least].stamp)
       let noted = store.hold(shard: shard) { held -> NotedObject<Key, Value>? in
         advance(least, in: held.table)
         // Another queue's next entry may be older than what stands there now.
@@ -68,7 +75,7 @@ struct NotedObject<Key: Hashable & Sendable, Value: Sendable> {
   /// Finds the next entry of a queue that has not been seen.
   private mutating func advance(_ at: Int, in table: borrowing ObjectTable<Key, Value>) {
     if table.holds(places[at].position, places[at].stamp) { return }
-    var position = table.oldest[at % ObjectQueue.count]
+    var position = table.oldest[at / ObjectGate.count]
     while position != noPosition, table[position].stamp <= places[at].passed { position = table[position].newer }
     point(at, to: position, in: table)
   }
@@ -103,7 +110,7 @@ extension ObjectStore {
         for queue in 0..<ObjectQueue.count {
           var position = shard.table.oldest[queue]
           while position != noPosition {
-            order.append(PlaceInOrder(shard.table[position].stamp, made.count))
+            order.append(PlaceInOrder(ObjectQueue(queue).turn(ofStamp: shard.table[position].stamp), made.count))
             made.append(make(shard.table, position, at))
             position = shard.table[position].newer
           }

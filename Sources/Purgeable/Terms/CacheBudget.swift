@@ -31,6 +31,8 @@ struct CacheBudget: Sendable {
   var isDefault = false
   /// The most bytes that may be locked at a time; nil for half the memory.
   var lockedByteLimit: Int?
+  /// The most payload to be pinned; nil for an eighth of the memory.
+  var pinnedByteLimit: Int?
   /// How long an entry may go unused before it is given back; nil for ever.
   var idleNanoseconds: UInt64?
 

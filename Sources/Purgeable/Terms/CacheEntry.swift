@@ -13,9 +13,14 @@ public struct CacheEntry<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   public let remainingTime: Duration?
   /// What making the value again takes: given with it, or the time of its load; nil: unknown. Caches of objects do not keep it.
   public let recomputeCost: Duration?
+  /// What it is worth to the program beside others.
+  public let priority: EntryPriority
 
-  init(key: Key, value: Value, cost: Int, remainingTime: Duration? = nil, recomputeCost: Duration? = nil) {
+  init(
+    key: Key, value: Value, cost: Int, remainingTime: Duration? = nil, recomputeCost: Duration? = nil,
+    priority: EntryPriority = .normal
+  ) {
     (self.key, self.value, self.cost) = (key, value, cost)
-    (self.remainingTime, self.recomputeCost) = (remainingTime, recomputeCost)
+    (self.remainingTime, self.recomputeCost, self.priority) = (remainingTime, recomputeCost, priority)
   }
 }

@@ -24,6 +24,8 @@ public struct CacheOptions: Sendable {
   public var memoryShare: Double?
   /// The most payload to have locked at a time; nil: half the memory. For caches of bytes.
   public var lockedByteLimit: Int?
+  /// The most payload to be pinned (`EntryPriority`); nil: an eighth of the memory. For caches of bytes.
+  public var pinnedByteLimit: Int?
   /// Give back entries that were not read for this long; nil: never. For caches of bytes.
   public var idleTime: Duration?
   /// How long entries are valid that are stored without an expiry of their own; nil: for ever. For caches of bytes.
@@ -52,6 +54,7 @@ public struct CacheOptions: Sendable {
     try LimitCheck.limit(costLimit, "costLimit", in: operation)
     try LimitCheck.limit(byteLimit, "byteLimit", in: operation)
     try LimitCheck.limit(lockedByteLimit, "lockedByteLimit", in: operation)
+    try LimitCheck.limit(pinnedByteLimit, "pinnedByteLimit", in: operation)
     try LimitCheck.share(memoryShare, "memoryShare", in: operation)
     try LimitCheck.time(idleTime, "idleTime", in: operation)
     try Expiry.check(expiry, in: operation)
@@ -70,6 +73,7 @@ extension CacheOptions: CustomStringConvertible {
     add("byteLimit", byteLimit)
     add("memoryShare", memoryShare)
     add("lockedByteLimit", lockedByteLimit)
+    add("pinnedByteLimit", pinnedByteLimit)
     add("idleTime", idleTime)
     add("expiry", expiry)
     add("evictionOrder", evictionOrder == .s3FIFO ? nil : evictionOrder)

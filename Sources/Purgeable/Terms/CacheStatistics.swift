@@ -12,6 +12,8 @@ public struct CacheStatistics: Sendable, Hashable {
   public var count: Int
   /// The sum of the entries' costs; `Int.max` when it is larger.
   public var totalCost: Int
+  /// The payload of pinned entries, in bytes (`EntryPriority`). Caches of objects: 0.
+  public var pinnedBytes = 0
   /// Look-ups that found a value.
   public var hitCount = 0
   /// Look-ups that found none. `peekValue` and `containsValue` count as neither.
@@ -115,6 +117,7 @@ extension CacheStatistics: CustomStringConvertible {
     text += " MiB"
     if let limitReason { text += " (\(limitReason))" }
     if memory.offeredBytes > 0 { text += ", \(Self.mebibytes(memory.offeredBytes)) on offer" }
+    if pinnedBytes > 0 { text += ", \(Self.mebibytes(pinnedBytes)) pinned" }
     if memory.discardedBytes > 0 { text += ", \(Self.mebibytes(memory.discardedBytes)) more discarded" }
     if hitCount + missCount > 0 { text += ", hits \(Self.tenths(hitRate * 100)) %" }
     if loadCount > 0 {

@@ -26,6 +26,8 @@ public enum StoreOutcome: Sendable, Hashable {
   case notEncodable
   /// Its time was over when it was stored, since it was 0 or less (`Expiry`): not stored, and the key's old value is gone.
   case expired
+  /// It was to be pinned, and more would be pinned than `pinnedByteLimit` allows: not stored, and the key's old value stays.
+  case pinnedByteLimit
 }
 
 extension StoreOutcome {
@@ -54,6 +56,7 @@ extension StoreOutcome: CustomStringConvertible {
     case .outOfMemory: "out of memory"
     case .notEncodable: "not encodable"
     case .expired: "expired"
+    case .pinnedByteLimit: "pinned byte limit"
     }
   }
 }

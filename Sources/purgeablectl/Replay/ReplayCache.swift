@@ -195,7 +195,7 @@ struct ReplayCache {
     switch cache.setValue(value, forKey: request.key, recomputeCost: cost) {
     case .stored, .replaced: break
     case .tooLarge: counts.tooLarge += 1
-    case .outOfMemory, .notEncodable, .expired: counts.refused += 1
+    case .outOfMemory, .notEncodable, .expired, .pinnedByteLimit: counts.refused += 1
     }
   }
 

@@ -15,8 +15,8 @@ private final class FIFOOrder: EntryOrder {
   let heedsHits = false
   var byteCount: Int { list.byteCount }
   func resize(slotCount: Int, _ carry: (UInt32) -> UInt32?) -> Bool { list.resize(slotCount: slotCount, carry) }
-  func entered(_ position: UInt32) { list.append(position) }
-  func used(_ position: UInt32) {}
+  func entered(_ position: UInt32, as priority: EntryPriority) { list.append(position, priority) }
+  func used(_ position: UInt32, as priority: EntryPriority) {}
   func left(_ position: UInt32) { list.remove(position) }
   func removeAll() { list = EntryList() }
   func next(after position: UInt32?) -> UInt32? { list.next(after: position) }

@@ -325,16 +325,16 @@ extension PurgeableCache {
   private func addUp(_ sourceLocation: SourceLocation) -> (count: Int, cost: UInt128) {
     var all = (count: 0, cost: UInt128(0))
     for shard in engine.shards.all {
-      let (slots, sums) = engine.shards.hold(shard) { held -> (Int, [QueueSums]) in
+      let (slots, sums) = engine.shards.hold(shard) { held -> (Int, QueueSums) in
         let table = shard.index.current()
         let slots = (0..<table.slotCount).count { !Slot(bits: table.slots![$0].relaxed).isEmpty }
         #expect(slots == held.slots.count, sourceLocation: sourceLocation)
-        return (slots, [held.books[.probation], held.books[.main]])
+        return (slots, QueueSums(cost: held.books.cost, count: held.books.count, byteCount: held.books.byteCount))
       }
       // Entries on a page that is known to be lost are off the books before they leave.
-      #expect(sums[0].count + sums[1].count <= slots, sourceLocation: sourceLocation)
-      all.count += sums[0].count + sums[1].count
-      all.cost += sums[0].cost + sums[1].cost
+      #expect(sums.count <= slots, sourceLocation: sourceLocation)
+      all.count += sums.count
+      all.cost += sums.cost
     }
     return all
   }

@@ -96,7 +96,7 @@ extension CacheEngine {
 /// nearly all there is does not hide the others: it rests for the rest of the call.
 private struct EvictionPasses {
   /// Numbers of shards are below 32.
-  private var counts = InlineArray<64, Int>(repeating: 0)
+  private var counts = InlineArray<128, Int>(repeating: 0)
   /// The first entries that were passed over. One that comes again has gone round.
   private var first = InlineArray<64, UInt64>(repeating: 0)
   private var firstCount = 0
@@ -185,8 +185,8 @@ extension HeldShard {
       heap.reference(slot.place).generation == candidate.generation
     else { return }
     guard let reason else {
-      if let entryOrder {
-        entryOrder.used(position(of: found))
+      if entryOrder != nil {
+        noteUse(of: found)
       } else if let facts = elements.facts(of: slot) {
         _ = apply(.move(.main, counter: found.slot.counter), .busy, to: FoundEntry(found: found, facts: facts))
       }

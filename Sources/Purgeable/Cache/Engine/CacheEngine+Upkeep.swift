@@ -128,7 +128,7 @@ extension CacheEngine {
   }
 
   func trim(toCount count: Int) {
-    if count == 0 { return removeAll(.trimmed) }
+    if count == 0, base.totals.pinnedBytes.load(ordering: .relaxed) == 0 { return removeAll(.trimmed) }
     trim(to: UInt128(count), total: { UInt128(max(0, base.count)) }, amount: { UInt128($0.books.count) })
   }
 

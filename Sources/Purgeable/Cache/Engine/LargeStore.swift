@@ -117,14 +117,18 @@ import Glibc
     }
     let old = unsafe held.find(key, prefix)
     let changesBefore = held.slots.changes
-    let (queue, isRemembered) = held.queue(of: key, size, replacing: old)
+    guard let place = held.place(of: key, size, old) else {
+      held.heap.free(element.reference)
+      return held.refusalOfPlace
+    }
+    defer { held.base.totals.endReservation(place.reserved) }
     // Others may have used up the room meanwhile.
     if held.base.limits.areStrict { held.makeRoom(for: size.cost, replacing: old, among: shards) }
-    let lane = held.lane(queue, size.head)
+    let lane = held.lane(place.queue, size.head)
     held.heap.move(held.heap.slab(of: element.reference), to: held.stream(lane))
     held.noteBirth(element.reference, lane)
     let replaced = held.slots.changes == changesBefore ? old : unsafe held.find(key, prefix)
     return held.enter(
-      element, key, size, lane, replacing: replaced, hadOld: old != nil, isRemembered: isRemembered)
+      element, key, size, lane, replacing: replaced, hadOld: old != nil, isRemembered: place.isRemembered)
   }
 }

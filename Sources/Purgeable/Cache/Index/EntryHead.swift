@@ -12,6 +12,8 @@ struct EntryHead: Equatable {
   var deadline: UInt64?
   /// What making the value again takes, in nanoseconds; nil: unknown.
   var recomputeCost: UInt64?
+  /// Of an entry that is to be stored; nil: pinned if the old one was. Not written: an entry's queue says it.
+  var priority: EntryPriority?
 
   /// By flag.
   private var fields: InlineArray<3, UInt64?> {

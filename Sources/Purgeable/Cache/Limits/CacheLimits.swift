@@ -4,6 +4,7 @@
 //
 //     byte limit        the program's own, and its share of the memory (the smaller)      strict
 //     growth limit      what was left after pressure, rising with time                    yields when nothing is left to evict
+//     pinned limit      the program's, or an eighth of the memory                         pins above it are refused
 //     locked limit      the program's, or half the memory; less while memory is short     locks above it are refused
 
 import CPurgeable
@@ -19,6 +20,8 @@ struct CacheLimits: ~Copyable, Sendable {
   let leastBytes = Atomic<Int>(0)
   /// The lifetime of entries that are stored without an expiry, in nanoseconds; `UInt64.max` for no end.
   let lifetime: Atomic<UInt64>
+  /// The most payload to be pinned.
+  let pinned = Atomic<Int>(0)
   let growth = SlowGrowth()
   let budget: Guarded<CacheBudget>
   /// The level of pressure that was last heard of, as its raw value.
@@ -37,7 +40,8 @@ struct CacheLimits: ~Copyable, Sendable {
     }
     let budget = CacheBudget(
       memoryShare: options.memoryShare, byteLimit: options.byteLimit, isDefault: isDefault,
-      lockedByteLimit: options.lockedByteLimit, idleNanoseconds: options.idleTime.map(CacheBudget.nanoseconds))
+      lockedByteLimit: options.lockedByteLimit, pinnedByteLimit: options.pinnedByteLimit,
+      idleNanoseconds: options.idleTime.map(CacheBudget.nanoseconds))
     count = Atomic(options.countLimit ?? .max)
     cost = Atomic(options.costLimit.map { UInt64($0) } ?? .max)
     bytes = Atomic(budget.byteLimitInForce.limit)
@@ -93,7 +97,9 @@ struct CacheLimits: ~Copyable, Sendable {
       let inForce = atLeast(limit)
       bytes.store(inForce, ordering: .relaxed)
       heap.setLimit(inForce == .max ? 0 : max(1, inForce))
-      let locked = budget.lockedByteLimit ?? Int(clamping: (memory ?? Self.memoryAtStart) / 2)
+      let all = memory ?? Self.memoryAtStart
+      pinned.store(budget.pinnedByteLimit ?? Int(clamping: all / 8), ordering: .relaxed)
+      let locked = budget.lockedByteLimit ?? Int(clamping: all / 2)
       // Under pressure less may be locked: half at the warning level, a quarter at the critical one.
       let level = pressure.load(ordering: .relaxed)
       let part = level == PressureLevel.critical.rawValue ? 4 : level == PressureLevel.warning.rawValue ? 2 : 1

@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: MIT
 // A list of a shard's entries, linked through the positions of their slots: 8 bytes for each slot, in use or not.
 //
-//     first --> position <--> position <--> ... <--> position <-- last
+//     speculative --> ... --> normal --> ... --> pinned --> ...        one ring for each priority, closed by a link of its own
 
 /// Its allocation may fail: `resize` tells.
 struct EntryList: ~Copyable {
   struct Links {
-    var previous = EntryList.none
-    var next = EntryList.none
+    var previous: UInt32 = 0
+    var next: UInt32 = 0
   }
 
-  /// Beyond every position.
-  private static let none = UInt32.max
+  private static let ringCount = EntryPriority.allCases.count
 
-  /// By position. Leftovers where no entry is.
+  /// By position; leftovers where no entry is. Behind them the links that close the rings.
   private var links: BookkeepingArray<Links>?
-  private var first = EntryList.none
-  private var last = EntryList.none
+  private var slotCount = 0
 
   init() {}
 
@@ -30,13 +28,19 @@ struct EntryList: ~Copyable {
   /// As `EntryOrder.resize`.
   mutating func resize(slotCount: Int, _ carry: (UInt32) -> UInt32?) -> Bool {
     var resized = EntryList()
-    guard let links = BookkeepingArray<Links>(zeros: slotCount) else { return false }
+    guard let links = BookkeepingArray<Links>(zeros: slotCount + Self.ringCount) else { return false }
     resized.links = consume links
-    var position = first
-    while position != Self.none {
-      guard let new = carry(position) else { return false }
-      resized.append(new)
-      position = self[position].next
+    resized.slotCount = slotCount
+    for ring in 0..<Self.ringCount {
+      let end = resized.end(ring)
+      resized[end] = Links(previous: end, next: end)
+      if byteCount == 0 { continue }
+      var position = self[self.end(ring)].next
+      while position != self.end(ring) {
+        guard let new = carry(position) else { return false }
+        resized.append(new, ring)
+        position = self[position].next
+      }
     }
     self = resized
     return true
@@ -44,27 +48,46 @@ struct EntryList: ~Copyable {
 
   /// nil: the first.
   func next(after position: UInt32?) -> UInt32? {
-    var next = first
-    if let position { next = self[position].next }
-    return next == Self.none ? nil : next
+    if byteCount == 0 { return nil }
+    var next = position.map { self[$0].next } ?? self[end(0)].next
+    while next >= slotCount {
+      let ring = Int(next) - slotCount + 1
+      if ring == Self.ringCount { return nil }
+      next = self[end(ring)].next
+    }
+    return next
   }
 
-  mutating func append(_ position: UInt32) {
-    self[position] = Links(previous: last, next: Self.none)
-    if last == Self.none { first = position } else { self[last].next = position }
-    last = position
-  }
+  mutating func append(_ position: UInt32, _ priority: EntryPriority) { append(position, Self.ring(priority)) }
 
   mutating func remove(_ position: UInt32) {
     let its = self[position]
-    if its.previous == Self.none { first = its.next } else { self[its.previous].next = its.next }
-    if its.next == Self.none { last = its.previous } else { self[its.next].previous = its.previous }
+    self[its.previous].next = its.next
+    self[its.next].previous = its.previous
   }
 
-  mutating func moveToEnd(_ position: UInt32) {
-    if position == last { return }
+  mutating func moveToEnd(_ position: UInt32, _ priority: EntryPriority) {
+    if self[end(Self.ring(priority))].previous == position { return }
     remove(position)
-    append(position)
+    append(position, priority)
+  }
+
+  private mutating func append(_ position: UInt32, _ ring: Int) {
+    let end = end(ring)
+    let last = self[end].previous
+    self[position] = Links(previous: last, next: end)
+    self[last].next = position
+    self[end].previous = position
+  }
+
+  private func end(_ ring: Int) -> UInt32 { UInt32(truncatingIfNeeded: slotCount + ring) }
+
+  private static func ring(_ priority: EntryPriority) -> Int {
+    switch priority {
+    case .speculative: 0
+    case .normal: 1
+    case .pinned: 2
+    }
   }
 
   private subscript(position: UInt32) -> Links {

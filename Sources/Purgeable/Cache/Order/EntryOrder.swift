@@ -6,6 +6,8 @@
 
 /// The order of one shard's entries, and its state. Used under the shard's mutex.
 ///
+/// Speculative entries come before all others, pinned ones, which the caller does not evict, behind them.
+///
 /// An entry is known by its position, the number of its slot in the present table of the index. It keeps its position while it
 /// moves within the heap and while its value is replaced; a resized table gives new ones (`resize`). Nothing here may allocate
 /// but `resize`.
@@ -20,9 +22,9 @@ protocol EntryOrder: AnyObject {
   /// table too.
   func resize(slotCount: Int, _ carry: (UInt32) -> UInt32?) -> Bool
   /// An entry came.
-  func entered(_ position: UInt32)
-  /// An entry was hit, or another value is stored under its key.
-  func used(_ position: UInt32)
+  func entered(_ position: UInt32, as priority: EntryPriority)
+  /// An entry was hit, another value is stored under its key, or it has another priority.
+  func used(_ position: UInt32, as priority: EntryPriority)
   func left(_ position: UInt32)
   /// All entries have left. Gives its memory back.
   func removeAll()

@@ -9,8 +9,8 @@ final class LRUOrder: EntryOrder {
   var byteCount: Int { list.byteCount }
 
   func resize(slotCount: Int, _ carry: (UInt32) -> UInt32?) -> Bool { list.resize(slotCount: slotCount, carry) }
-  func entered(_ position: UInt32) { list.append(position) }
-  func used(_ position: UInt32) { list.moveToEnd(position) }
+  func entered(_ position: UInt32, as priority: EntryPriority) { list.append(position, priority) }
+  func used(_ position: UInt32, as priority: EntryPriority) { list.moveToEnd(position, priority) }
   func left(_ position: UInt32) { list.remove(position) }
   func removeAll() { list = EntryList() }
   func next(after position: UInt32?) -> UInt32? { list.next(after: position) }

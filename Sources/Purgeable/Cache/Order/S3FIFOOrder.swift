@@ -2,6 +2,9 @@
 // The order of eviction: whose turn it is, and what becomes of an entry whose turn has come. A value without heap, mutex or
 // clock, which decides by the numbers it is given.
 //
+//   speculative --counter > 0--> probation          otherwise evicted, before all others
+//   pinned                                          never evicted
+//
 //   store --> probation (a tenth) --counter >= 2--> main (the rest) --counter > 0--> main again, counter - 1
 //                  |                                  |
 //                  +--> ghost: stored again soon -----+--> main          otherwise: evicted
@@ -110,8 +113,9 @@ struct S3FIFOOrder: Sendable {
   // MARK: Whose turn it is
 
   /// The queue that evicts next, by the sums of both: entries, cost or bytes. `limit`: of both together; nil stands for what they
-  /// hold.
-  func next(probation: UInt128, main: UInt128, limit: UInt128? = nil) -> EvictionQueue {
+  /// hold. `hasSpeculative`: whether there are entries that go before these.
+  func next(probation: UInt128, main: UInt128, limit: UInt128? = nil, hasSpeculative: Bool = false) -> EvictionQueue {
+    if hasSpeculative { return .speculative }
     if main == 0 { return .probation }
     if probation == 0 { return .main }
     let parts = UInt128(probationParts)
@@ -249,10 +253,12 @@ struct S3FIFOOrder: Sendable {
     case (.limit, .probation): left = uses(of: credit)
     // One use less, not none, even for an entry that comes to main only now: its turn may come again before it could be read.
     case (.limit, .main), (.relief, _): left = max(counter, 1) - 1
+    // Its first hit has made it normal.
+    case (.limit, .speculative), (.limit, .pinned): break
     case (.compaction, _), (.busy, _), (.expiry, _): break
     }
     switch rule.sparing {
-    case .inMain: return .move(.main, counter: left)
+    case .inMain: return .move(rule.queue == .speculative ? .probation : .main, counter: left)
     case .inQueue: return .move(rule.queue, counter: counter)
     case .inPlace: return .stay(counter: left)
     }

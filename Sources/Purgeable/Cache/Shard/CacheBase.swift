@@ -35,7 +35,8 @@ final class CacheBase: Sendable {
   let hasDeadlines = Atomic<Bool>(false)
   /// Whether the program is asked before an entry goes for a reason that it is asked about (Engine/CacheEngine+Asking.swift).
   let isAsking = Atomic<Bool>(false)
-  private let hasLaneStreams = Atomic<Bool>(false)
+  /// How many streams of shards' lanes there are.
+  private let streamCount = Atomic<Int>(QueueStreams.firstCount)
   let deadlines: SlabDeadlines
   #if DEBUG
     /// Called by an eviction run when it has taken notes, so that a test can do something before they are used.
@@ -149,16 +150,19 @@ final class CacheBase: Sendable {
   /// Whether the time of an entry with this head is over.
   @inline(__always) func isOver(_ head: EntryHead) -> Bool { head.deadline.map { clock.hasReached($0) } ?? false }
 
-  /// Makes the streams of entries with a deadline, unless they are there. False without memory. Threads that do so at the same
-  /// time make one more each.
-  func makeLaneStreams() -> Bool {
-    if hasLaneStreams.load(ordering: .relaxed) { return true }
-    let last = heap.streams[QueueStreams.count - 1]
+  /// Makes the streams of lanes up to this one, unless they are there. False without memory. Threads that do so at the same time
+  /// make one more each.
+  func makeStreams(upTo lane: Lane) -> Bool {
+    let wanted = (lane.index + 1) * QueueStreams.shardCount
+    if streamCount.load(ordering: .relaxed) >= wanted { return true }
+    let last = heap.streams[wanted - 1]
     while true {
       guard let made = heap.makeStream() else { return false }
+      // What is pinned stays off offer.
+      if heap.streams.queue(of: made) == .pinned { heap.withhold(made) }
       if made >= last { break }
     }
-    hasLaneStreams.store(true, ordering: .relaxed)
+    streamCount.max(wanted, ordering: .relaxed)
     return true
   }
 

@@ -171,7 +171,7 @@ extension CacheShards {
       }
     }
     // The oldest slab of all shards first: so the founder evicts about in the order of age.
-    var next = InlineArray<136, purgeable_slab_t?>(repeating: nil)
+    var next = InlineArray<272, purgeable_slab_t?>(repeating: nil)
     let (streams, shardLimit) = (base.heap.streams, QueueStreams.shardCount)
     for i in 0..<QueueStreams.count where i % shardLimit > 0 { next[i] = base.heap.nextInUse(after: nil, of: streams[i]) }
     func age(_ i: Int) -> UInt64 { next[i].map { base.heap.information($0)?.first_age ?? 0 } ?? .max }
@@ -261,6 +261,7 @@ extension HeldShard {
     let (found, facts) = (entry.found, entry.facts)
     guard let head = elements.head(of: found.slot, facts) else { return .lost }
     let (from, cost) = (heap.lane(at: found.slot.place), facts.cost(head))
+    if other.queueCount > EvictionQueue.firstCount, !makeLanes(for: from.queue, isTimed: false) { return .noMemory }
     let lane = lane(from.queue, head)
     let old = heap.reference(found.slot.place)
     let slab = heap.slab(of: old)

@@ -14,7 +14,14 @@ extension HeldShard {
     // Most likely nothing has changed since.
     let isThere = index.current().word == table?.word && Slot(bits: found.pointer.relaxed).isSameEntry(as: slot)
     guard let now = isThere ? found : index.find(identity: slot.identity, place: slot.place) else { return }
-    entryOrder?.used(position(of: now))
+    noteUse(of: now)
+  }
+
+  /// Tells an order that heeds it of a hit.
+  @inline(__always)
+  mutating func noteUse(of found: FoundSlot) {
+    guard let entryOrder else { return }
+    entryOrder.used(position(of: found), as: isPinned(found.slot.place) ? .pinned : .normal)
   }
 
   func position(of found: FoundSlot) -> UInt32 { UInt32(truncatingIfNeeded: index.number(of: found.pointer)) }
@@ -25,6 +32,7 @@ extension HeldShard {
     let pointer = slots[Int(position)]
     let slot = Slot(bits: pointer.relaxed)
     assert(!slot.isEmpty, "PurgeableCache: the order names an entry that has left")
+    if isPinned(slot.place) { return nil }
     let found = FoundSlot(pointer: pointer, slot: slot)
     guard !elements.isGone(slot.place), let facts = elements.facts(of: slot) else {
       drop(found, .discarded)

@@ -53,19 +53,22 @@ extension HeldShard {
 
   /// The queue that evicts next, measured in what the limit counts.
   func nextQueue(_ reason: DepartureReason) -> EvictionQueue {
-    let probation = books[.probation]
-    let main = books[.main]
+    let (probation, main, pinned) = (books[.probation], books[.main], books[.pinned])
     let open = base.openCount.load(ordering: .relaxed)
     switch reason {
     case .count:
+      let limit = base.limits.count.load(ordering: .relaxed) / open
       return order.next(
-        probation: UInt128(probation.count), main: UInt128(main.count),
-        limit: UInt128(base.limits.count.load(ordering: .relaxed) / open))
+        probation: UInt128(probation.count), main: UInt128(main.count), limit: UInt128(limit - min(limit, pinned.count)),
+        hasSpeculative: hasSpeculative)
     case .cost:
+      let limit = UInt128(base.limits.cost.load(ordering: .relaxed)) / UInt128(open)
       return order.next(
-        probation: probation.cost, main: main.cost, limit: UInt128(base.limits.cost.load(ordering: .relaxed)) / UInt128(open))
+        probation: probation.cost, main: main.cost, limit: limit - min(limit, pinned.cost),
+        hasSpeculative: hasSpeculative && books[.speculative].cost > 0)
     default:
-      return order.next(probation: UInt128(probation.byteCount), main: UInt128(main.byteCount))
+      return order.next(
+        probation: UInt128(probation.byteCount), main: UInt128(main.byteCount), hasSpeculative: hasSpeculative)
     }
   }
 
@@ -102,8 +105,7 @@ extension HeldShard {
     var looks = 4 * before + 1024
     while slots.count > 0, looks > 0 {
       looks -= 1
-      let queue = nextQueue(reason)
-      guard let reference = nextElement(queue, reason, resting) ?? nextElement(queue.other, reason, resting) else { break }
+      guard let reference = nextElement(reason, resting) else { break }
       var outcome = Outcome.lost
       if let facts = elements.facts(of: reference) {
         guard let found = index.find(identity: facts.identity, place: reference.place) else { continue }
@@ -127,6 +129,12 @@ extension HeldShard {
     // Nothing was evicted from the queues. Slots that are left may belong to lost entries.
     sweepLost()
     return slots.count < before ? .gone : nil
+  }
+
+  private mutating func nextElement(_ reason: DepartureReason, _ resting: UInt8) -> purgeable_reference_t? {
+    let turns = nextQueue(reason).turns
+    for i in turns.indices { if let reference = nextElement(turns[i], reason, resting) { return reference } }
+    return nil
   }
 
   /// The next living element of a queue, from where the last eviction stopped: the oldest of its lanes' next ones.
@@ -220,7 +228,7 @@ extension HeldShard {
 
   /// Moves an entry to the young end of a queue: a large one with its slab, any other by copying. nil where there is no memory
   /// for the copy.
-  private mutating func move(
+  mutating func move(
     _ entry: FoundEntry, to queue: EvictionQueue, counter: UInt64, freesOld: Bool
   ) -> Outcome? {
     let (found, facts) = (entry.found, entry.facts)
@@ -237,7 +245,9 @@ extension HeldShard {
     let cost = facts.cost(head)
 
     let slab = heap.slab(of: old)
-    if facts.payloadByteCount > heap.slabBytes / 4, heap.information(slab)?.is_large == true {
+    // What was on offer would stay there.
+    let takesSlab = queue != .pinned || from == .pinned
+    if takesSlab, facts.payloadByteCount > heap.slabBytes / 4, heap.information(slab)?.is_large == true {
       books.unbook(slot.place, from, cost: cost, byteCount: facts.payloadByteCount)
       restream(slab, lane, to: to)
       books.book(slot.place, queue, cost: cost, byteCount: facts.payloadByteCount)
@@ -286,15 +296,17 @@ extension HeldShard {
   /// The age of the entry that `evictEntry` would look at next; `UInt64.max` when there is none.
   func nextAge(_ reason: DepartureReason) -> UInt64 {
     guard slots.count > 0 else { return .max }
-    let wanted = nextQueue(reason)
+    let turns = nextQueue(reason).turns
+    for i in turns.indices { if let age = nextInTurn(turns[i])?.age { return age } }
     // Slots are left for which no queue has an element: this shard is asked last.
-    return (nextInTurn(wanted) ?? nextInTurn(wanted.other))?.age ?? .max - 1
+    return .max - 1
   }
 
   /// The age of the slab that would be given back next; `UInt64.max` when there is none.
   func oldestSlabAge() -> UInt64 {
-    let wanted = nextQueue(.bytes)
-    return oldestSlabAge(wanted) ?? oldestSlabAge(wanted.other) ?? (slots.count > 0 ? .max - 1 : .max)
+    let turns = nextQueue(.bytes).turns
+    for i in turns.indices { if let age = oldestSlabAge(turns[i]) { return age } }
+    return slots.count > 0 ? .max - 1 : .max
   }
 
   private func oldestSlabAge(_ queue: EvictionQueue) -> UInt64? {

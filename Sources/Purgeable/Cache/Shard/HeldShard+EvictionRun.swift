@@ -235,7 +235,7 @@ extension HeldShard {
     looks: Int = .max, _ body: (purgeable_slab_t, SlabInformation, EvictionQueue) -> TurnAnswer
   ) {
     var next = EachLane<purgeable_slab_t?>(repeating: nil)
-    for lane in usedLanes {
+    for lane in evictedLanes {
       next[lane.index] = heap.oldest(of: stream(lane))
       for slab in heap.slabs(of: stream(lane)).prefix(S3FIFOOrder.sparseLooks) {
         guard let information = heap.information(slab) else { break }
@@ -246,8 +246,10 @@ extension HeldShard {
     var sums = EachQueue<Int>(repeating: 0)
     for i in sums.indices { sums[i] = books.sums[i].byteCount }
     while true {
-      let wanted = order.next(probation: UInt128(sums[0]), main: UInt128(sums[1]))
-      guard let (lane, slab, information) = oldest(of: wanted, next) ?? oldest(of: wanted.other, next) else { return }
+      let wanted = order.next(
+        probation: UInt128(sums[EvictionQueue.probation.rawValue]), main: UInt128(sums[EvictionQueue.main.rawValue]),
+        hasSpeculative: hasSpeculative && oldest(of: .speculative, next) != nil)
+      guard let (lane, slab, information) = oldest(by: wanted.turns, next) else { return }
       let queue = lane.queue
       left[queue.rawValue] -= 1
       // The open slab is the youngest of its lane.
@@ -261,9 +263,17 @@ extension HeldShard {
     }
   }
 
+  /// The oldest of some slabs, one of each lane, of the first of these queues that has any.
+  private func oldest(
+    by turns: InlineArray<3, EvictionQueue>, _ slabs: borrowing EachLane<purgeable_slab_t?>
+  ) -> (lane: Lane, slab: purgeable_slab_t, information: SlabInformation)? {
+    for i in turns.indices { if let oldest = oldest(of: turns[i], slabs) { return oldest } }
+    return nil
+  }
+
   /// The oldest of some slabs of a queue, one of each lane.
   private func oldest(
-    of queue: EvictionQueue, _ slabs: EachLane<purgeable_slab_t?>
+    of queue: EvictionQueue, _ slabs: borrowing EachLane<purgeable_slab_t?>
   ) -> (lane: Lane, slab: purgeable_slab_t, information: SlabInformation)? {
     var oldest: (lane: Lane, slab: purgeable_slab_t, information: SlabInformation)?
     for lane in usedLanes(of: queue) {

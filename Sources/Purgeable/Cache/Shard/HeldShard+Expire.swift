@@ -26,8 +26,7 @@ extension HeldShard {
     let slabCount = base.limits.bytes.load(ordering: .relaxed) / heap.slabBytes
     let most = slabCount < 4 ? 1 : slabCount < 32 ? 2 : Lane.numberLimit
     // Without a lane, it leaves when it is looked up, or as any other does.
-    guard most > 1, lanes.makeTimed(), base.makeLaneStreams() else { return Lane(queue) }
-    if laneTimes.count == 1 { noteIndexBytes() }
+    guard most > 1, makeLanes(for: queue, isTimed: true) else { return Lane(queue) }
     base.hasDeadlines.store(true, ordering: .relaxed)
     nextSearch = min(nextSearch, deadline)
     let now = base.clock.now()

@@ -19,6 +19,12 @@ struct PeekedEntry: Equatable {
   let cost: UInt64
   /// Of the value's bytes; 0 where it was not asked for.
   let digest: Int
+  let priority: EntryPriority
+
+  /// Another priority makes no other entry: a hit may change it.
+  static func == (left: PeekedEntry, right: PeekedEntry) -> Bool {
+    left.head == right.head && left.cost == right.cost && left.digest == right.digest
+  }
 }
 
 /// An entry locked for the caller to unlock.
@@ -67,7 +73,7 @@ extension HeldShard {
       if countsAsUse, byteCount <= buffer.count {
         index.countHit()
         found.pointer.countUse(of: slot)
-        entryOrder?.used(position(of: found))
+        noteUse(of: found)
       }
       if byteCount > buffer.count { return .tooSmall(byteCount: byteCount) }
       if removes { drop(found, .removed) }
@@ -112,9 +118,10 @@ extension HeldShard {
     let facts = EntryFacts(identity: found.slot.identity, prefixByteCount: prefixByteCount, payloadByteCount: length)
     guard let head = elements.head(of: found.slot, facts) else { return nil }
     let cost = facts.cost(head)
-    guard digests else { return PeekedEntry(head: head, cost: cost, digest: 0) }
+    let priority = priority(of: found.slot)
+    guard digests else { return PeekedEntry(head: head, cost: cost, digest: 0, priority: priority) }
     return elements.digest(of: reference, from: prefixByteCount + head.byteCount, to: length).map {
-      PeekedEntry(head: head, cost: cost, digest: $0)
+      PeekedEntry(head: head, cost: cost, digest: $0, priority: priority)
     }
   }
 
@@ -137,7 +144,7 @@ extension HeldShard {
       guard outcome == .intact else { continue }
       index.countHit()
       found.pointer.countUse(of: found.slot)
-      entryOrder?.used(position(of: found))
+      noteUse(of: found)
       return unsafe .locked(reference, EntryPrefix.value(of: payload, behind: prefix.count, hasHead: found.slot.hasHead))
     }
     return .absent

@@ -56,7 +56,7 @@ extension HeldShard {
   /// One round of the eager mode: gives back the slabs that are due, and sets marks. Times are in nanoseconds of the cache's
   /// clock.
   mutating func giveBackIdle(after idleTime: UInt64, now: UInt64) {
-    for lane in usedLanes {
+    for lane in evictedLanes {
       let stream = stream(lane)
       while let mark = lanes[lane].idleMarks.first, now - min(now, mark.time) >= idleTime {
         lanes[lane].idleMarks.removeFirst()

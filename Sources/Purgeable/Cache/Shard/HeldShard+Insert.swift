@@ -19,7 +19,10 @@ extension HeldShard {
     for attempt in 0..<8 {
       if let number = index.insert(slot) {
         slots.fill()
-        entryOrder?.entered(UInt32(truncatingIfNeeded: number))
+        if let entryOrder {
+          let priority = queueCount > EvictionQueue.firstCount ? heap.queue(at: slot.place).priority : .normal
+          entryOrder.entered(UInt32(truncatingIfNeeded: number), as: priority)
+        }
         if ghost.rememberedLimit == 0 { prepareGhost() }
         return true
       }
@@ -42,7 +45,7 @@ extension HeldShard {
     var rival: FoundSlot?
     var least = (counter: UInt64.max, age: UInt64.max)
     let now = base.indexes.birthCount
-    for found in index.current().neighbours(of: slot.identity) {
+    for found in index.current().neighbours(of: slot.identity) where !isPinned(found.slot.place) {
       let rank = (counter: found.slot.counter, age: heap.age(at: found.slot.place, now: now))
       if order.goesFirst(rank, before: least) { (rival, least) = (found, rank) }
     }

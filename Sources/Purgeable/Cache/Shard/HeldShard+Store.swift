@@ -46,15 +46,16 @@ extension HeldShard {
     let old = unsafe find(key, prefix)
     let changesBefore = slots.changes
     if isRefused(size, old) { return .tooLarge }
-    let (queue, isRemembered) = queue(of: key, size, replacing: old)
-    let lane = lane(queue, size.head)
+    guard let place = place(of: key, size, old) else { return refusalOfPlace }
+    defer { if place.reserved > 0 { base.totals.endReservation(place.reserved) } }
+    let lane = lane(place.queue, size.head)
     if base.limits.areStrict { makeRoom(for: size.cost, replacing: old, among: shards) }
     guard let element = allocate(size.byteCount, lane, among: shards) else { return .outOfMemory }
     unsafe EntryPrefix.write(prefix, size.head, value, to: element.bytes)
     // Making room may have evicted the old value, or moved it.
     let replaced = slots.changes == changesBefore ? old : unsafe find(key, prefix)
     return enter(
-      element, key, size, lane, replacing: replaced, hadOld: old != nil, isRemembered: isRemembered)
+      element, key, size, lane, replacing: replaced, hadOld: old != nil, isRemembered: place.isRemembered)
   }
 
   /// Whether an entry exceeds a limit even when it is alone; then the key's old value goes.
@@ -66,16 +67,28 @@ extension HeldShard {
     return true
   }
 
-  /// The queue that a key's new value goes to. A replaced entry stays in its queue, and the store counts as a use. A key whose
-  /// entry was evicted or lost not long ago goes to main.
+  /// Where a key's new value goes: as its priority says; else a replaced entry stays in its queue, and the store counts as a
+  /// use. nil where it may not be pinned.
   @inline(__always)
-  func queue(of key: EngineKey, _ size: EntrySize, replacing old: FoundSlot?) -> (queue: EvictionQueue, isRemembered: Bool) {
-    if let old {
-      entryOrder?.used(position(of: old))
-      return (heap.queue(at: old.slot.place), false)
+  mutating func place(of key: EngineKey, _ size: EntrySize, _ old: FoundSlot?) -> EntryPlace? {
+    let place: EntryPlace?
+    if size.head.priority != nil || queueCount > EvictionQueue.firstCount {
+      place = self.place(of: key, size, replacing: old)
+    } else if let old {
+      place = EntryPlace(queue: heap.queue(at: old.slot.place))
+    } else {
+      place = newPlace(of: key, size)
     }
+    if let entryOrder, let old, let queue = place?.queue { entryOrder.used(position(of: old), as: queue.priority) }
+    return place
+  }
+
+  /// Of a normal entry. A key whose entry was evicted or lost not long ago goes to main.
+  @inline(__always)
+  func newPlace(of key: EngineKey, _ size: EntrySize) -> EntryPlace {
     let reason = ghost.reason(of: key.ghostIdentity)
-    return (entryOrder == nil ? order.queue(ofNew: reason, credit: size.credit) : .main, reason != nil)
+    return EntryPlace(
+      queue: entryOrder == nil ? order.queue(ofNew: reason, credit: size.credit) : .main, isRemembered: reason != nil)
   }
 
   /// Commits an element that has been written, and has the index lead to it. `hadOld`: the key had a value when the store began.
@@ -85,7 +98,9 @@ extension HeldShard {
     hadOld: Bool, isRemembered: Bool
   ) -> StoreOutcome {
     heap.commit(element.reference)
-    let counter = order.counter(ofNew: size.credit, replacing: replaced?.slot.counter)
+    // Any use would make it normal.
+    let isSpeculative = lane.queue == .speculative
+    let counter = isSpeculative ? 0 : order.counter(ofNew: size.credit, replacing: replaced?.slot.counter)
     let slot = Slot(identity: key.identity, place: element.reference.place, counter: counter, hasHead: !size.head.isEmpty)
     if let replaced {
       replace(replaced, by: slot)

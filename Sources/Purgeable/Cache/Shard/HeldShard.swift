@@ -12,6 +12,7 @@
 //     HeldShard+Idle.swift         eviction of entries not used for a time
 //     HeldShard+Sweep.swift        dropping lost entries
 //     HeldShard+Expire.swift       dropping entries whose time is over
+//     HeldShard+Priority.swift     speculative and pinned entries
 //     EvictionNotes.swift          what an eviction run notes
 //     ShardBooks.swift             sums of entries, by queue and page
 //     ShardDepartures.swift        departures to be told of
@@ -79,6 +80,8 @@ struct HeldShard: ~Copyable {
   let index: SlotIndex
   var lanes = ShardLanes()
   var laneTimes = LaneTimes()
+  /// How many queues may have entries: the first two, or all.
+  var queueCount = EvictionQueue.firstCount
   /// When the oldest slabs may be searched for expired entries again.
   var nextSearch: UInt64 = 0
   /// nil where slabs are named.
@@ -116,8 +119,9 @@ struct HeldShard: ~Copyable {
 
   func stream(_ lane: Lane) -> purgeable_stream_t { heap.streams[lane, place] }
 
-  /// The lanes that may have entries: of all queues, or of one.
-  var usedLanes: Lanes { Lanes(laneTimes.count) }
+  /// The lanes that may have entries: of all queues, of those that are evicted from, or of one.
+  var usedLanes: Lanes { Lanes(laneTimes.count, ofFirst: queueCount) }
+  var evictedLanes: Lanes { Lanes(laneTimes.count, ofFirst: min(queueCount, EvictionQueue.evictedCount)) }
   func usedLanes(of queue: EvictionQueue) -> Lanes { Lanes(laneTimes.count, of: queue) }
 
   /// In a forked child: the index is wiped, the heap begins anew by itself.
@@ -143,6 +147,7 @@ struct HeldShard: ~Copyable {
     slots.empty(slots.count)
     lanes = ShardLanes()
     laneTimes = LaneTimes()
+    queueCount = EvictionQueue.firstCount
     entryOrder?.removeAll()
     noteIndexBytes()
     compaction = CompactionProgress()

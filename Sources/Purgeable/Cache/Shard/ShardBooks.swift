@@ -7,8 +7,8 @@ import Synchronization
 
 /// The sums of the living entries in one queue of a shard.
 struct QueueSums {
-  var count = 0
   var cost: UInt128 = 0
+  var count = 0
   var byteCount = 0
 }
 
@@ -88,6 +88,7 @@ struct ShardBooks: ~Copyable {
     let old = sums[at].cost
     let magnitude = cost.magnitude
     sums[at].cost = cost >= 0 ? old + magnitude : old - min(old, magnitude)
+    if queue == .pinned { totals.pinnedBytes.add(byteCount, ordering: .relaxed) }
     index.publish(count: self.count, cost: self.cost)
   }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a shard knows of its lanes. Those of entries with a deadline take memory with the first such entry.
+// What a shard knows of its lanes. Those of entries with a priority or a deadline take memory with the first such entry.
 
 import CPurgeable
 
@@ -19,18 +19,20 @@ struct ShardLane: BitwiseCopyable {
 }
 
 struct ShardLanes: ~Copyable {
-  private var first = EachQueue<ShardLane>(repeating: ShardLane())
-  private var timed: BookkeepingArray<ShardLane>?
+  private static let firstCount = EvictionQueue.firstCount
 
-  /// Makes the lanes of entries with a deadline, unless they are there. False without memory.
-  mutating func makeTimed() -> Bool {
-    if byteCount == 0 { timed = BookkeepingArray(zeros: Lane.count - EvictionQueue.count) }
+  private var first = InlineArray<2, ShardLane>(repeating: ShardLane())
+  private var others: BookkeepingArray<ShardLane>?
+
+  /// Makes the other lanes, unless they are there. False without memory.
+  mutating func makeOthers() -> Bool {
+    if byteCount == 0 { others = BookkeepingArray(zeros: Lane.count - Self.firstCount) }
     return byteCount > 0
   }
 
   var byteCount: Int {
-    switch timed {
-    case .some(let timed): timed.byteCount
+    switch others {
+    case .some(let others): others.byteCount
     case nil: 0
     }
   }
@@ -38,14 +40,16 @@ struct ShardLanes: ~Copyable {
   /// Gets and sets the whole: an accessor that lends something so large takes memory for that.
   subscript(lane: Lane) -> ShardLane {
     @inline(__always) get {
-      if lane.number == 0 { return first[lane.queue.rawValue] }
-      return switch timed {
-      case .some(let timed): timed[lane.index - EvictionQueue.count]
+      let index = lane.index
+      if index < Self.firstCount { return first[index] }
+      return switch others {
+      case .some(let others): others[index - Self.firstCount]
       case nil: ShardLane()
       }
     }
     @inline(__always) set {
-      if lane.number == 0 { first[lane.queue.rawValue] = newValue } else { timed?[lane.index - EvictionQueue.count] = newValue }
+      let index = lane.index
+      if index < Self.firstCount { first[index] = newValue } else { others?[index - Self.firstCount] = newValue }
     }
   }
 }

@@ -139,10 +139,14 @@ extension PurgeableCache {
   /// longer than its uses alone would have it (except with `EvictionOrder.lru`): twice the mean of what is stored counts as
   /// one use, eight times as two, enough to stay without any. Only ratios count, so that any unit does. An entry with it
   /// takes 9 bytes more, 17 with a deadline.
+  ///
+  /// `priority`: nil stands for pinned where the old value was and the new one fits below `pinnedByteLimit`, else for normal.
+  /// A value that is to be pinned above that limit is refused (`StoreOutcome.pinnedByteLimit`), and the old value stays.
   @discardableResult
   @inlinable
   public func setValue(
-    _ value: Value, forKey key: Key, cost: Int? = nil, expiry: Expiry? = nil, recomputeCost: Duration? = nil
+    _ value: Value, forKey key: Key, cost: Int? = nil, expiry: Expiry? = nil, recomputeCost: Duration? = nil,
+    priority: EntryPriority? = nil
   ) -> StoreOutcome {
     let cost = cost.map { UInt64(max(0, $0)) }
     // Encoded first, outside of every mutex: encoding may be the user's code.
@@ -150,7 +154,7 @@ extension PurgeableCache {
     var outcome = StoreOutcome.notEncodable
     _ = value.withPurgeableBytesIfEncodable { span in
       byteCount = span.byteCount
-      outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, cost, expiry, recomputeCost) }
+      outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, cost, expiry, recomputeCost, priority) }
     }
     noteRefusal(outcome, of: value, forKey: key, cost: cost ?? UInt64(byteCount))
     return outcome
@@ -160,7 +164,7 @@ extension PurgeableCache {
   @inlinable @inline(__always)
   func noteRefusal(_ outcome: StoreOutcome, of value: Value, forKey key: Key, cost: UInt64) {
     switch outcome {
-    case .stored, .replaced, .outOfMemory: break
+    case .stored, .replaced, .outOfMemory, .pinnedByteLimit: break
     case .tooLarge: tellRefusal(.tooLarge, of: value, forKey: key, cost: cost)
     case .expired: tellRefusal(.expired, of: value, forKey: key, cost: cost)
     case .notEncodable: countRefusal()
@@ -295,7 +299,8 @@ extension PurgeableCache {
 
   @usableFromInline
   func store(
-    _ bytes: UnsafeRawBufferPointer, forKey key: Key, _ cost: UInt64?, _ expiry: Expiry?, _ recomputeCost: Duration?
+    _ bytes: UnsafeRawBufferPointer, forKey key: Key, _ cost: UInt64?, _ expiry: Expiry?, _ recomputeCost: Duration?,
+    _ priority: EntryPriority?
   ) -> StoreOutcome {
     loads.overtake(key)
     let lifetime = expiry?.lifetime
@@ -304,8 +309,9 @@ extension PurgeableCache {
       countRefusal()
       return .expired
     }
-    let head = engine.base.head(
+    var head = engine.base.head(
       cost: cost, lifetime: lifetime, recomputeCost: recomputeCost.flatMap { $0 < .zero ? nil : $0.wholeNanoseconds })
+    head.priority = priority
     return unsafe store(bytes, forKey: key, head, if: nil) ?? .replaced
   }
 

@@ -65,8 +65,8 @@ extension PurgeableCache {
   }
 
   /// Evicts the entries for which the closure says so: as `removeAll(where:)`, but they leave for the reason `decider`, as a
-  /// decision about the cache and not about what is true. Returns how many left. What the verdicts go by is what the closure
-  /// captures.
+  /// decision about the cache and not about what is true; pinned entries are not asked about. Returns how many left. What the
+  /// verdicts go by is what the closure captures.
   @discardableResult
   public func evictAll<E: Error>(where isEvictable: (CacheEntry<Key, Value>) throws(E) -> Bool) throws(E) -> Int {
     try takeOutAll(.decider, where: isEvictable)
@@ -77,7 +77,9 @@ extension PurgeableCache {
   ) throws(E) -> Int {
     var count = 0
     for key in keys {
-      guard let (entry, peeked) = peek(key, digests: true), try mayGo(entry), takeOut(key, peeked, reason) else { continue }
+      guard let (entry, peeked) = peek(key, digests: true), reason == .removed || entry.priority != .pinned,
+        try mayGo(entry), takeOut(key, peeked, reason)
+      else { continue }
       count += 1
     }
     return count
@@ -137,7 +139,8 @@ extension PurgeableCache {
     let entry = CacheEntry(
       key: key, value: value, cost: Int(clamping: peeked.cost),
       remainingTime: peeked.head.deadline.map { .nanoseconds(Int64(clamping: $0 - min($0, now))) },
-      recomputeCost: peeked.head.recomputeCost.map { .nanoseconds(Int64(clamping: $0)) })
+      recomputeCost: peeked.head.recomputeCost.map { .nanoseconds(Int64(clamping: $0)) },
+      priority: peeked.priority)
     return (entry, peeked)
   }
 

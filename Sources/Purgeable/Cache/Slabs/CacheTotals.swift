@@ -10,4 +10,17 @@ final class CacheTotals: Sendable {
   let indexBytes = Atomic<Int>(0)
   /// Payload bytes that evictions copied to fresh slabs.
   let copiedBytes = Atomic<Int>(0)
+  /// Payload bytes of pinned entries, and of those that are about to be.
+  let pinnedBytes = Atomic<Int>(0)
+
+  /// False where there is no room below the limit, `Int.max` for none.
+  func reservePinned(_ byteCount: Int, limit: Int) -> Bool {
+    let before = pinnedBytes.add(byteCount, ordering: .relaxed).oldValue
+    if byteCount == 0 || before <= limit - min(limit, byteCount), byteCount <= limit { return true }
+    endReservation(byteCount)
+    return false
+  }
+
+  /// Called when the entry is booked, or will not be.
+  func endReservation(_ byteCount: Int) { pinnedBytes.subtract(byteCount, ordering: .relaxed) }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The queues of a shard, their lanes, and the heap's streams that hold them.
 //
-//   queue    probation, main: whose turn it is (S3FIFOOrder.swift)
+//   queue    whose turn it is (S3FIFOOrder.swift): speculative entries before all others, then probation or main; what is pinned
+//            stays, and off offer
 //   lane     the entries of a queue that live for about as long as each other, so that a slab expires as a whole; most entries
 //            live for ever, and are in lane 0 (Shard/LaneTimes.swift)
 //   stream   a lane of a shard: slabs in order of birth
@@ -9,23 +10,45 @@
 import CPurgeable
 
 /// A queue of a shard. The raw values are their order on offer: the kernel discards from the lowest first. To add one: a case,
-/// their number here, in `EachQueue` and in `EachLane`, and when its turn comes (`S3FIFOOrder.next`).
+/// their number here, in `EachQueue` and in `EachLane`, and when its turn comes (`S3FIFOOrder.next`, `turns`).
 enum EvictionQueue: Int {
   case probation = 0
   case main = 1
+  /// The last two are for priorities (HeldShard+Priority.swift): a shard has them when it has such an entry.
+  case speculative = 2
+  case pinned = 3
 
-  static let count = 2
+  static let count = 4
+  /// How many any shard has; and how many entries are evicted from, where all are there.
+  static let firstCount = 2
+  static let evictedCount = 3
 
   var bit: UInt8 { 1 << UInt8(rawValue) }
 
-  var other: EvictionQueue { self == .main ? .probation : .main }
+  /// The queues in the order in which an eviction tries them that wants this one.
+  @inline(__always) var turns: InlineArray<3, EvictionQueue> {
+    switch self {
+    case .probation: [.probation, .main, .speculative]
+    case .main: [.main, .probation, .speculative]
+    case .speculative, .pinned: [.speculative, .probation, .main]
+    }
+  }
+
+  /// Of an entry that has just come.
+  var priority: EntryPriority {
+    switch self {
+    case .probation, .main: .normal
+    case .speculative: .speculative
+    case .pinned: .pinned
+    }
+  }
 
   /// All, in their order on offer. Unlike an array, this needs no allocation.
   static var all: AllQueues { AllQueues() }
 }
 
 /// One value for each queue, by its raw value.
-typealias EachQueue<Value> = InlineArray<2, Value>
+typealias EachQueue<Value> = InlineArray<4, Value>
 
 struct AllQueues: Sequence, IteratorProtocol {
   private var number = 0
@@ -61,39 +84,40 @@ struct Lane: Equatable {
 }
 
 /// One value for each lane, by its index.
-typealias EachLane<Value> = InlineArray<8, Value>
+typealias EachLane<Value> = InlineArray<16, Value>
 
-/// The first lanes of a queue, or of each.
+/// The first lanes of a queue, or of several.
 struct Lanes: Sequence, IteratorProtocol {
-  private let last: EvictionQueue
+  private var queue: Int
+  private let end: Int
+  private var number = 0
   private let count: Int
-  private var following: Lane
 
-  /// `count`: of each queue. `queue`: nil for all.
-  init(_ count: Int, of queue: EvictionQueue? = nil) {
+  /// `count`: of each queue. `queueCount`: of the first so many queues.
+  init(_ count: Int, ofFirst queueCount: Int = EvictionQueue.count) { self.init(count, 0..<queueCount) }
+
+  init(_ count: Int, of queue: EvictionQueue) { self.init(count, queue.rawValue..<queue.rawValue + 1) }
+
+  private init(_ count: Int, _ queues: Range<Int>) {
     assert(count > 0 && count <= Lane.numberLimit, "PurgeableCache: a queue of no lane, or of more than there may be")
-    self.count = count
-    (last, following) = (queue ?? .main, Lane(queue ?? .probation))
+    (queue, end, self.count) = (queues.lowerBound, queues.upperBound, count)
   }
 
   mutating func next() -> Lane? {
-    var lane = following
-    if lane.number == count {
-      if lane.queue == last { return nil }
-      lane = Lane(last)
-    }
-    following = Lane(lane.queue, lane.number + 1)
-    return lane
+    if number == count { (queue, number) = (queue + 1, 0) }
+    guard queue < end, let queue = EvictionQueue(rawValue: queue) else { return nil }
+    defer { number += 1 }
+    return Lane(queue, number)
   }
 }
 
 /// A stream for each lane of each shard: the first lane's of all shards, then the next one's, since lower numbers are offered
-/// first. Streams that are made one after the other have numbers one after the other. Those of entries with a deadline are made
-/// when there is one, behind the two streams that are no shard's.
+/// first. Streams that are made one after the other have numbers one after the other. Those of entries with a priority or a
+/// deadline are made when there is one, behind the two streams that are no shard's.
 struct QueueStreams {
   static let shardCount = EngineKey.otherCount + 1
   static let count = Lane.count * shardCount
-  static let firstCount = EvictionQueue.count * shardCount
+  static let firstCount = EvictionQueue.firstCount * shardCount
   static let foreignCount = 2
 
   private let first: purgeable_stream_t

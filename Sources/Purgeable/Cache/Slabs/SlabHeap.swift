@@ -76,6 +76,9 @@ typealias SlabInformation = purgeable_slab_information_t
     return unsafe purgeable_stream_create(raw, &stream) == 0 ? stream : nil
   }
 
+  /// Nothing of the stream goes on offer from now on.
+  func withhold(_ stream: purgeable_stream_t) { _ = unsafe purgeable_stream_withhold(raw, stream, true) }
+
   /// A value of this length or more is copied under no mutex (Engine/LargeStore.swift): it has a slab of its own, and to copy it
   /// takes far longer than to take a mutex once more.
   var largeByteCount: Int { max(128 << 10, slabBytes) }

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: MIT
+// How much an entry is worth to its program beside the others.
+
+/// How much an entry is worth beside the others of its cache, as the program sees it.
+public enum EntryPriority: Sendable, Hashable, CaseIterable {
+  /// Goes before all others, until its first hit makes it normal: for what may be wanted soon.
+  case speculative
+  /// The order of eviction decides.
+  case normal
+  /// Never on offer, so that the kernel cannot take it, and never evicted, until it is made normal, removed or expired. A state,
+  /// not a count; a new value under the key is pinned too. There is a limit (`PurgeableCache.pinnedByteLimit`).
+  case pinned
+}
