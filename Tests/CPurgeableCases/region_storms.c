@@ -35,6 +35,13 @@ static void write_content(uint64_t number) {
   }
 }
 
+static void nap(uint64_t *state) {
+  for (uint64_t i = next_random(state) % 4; i > 0; i--) {
+    struct timespec time = {0, (long)(next_random(state) % 100000)};
+    (void)nanosleep(&time, NULL);
+  }
+}
+
 static void *rewrites(uint64_t state) {
   for (uint64_t number = 2; span_goes_on(reading.span, number - 2); number++) {
     atomic_store(&reading.begun, number);
@@ -45,14 +52,13 @@ static void *rewrites(uint64_t state) {
     write_content(number);
     if (purgeable_region_unlock(reading.region) != 0) abort();
     atomic_store(&reading.complete, number);
-    for (uint64_t i = next_random(&state) % 4; i > 0; i--) {
-      struct timespec nap = {0, (long)(next_random(&state) % 100000)};
-      (void)nanosleep(&nap, NULL);
-    }
+    nap(&state);
     size_t from = next_random(&state) % READ_PAGES;
     char *bytes = purgeable_region_bytes(reading.region);
     if (next_random(&state) % 2 == 0) page_out(bytes + from * PAGE, (READ_PAGES - from) * PAGE);
     if (next_random(&state) % 8 == 0) (void)purgeable_region_discard(reading.region);
+    // Readers see what is gone before it is written again.
+    if (next_random(&state) % 4 == 0) nap(&state);
     atomic_fetch_add(&reading.rounds, 1);
   }
   atomic_store(&reading.is_over, true);
