@@ -165,9 +165,12 @@ struct CachePriorityTests {
       cache.setValue(value, forKey: key, priority: key % 3 == 0 ? .pinned : nil)
     }
     // Pinned when they are on offer already.
-    cache.offerIdle()
-    for key in stride(from: 1, to: 400, by: 12) { #expect(try cache.setPriority(.pinned, forKey: key)) }
-    func isPinned(_ key: Int) -> Bool { key % 3 == 0 || key % 12 == 1 }
+    cache.sealAll()
+    for _ in 0..<4 { cache.offerIdle() }
+    for key in stride(from: 1, to: 400, by: 15) { #expect(try cache.setPriority(.pinned, forKey: key)) }
+    func isPinned(_ key: Int) -> Bool { key % 3 == 0 || key % 15 == 1 }
+    // Before anything is locked, which would take it off offer.
+    try cache.pageOut()
     takeAll(of: cache, but: (0..<400).count { isPinned($0) })
     for key in 0..<400 {
       let value = cache.value(forKey: key)

@@ -18,11 +18,11 @@ struct IdleMark {
   let slab: purgeable_slab_t
 }
 
-/// The marks of one lane, oldest first. They are a quarter of the idle time apart, so a few are enough. When there is no room
+/// The marks of one lane, oldest first. They are a quarter of the idle time apart, so five are enough. When there is no room
 /// for another one, the next mark covers its slabs too.
 struct IdleMarks {
-  private static let capacity = 8
-  private var marks = InlineArray<8, IdleMark>(
+  private static let capacity = 6
+  private var marks = InlineArray<6, IdleMark>(
     repeating: IdleMark(time: 0, slab: .none))
   private var count = 0
 
