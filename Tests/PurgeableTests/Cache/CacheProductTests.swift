@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: MIT
+// Every combination of order, limit, keys, expiry and consent, under random operations with all attributes: what is returned is
+// what was stored last and is still valid, limits hold, pins stay, and the cache's own books agree after each step.
+
+import PurgeableTestSupport
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+struct ProductOfConfigurations: Sequence, Sendable {
+  enum Limit: CaseIterable { case none, count, cost, bytes }
+  enum Keys: CaseIterable { case bytes, tracked, told }
+
+  struct One: Sendable, CustomTestStringConvertible {
+    var order = EvictionOrder.s3FIFO
+    var limit = Limit.none
+    var keys = Keys.bytes
+    var hasExpiry = false
+    var asks = false
+    var number = 0
+
+    var testDescription: String { "\(order), \(limit), \(keys)\(hasExpiry ? ", expiry" : "")\(asks ? ", asks" : "")" }
+  }
+
+  func makeIterator() -> some IteratorProtocol<One> {
+    var all: [One] = []
+    for order in EvictionOrder.allCases {
+      for limit in Limit.allCases {
+        for keys in Keys.allCases {
+          for rest in 0..<4 {
+            all.append(
+              One(
+                order: order, limit: limit, keys: keys, hasExpiry: rest & 1 != 0, asks: rest & 2 != 0, number: all.count))
+          }
+        }
+      }
+    }
+    return all.makeIterator()
+  }
+}
+
+private final class ProductRun {
+  private struct Known {
+    var value: [UInt8]
+    var cost: Int
+    var end: Duration?
+    var recomputeCost: Duration?
+    var priority: EntryPriority
+  }
+
+  private let configuration: ProductOfConfigurations.One
+  private let cache: PurgeableCache<Int, [UInt8]>
+  private let clock = ManualClock()
+  private var now = Duration.zero
+  private var random: SplitMix64
+  private var known: [Int: Known] = [:]
+  private let told = Departures<Int, [UInt8]>()
+  private(set) var failures: [String] = []
+  private(set) var hits = 0
+  private var version: UInt32 = 0
+
+  private static let keyCount = 150
+
+  init(_ configuration: ProductOfConfigurations.One, seed: UInt64) throws {
+    self.configuration = configuration
+    random = SplitMix64(seed: seed)
+    var options = CacheOptions()
+    switch configuration.limit {
+    case .none: break
+    case .count: options.countLimit = 60
+    case .cost: options.costLimit = 20_000
+    case .bytes: options.byteLimit = 256 << 10
+    }
+    options.evictionOrder = configuration.order
+    options.tracksKeys = configuration.keys == .tracked
+    options.pinnedByteLimit = 5_000
+    options.clock = clock
+    if configuration.hasExpiry { options.expiry = .sinceCreation(.seconds(50)) }
+    let told = told
+    cache =
+      configuration.keys == .told
+      ? try PurgeableCache(options) { told.note($0) } : try PurgeableCache(options)
+    if configuration.asks { cache.shouldEvict = { key, _ in key % 7 != 0 } }
+  }
+
+  private func expect(_ condition: Bool, _ what: @autoclosure () -> String) {
+    if !condition, failures.count < 5 { failures.append(what()) }
+  }
+
+  private func chance(_ one: Int, of all: Int) -> Bool { random.index(below: all) < one }
+
+  /// What a look-up found.
+  private func check(_ key: Int, _ found: [UInt8]?, _ how: String) {
+    guard let found else {
+      // Gone for whatever reason, it stays so.
+      if let its = known.removeValue(forKey: key), its.priority == .pinned {
+        expect(isOver(its), "\(how): pinned \(key) is gone")
+      }
+      return
+    }
+    hits += 1
+    guard let its = known[key] else { return expect(false, "\(how): \(key) is there, and should not be") }
+    expect(its.value == found, "\(how): \(key) has another value")
+    expect(!isOver(its), "\(how): \(key) is over")
+  }
+
+  private func isOver(_ known: Known) -> Bool { known.end.map { $0 <= now } ?? false }
+
+  private func store(_ key: Int) {
+    version &+= 1
+    let size = chance(1, of: 40) ? 2_000 + random.index(below: 10_000) : random.index(below: 400)
+    let value = described(UInt32(key), version: version, count: size)
+    let cost: Int? = chance(1, of: 3) ? random.index(below: 600) : nil
+    let expiry: Expiry? =
+      chance(1, of: 4) ? (chance(1, of: 4) ? .never : .sinceCreation(.seconds(1 + random.index(below: 100)))) : nil
+    let recompute: Duration? = chance(1, of: 3) ? .milliseconds(1 + random.index(below: 5000)) : nil
+    let priority = chance(1, of: 4) ? EntryPriority.allCases[random.index(below: 3)] : nil
+    let before = cache.peekEntry(forKey: key)
+    let outcome = cache.setValue(value, forKey: key, cost: cost, expiry: expiry, recomputeCost: recompute, priority: priority)
+    switch outcome {
+    case .stored, .replaced:
+      expect((outcome == .replaced) == (before != nil) || configuration.limit != .none, "\(key): \(outcome)")
+      let time = expiry == nil ? (configuration.hasExpiry ? Duration.seconds(50) : nil) : expiry!.sinceCreation
+      var its = Known(
+        value: value, cost: cost ?? value.count, end: time.map { now + $0 }, recomputeCost: recompute,
+        priority: priority ?? .normal)
+      // A pin stays where the value fits; the entry says whether it did.
+      if priority == nil, before?.priority == .pinned, cache.peekEntry(forKey: key)?.priority == .pinned {
+        its.priority = .pinned
+      }
+      known[key] = its
+    case .tooLarge:
+      known[key] = nil
+      expect(!cache.containsValue(forKey: key), "\(key) is there though it is too large")
+    case .pinnedByteLimit:
+      expect(priority == .pinned && cache.statistics.pinnedBytes + value.count + 30 > 5_000, "\(key): there was room to pin it")
+    case .outOfMemory, .notEncodable, .expired: expect(false, "\(key): \(outcome)")
+    }
+  }
+
+  private func step() throws {
+    let key = random.index(below: chance(1, of: 2) ? Self.keyCount : 20)
+    switch random.index(below: 100) {
+    case 0..<40: store(key)
+    case 40..<65: check(key, cache.value(forKey: key), "value")
+    case 65..<70: check(key, cache.withBytes(forKey: key) { $0.array }, "withBytes")
+    case 70..<76:
+      let entry = cache.peekEntry(forKey: key)
+      check(key, entry?.value, "peek")
+      if let entry, let its = known[key] {
+        expect(entry.cost == its.cost && entry.recomputeCost == its.recomputeCost, "\(key) has other costs")
+        expect(entry.remainingTime == its.end.map { $0 - now }, "\(key) has another time")
+        expect(entry.priority == its.priority || its.priority == .speculative, "\(key) is \(entry.priority)")
+      }
+    case 76..<80:
+      let priority = EntryPriority.allCases[random.index(below: 3)]
+      let isThere = cache.containsValue(forKey: key)
+      let isSet = try? cache.setPriority(priority, forKey: key)
+      if isSet == true { known[key]?.priority = priority }
+      expect(isSet == isThere || isSet == nil && priority == .pinned, "\(key) cannot be made \(priority)")
+    case 80..<84:
+      let stays = known[key].map { $0.priority == .pinned && !isOver($0) } ?? false
+      let isRemoved = cache.remove(forKey: key)
+      expect(isRemoved ? known[key] != nil : !stays, "\(key) was \(isRemoved ? "" : "not ")removed")
+      known[key] = nil
+    case 84..<88:
+      cache.modifyValue(forKey: key) { value in
+        if value != nil { value![0] &+= 1 }
+      }
+      if let its = known[key], let value = cache.peekValue(forKey: key) {
+        var changed = its.value
+        changed[0] &+= 1
+        expect(value == changed, "\(key) was changed in another way")
+        known[key]!.value = value
+        if its.cost == its.value.count { known[key]!.cost = value.count }
+        if its.priority == .speculative { known[key]!.priority = .normal }
+      } else {
+        check(key, nil, "modify")
+      }
+    case 88..<91:
+      clock.advance(by: .seconds(3))
+      now += .seconds(3)
+    case 91..<93: _ = cache.removeExpired()
+    case 93..<94: if chance(1, of: 2) { _ = cache.trimUntimed(level: .warning) } else { cache.trim(toCount: 30) }
+    case 94..<96: cache.offerIdle()
+    case 96..<97: if chance(1, of: 3) { try cache.pageOut() }
+    case 97..<98:
+      let names = cache.keys.map { $0 }
+      expect(Set(names).count == names.count, "a key comes twice")
+      for name in names { expect(known[name] != nil, "\(name) is listed, and should not be") }
+    case 98..<99: for (name, value) in cache.snapshot() { check(name, value, "snapshot") }
+    default:
+      expect(cache.evictAll { $0.key % 11 == 3 } >= 0, "evictAll")
+    }
+  }
+
+  private func checkLimits() {
+    // What the program keeps may go beyond, and what is pinned.
+    if configuration.asks { return }
+    let pinned = known.values.count { $0.priority == .pinned }
+    switch configuration.limit {
+    case .none: break
+    case .count: expect(cache.count <= max(60, pinned), "\(cache.count) entries")
+    case .cost: expect(cache.totalCost <= 20_000 + 5_000, "costs of \(cache.totalCost)")
+    case .bytes: expect(cache.byteCount <= 256 << 10, "\(cache.byteCount) bytes")
+    }
+  }
+
+  func run(steps: Int) throws {
+    for number in 0..<steps where failures.isEmpty {
+      try step()
+      checkLimits()
+      #if DEBUG
+        let wrong = cache.engine.shards.checkBooks()
+        if !wrong.isEmpty { failures.append("after step \(number): " + wrong.joined(separator: "; ")) }
+      #endif
+    }
+    for key in 0..<Self.keyCount { check(key, cache.value(forKey: key), "at the end") }
+    if configuration.keys != .told { return }
+    let counted = cache.statistics.departures
+    for reason in DepartureReason.allCases where reason != .tooLarge {
+      expect(told.count(of: reason) == counted[reason], "\(told.count(of: reason)) were told of as \(reason)")
+    }
+  }
+}
+
+@Suite("cache: the product of configurations")
+struct CacheProductTests {
+  @Test(
+    "random operations with all attributes leave right values, limits that hold, and books that agree",
+    arguments: ProductOfConfigurations().map { $0 })
+  func random(configuration: ProductOfConfigurations.One) throws {
+    // Other operations for each.
+    let seed = chosenSeed &+ UInt64(configuration.number)
+    let run = try ProductRun(configuration, seed: seed)
+    try run.run(steps: TestRun.isFull ? 3000 : 400)
+    #expect(run.failures.isEmpty, "seed \(chosenSeed), \(configuration.testDescription): \(run.failures.joined(separator: "\n"))")
+    #expect(run.hits > 20)
+  }
+}
