@@ -3,22 +3,22 @@
 
 extension Loading {
   @usableFromInline
-  func loadedValue<E: Error>(forKey key: Key, _ make: () throws(E) -> Value) throws(E) -> Value {
+  func loadedValue<E: Error>(forKey key: Key, _ terms: LoadTerms, _ make: () throws(E) -> Value) throws(E) -> Value {
     // No nil: see `Loading.load`.
-    try load([key], takesNil: false) { (_) throws(E) in [try make()] }[0]!
+    try load([key], terms, takesNil: false) { (_) throws(E) in [try make()] }[0]!
   }
 
   @usableFromInline
-  func loadedValueIfAny<E: Error>(forKey key: Key, _ make: () throws(E) -> Value?) throws(E) -> Value? {
-    try load([key], takesNil: true) { (_) throws(E) in [try make()] }[0]
+  func loadedValueIfAny<E: Error>(forKey key: Key, _ terms: LoadTerms, _ make: () throws(E) -> Value?) throws(E) -> Value? {
+    try load([key], terms, takesNil: true) { (_) throws(E) in [try make()] }[0]
   }
 
   @usableFromInline
   func loadedValues<E: Error>(
-    forKeys keys: [Key], _ found: [Value?], _ make: ([Key]) throws(E) -> [Key: Value]
+    forKeys keys: [Key], _ found: [Value?], _ terms: LoadTerms, _ make: ([Key]) throws(E) -> [Key: Value]
   ) throws(E) -> [Value?] {
     let missing = MissingKeys(keys, found)
-    let made = try load(missing.keys, takesNil: true) { (keys) throws(E) in
+    let made = try load(missing.keys, terms, takesNil: true) { (keys) throws(E) in
       let made = try make(keys)
       return keys.map { made[$0] }
     }
@@ -27,24 +27,25 @@ extension Loading {
 
   @usableFromInline
   nonisolated(nonsending) func loadedValue<E: Error>(
-    forKey key: Key, _ make: @escaping @Sendable () async throws(E) -> Value
+    forKey key: Key, _ terms: LoadTerms, _ make: @escaping @Sendable () async throws(E) -> Value
   ) async throws(E) -> Value {
-    try await load([key], takesNil: false) { (_) async throws(E) in [try await make()] }[0]!
+    try await load([key], terms, takesNil: false) { (_) async throws(E) in [try await make()] }[0]!
   }
 
   @usableFromInline
   nonisolated(nonsending) func loadedValueIfAny<E: Error>(
-    forKey key: Key, _ make: @escaping @Sendable () async throws(E) -> Value?
+    forKey key: Key, _ terms: LoadTerms, _ make: @escaping @Sendable () async throws(E) -> Value?
   ) async throws(E) -> Value? {
-    try await load([key], takesNil: true) { (_) async throws(E) in [try await make()] }[0]
+    try await load([key], terms, takesNil: true) { (_) async throws(E) in [try await make()] }[0]
   }
 
   @usableFromInline
   nonisolated(nonsending) func loadedValues<E: Error>(
-    forKeys keys: [Key], _ found: [Value?], _ make: @escaping @Sendable ([Key]) async throws(E) -> [Key: Value]
+    forKeys keys: [Key], _ found: [Value?], _ terms: LoadTerms,
+    _ make: @escaping @Sendable ([Key]) async throws(E) -> [Key: Value]
   ) async throws(E) -> [Value?] {
     let missing = MissingKeys(keys, found)
-    let made = try await load(missing.keys, takesNil: true) { (keys) async throws(E) in
+    let made = try await load(missing.keys, terms, takesNil: true) { (keys) async throws(E) in
       let made = try await make(keys)
       return keys.map { made[$0] }
     }

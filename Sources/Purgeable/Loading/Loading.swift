@@ -20,7 +20,7 @@ protocol Loading<Key, Value>: Sendable {
   func peekValue(forKey key: Key) -> Value?
   /// Stores what was loaded, if `permit.take()` says so under the mutex under which the value is stored. `recomputeCost`: its
   /// part of the time of the load, in nanoseconds.
-  func keep(_ value: Value, forKey key: Key, _ permit: LoadPermit, recomputeCost: UInt64)
+  func keep(_ value: Value, forKey key: Key, _ terms: LoadTerms, _ permit: LoadPermit, recomputeCost: UInt64)
 }
 
 extension Loading {
@@ -32,7 +32,7 @@ extension Loading {
   /// `load` returns a value for each key that it gets, nil where there is none. `takesNil`: whether the asker takes that answer
   /// from another's load, else it loads by itself. Its own load returns no nil then.
   func load<E: Error>(
-    _ keys: [Key], takesNil: Bool, _ load: ([Key]) throws(E) -> [Value?]
+    _ keys: [Key], _ terms: LoadTerms, takesNil: Bool, _ load: ([Key]) throws(E) -> [Value?]
   ) throws(E) -> [Value?] {
     var values = [Value?](repeating: nil, count: keys.count)
     var left = Array(keys.indices)
@@ -49,7 +49,7 @@ extension Loading {
         } catch {
           result = .failure(error)
         }
-        end(missing, result, since: start)
+        end(missing, terms, result, since: start)
       }
       left = []
       for seat in seats where seat.isOwn { try take(seat, takesNil, E.self, to: &values, &left) }
@@ -63,7 +63,7 @@ extension Loading {
 
   /// As above, with `load` in a task of its own. Waits for loads of threads and of tasks, and blocks no thread.
   nonisolated(nonsending) func load<E: Error>(
-    _ keys: [Key], takesNil: Bool, _ load: @escaping @Sendable ([Key]) async throws(E) -> [Value?]
+    _ keys: [Key], _ terms: LoadTerms, takesNil: Bool, _ load: @escaping @Sendable ([Key]) async throws(E) -> [Value?]
   ) async throws(E) -> [Value?] {
     // Who cannot throw this cannot leave.
     let cancellation = (CancellationError() as any Error) as? E
@@ -86,7 +86,7 @@ extension Loading {
             } catch {
               result = .failure(error)
             }
-            end(missing, result, since: start)
+            end(missing, terms, result, since: start)
             call.hasEnded.store(true, ordering: .relaxed)
           }
         }
@@ -122,14 +122,14 @@ extension Loading {
   }
 
   /// Keeps what was loaded, then tells those who wait. Errors and nil are not kept.
-  private func end(_ seats: [Seat], _ result: Result<[Value?], any Error>, since start: UInt64) {
+  private func end(_ seats: [Seat], _ terms: LoadTerms, _ result: Result<[Value?], any Error>, since start: UInt64) {
     switch result {
     case .success(let values):
       let time = moment - start
       let part = time / UInt64(seats.count)
       loads.count(time, failed: false)
       for (seat, value) in zip(seats, values) {
-        if let value { keep(value, forKey: seat.flight.loaded.key, seat.flight.permit, recomputeCost: part) }
+        if let value { keep(value, forKey: seat.flight.loaded.key, terms, seat.flight.permit, recomputeCost: part) }
         loads.end(seat.flight, .success(value))
       }
     case .failure(let error):

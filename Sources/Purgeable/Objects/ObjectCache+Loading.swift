@@ -21,7 +21,7 @@ extension ObjectCache: Loading {
   @inlinable
   public func value<E: Error>(forKey key: Key, loading load: () throws(E) -> Value) throws(E) -> Value {
     if let value = value(forKey: key) { return value }
-    return try loadedValue(forKey: key, load)
+    return try loadedValue(forKey: key, LoadTerms(), load)
   }
 
   /// As the first, for a load that may find nothing: nil, which is not kept. See `PurgeableCache`.
@@ -29,7 +29,7 @@ extension ObjectCache: Loading {
   @inlinable
   public func value<E: Error>(forKey key: Key, _: Void = (), loading load: () throws(E) -> Value?) throws(E) -> Value? {
     if let value = value(forKey: key) { return value }
-    return try loadedValueIfAny(forKey: key, load)
+    return try loadedValueIfAny(forKey: key, LoadTerms(), load)
   }
 
   /// The values of keys, in the order of the keys, with one call of `load` for those that the cache lacks and that no other
@@ -42,7 +42,7 @@ extension ObjectCache: Loading {
   ) throws(E) -> [Value?] {
     let values = values(forKeys: keys)
     if values.allSatisfy({ $0 != nil }) { return values }
-    return try loadedValues(forKeys: Array(keys), values, load)
+    return try loadedValues(forKeys: Array(keys), values, LoadTerms(), load)
   }
 
   // MARK: In a task
@@ -59,7 +59,7 @@ extension ObjectCache: Loading {
     forKey key: Key, loading load: @escaping @Sendable () async throws(E) -> Value
   ) async throws(E) -> Value {
     if let value = value(forKey: key) { return value }
-    return try await loadedValue(forKey: key, load)
+    return try await loadedValue(forKey: key, LoadTerms(), load)
   }
 
   /// As the async form for loads that always find something; nil is not kept. See `PurgeableCache`.
@@ -68,7 +68,7 @@ extension ObjectCache: Loading {
     forKey key: Key, _: Void = (), loading load: @escaping @Sendable () async throws(E) -> Value?
   ) async throws(E) -> Value? {
     if let value = value(forKey: key) { return value }
-    return try await loadedValueIfAny(forKey: key, load)
+    return try await loadedValueIfAny(forKey: key, LoadTerms(), load)
   }
 
   /// The values of keys, in the order of the keys, with one call of `load`, in a task of its own, for those that the cache lacks
@@ -79,13 +79,13 @@ extension ObjectCache: Loading {
   ) async throws(E) -> [Value?] {
     let values = values(forKeys: keys)
     if values.allSatisfy({ $0 != nil }) { return values }
-    return try await loadedValues(forKeys: Array(keys), values, load)
+    return try await loadedValues(forKeys: Array(keys), values, LoadTerms(), load)
   }
 
   // MARK: Keeping
 
   @usableFromInline
-  func keep(_ value: Value, forKey key: Key, _ permit: LoadPermit, recomputeCost: UInt64) {
+  func keep(_ value: Value, forKey key: Key, _ terms: LoadTerms, _ permit: LoadPermit, recomputeCost: UInt64) {
     _ = set(value, key, nil, if: .permit(permit))
   }
 }

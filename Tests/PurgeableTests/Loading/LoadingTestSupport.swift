@@ -20,46 +20,86 @@ protocol LoadingCache<Key>: AnyObject, Loading where Value == [UInt8] {
   /// Checks what always holds.
   func checkTotals()
 
-  @_disfavoredOverload
-  func value<E: Error>(forKey key: Key, loading load: () throws(E) -> Value) throws(E) -> Value
-  @_disfavoredOverload
-  func value<E: Error>(forKey key: Key, _: Void, loading load: () throws(E) -> Value?) throws(E) -> Value?
-  @_disfavoredOverload
-  func values<E: Error>(
-    forKeys keys: some Collection<Key>, loading load: (_ missing: [Key]) throws(E) -> [Key: Value]
-  ) throws(E) -> [Value?]
-  nonisolated(nonsending) func value<E: Error>(
-    forKey key: Key, loading load: @escaping @Sendable () async throws(E) -> Value
+  /// The public forms by which it loads, without what only one kind of cache has.
+  func load<E: Error>(_ key: Key, _ load: () throws(E) -> Value) throws(E) -> Value
+  func loadIfAny<E: Error>(_ key: Key, _ load: () throws(E) -> Value?) throws(E) -> Value?
+  func loadAll<E: Error>(_ keys: [Key], _ load: ([Key]) throws(E) -> [Key: Value]) throws(E) -> [Value?]
+  nonisolated(nonsending) func loadInTask<E: Error>(
+    _ key: Key, _ load: @escaping @Sendable () async throws(E) -> Value
   ) async throws(E) -> Value
-  nonisolated(nonsending) func value<E: Error>(
-    forKey key: Key, _: Void, loading load: @escaping @Sendable () async throws(E) -> Value?
+  nonisolated(nonsending) func loadIfAnyInTask<E: Error>(
+    _ key: Key, _ load: @escaping @Sendable () async throws(E) -> Value?
   ) async throws(E) -> Value?
-  nonisolated(nonsending) func values<E: Error>(
-    forKeys keys: some Collection<Key>, loading load: @escaping @Sendable (_ missing: [Key]) async throws(E) -> [Key: Value]
+  nonisolated(nonsending) func loadAllInTask<E: Error>(
+    _ keys: [Key], _ load: @escaping @Sendable ([Key]) async throws(E) -> [Key: Value]
   ) async throws(E) -> [Value?]
 }
 
-/// The default value that a protocol cannot have.
+/// As programs write it.
 extension LoadingCache {
   @_disfavoredOverload
-  func value<E: Error>(forKey key: Key, _ none: Void = (), loading load: () throws(E) -> Value?) throws(E) -> Value? {
-    try value(forKey: key, none, loading: load)
+  func value<E: Error>(forKey key: Key, loading load: () throws(E) -> Value) throws(E) -> Value { try self.load(key, load) }
+  @_disfavoredOverload
+  func value<E: Error>(forKey key: Key, _: Void = (), loading load: () throws(E) -> Value?) throws(E) -> Value? {
+    try loadIfAny(key, load)
+  }
+  @_disfavoredOverload
+  func values<E: Error>(forKeys keys: [Key], loading load: ([Key]) throws(E) -> [Key: Value]) throws(E) -> [Value?] {
+    try loadAll(keys, load)
   }
   nonisolated(nonsending) func value<E: Error>(
-    forKey key: Key, _ none: Void = (), loading load: @escaping @Sendable () async throws(E) -> Value?
-  ) async throws(E) -> Value? {
-    try await value(forKey: key, none, loading: load)
-  }
+    forKey key: Key, loading load: @escaping @Sendable () async throws(E) -> Value
+  ) async throws(E) -> Value { try await loadInTask(key, load) }
+  nonisolated(nonsending) func value<E: Error>(
+    forKey key: Key, _: Void = (), loading load: @escaping @Sendable () async throws(E) -> Value?
+  ) async throws(E) -> Value? { try await loadIfAnyInTask(key, load) }
+  nonisolated(nonsending) func values<E: Error>(
+    forKeys keys: [Key], loading load: @escaping @Sendable ([Key]) async throws(E) -> [Key: Value]
+  ) async throws(E) -> [Value?] { try await loadAllInTask(keys, load) }
 }
 
 extension PurgeableCache: LoadingCache where Value == [UInt8] {
   func set(_ value: Value, _ key: Key) { setValue(value, forKey: key) }
   func checkTotals() { checkBooks() }
+
+  func load<E: Error>(_ key: Key, _ load: () throws(E) -> Value) throws(E) -> Value { try value(forKey: key, loading: load) }
+  func loadIfAny<E: Error>(_ key: Key, _ load: () throws(E) -> Value?) throws(E) -> Value? {
+    try value(forKey: key, loading: load)
+  }
+  func loadAll<E: Error>(_ keys: [Key], _ load: ([Key]) throws(E) -> [Key: Value]) throws(E) -> [Value?] {
+    try values(forKeys: keys, loading: load)
+  }
+  nonisolated(nonsending) func loadInTask<E: Error>(
+    _ key: Key, _ load: @escaping @Sendable () async throws(E) -> Value
+  ) async throws(E) -> Value { try await value(forKey: key, loading: load) }
+  nonisolated(nonsending) func loadIfAnyInTask<E: Error>(
+    _ key: Key, _ load: @escaping @Sendable () async throws(E) -> Value?
+  ) async throws(E) -> Value? { try await value(forKey: key, loading: load) }
+  nonisolated(nonsending) func loadAllInTask<E: Error>(
+    _ keys: [Key], _ load: @escaping @Sendable ([Key]) async throws(E) -> [Key: Value]
+  ) async throws(E) -> [Value?] { try await values(forKeys: keys, loading: load) }
 }
 
 extension ObjectCache: LoadingCache where Value == [UInt8] {
   func set(_ value: Value, _ key: Key) { setValue(value, forKey: key) }
   func checkTotals() { #expect(count == entries.count && totalCost == 0) }
+
+  func load<E: Error>(_ key: Key, _ load: () throws(E) -> Value) throws(E) -> Value { try value(forKey: key, loading: load) }
+  func loadIfAny<E: Error>(_ key: Key, _ load: () throws(E) -> Value?) throws(E) -> Value? {
+    try value(forKey: key, loading: load)
+  }
+  func loadAll<E: Error>(_ keys: [Key], _ load: ([Key]) throws(E) -> [Key: Value]) throws(E) -> [Value?] {
+    try values(forKeys: keys, loading: load)
+  }
+  nonisolated(nonsending) func loadInTask<E: Error>(
+    _ key: Key, _ load: @escaping @Sendable () async throws(E) -> Value
+  ) async throws(E) -> Value { try await value(forKey: key, loading: load) }
+  nonisolated(nonsending) func loadIfAnyInTask<E: Error>(
+    _ key: Key, _ load: @escaping @Sendable () async throws(E) -> Value?
+  ) async throws(E) -> Value? { try await value(forKey: key, loading: load) }
+  nonisolated(nonsending) func loadAllInTask<E: Error>(
+    _ keys: [Key], _ load: @escaping @Sendable ([Key]) async throws(E) -> [Key: Value]
+  ) async throws(E) -> [Value?] { try await values(forKeys: keys, loading: load) }
 }
 
 /// The kinds of caches that load.

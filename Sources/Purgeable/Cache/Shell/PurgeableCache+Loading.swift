@@ -23,8 +23,9 @@ extension PurgeableCache: Loading {
   /// - Waits for loads of threads only. Where a task loads the key (the async form), this loads by itself; who ends first is
   ///   kept.
   ///
-  /// What was loaded has the cache's default expiry, and the time of the load as its recompute cost, by the cache's clock; for
-  /// others store the value within the load, with its own, and return it.
+  /// `expiry`: how long what is loaded is valid; nil stands for the cache's default. With a time of 0 or less it is returned, and
+  /// not kept. Of askers that share a load, the one that loads says it. The time of the load, by the cache's clock, is the
+  /// entry's recompute cost. Where only the load knows how long its value is valid, it stores the value itself, and returns it.
   ///
   /// Any thread. Counts as a use or as a miss, and then as a load in the statistics. Cost: a hit as `value(forKey:)`; a miss two
   /// short mutexes and some ten small allocations beside the load and the store. Not for code that has to survive without
@@ -33,9 +34,11 @@ extension PurgeableCache: Loading {
   /// `@_disfavoredOverload`: in async code the compiler takes the async form and asks for `await`.
   @_disfavoredOverload
   @inlinable
-  public func value<E: Error>(forKey key: Key, loading load: () throws(E) -> Value) throws(E) -> Value {
+  public func value<E: Error>(
+    forKey key: Key, expiry: Expiry? = nil, loading load: () throws(E) -> Value
+  ) throws(E) -> Value {
     if let value = value(forKey: key) { return value }
-    return try loadedValue(forKey: key, load)
+    return try loadedValue(forKey: key, LoadTerms(expiry), load)
   }
 
   /// As the first, for a load that may find nothing: nil, which is not kept. Those who wait get nil too, unless their `load`
@@ -43,9 +46,11 @@ extension PurgeableCache: Loading {
   /// default value comes second, so that a closure of several statements means the form above.
   @_disfavoredOverload
   @inlinable
-  public func value<E: Error>(forKey key: Key, _: Void = (), loading load: () throws(E) -> Value?) throws(E) -> Value? {
+  public func value<E: Error>(
+    forKey key: Key, expiry: Expiry? = nil, _: Void = (), loading load: () throws(E) -> Value?
+  ) throws(E) -> Value? {
     if let value = value(forKey: key) { return value }
-    return try loadedValueIfAny(forKey: key, load)
+    return try loadedValueIfAny(forKey: key, LoadTerms(expiry), load)
   }
 
   /// The values of keys, in the order of the keys, with one call of `load` for those that the cache lacks and that no other
@@ -65,11 +70,11 @@ extension PurgeableCache: Loading {
   @_disfavoredOverload
   @inlinable
   public func values<E: Error>(
-    forKeys keys: some Collection<Key>, loading load: (_ missing: [Key]) throws(E) -> [Key: Value]
+    forKeys keys: some Collection<Key>, expiry: Expiry? = nil, loading load: (_ missing: [Key]) throws(E) -> [Key: Value]
   ) throws(E) -> [Value?] {
     let values = values(forKeys: keys)
     if values.allSatisfy({ $0 != nil }) { return values }
-    return try loadedValues(forKeys: Array(keys), values, load)
+    return try loadedValues(forKeys: Array(keys), values, LoadTerms(expiry), load)
   }
 
   // MARK: In a task
@@ -90,10 +95,10 @@ extension PurgeableCache: Loading {
   /// and the store, a task and two short mutexes.
   @inlinable
   public nonisolated(nonsending) func value<E: Error>(
-    forKey key: Key, loading load: @escaping @Sendable () async throws(E) -> Value
+    forKey key: Key, expiry: Expiry? = nil, loading load: @escaping @Sendable () async throws(E) -> Value
   ) async throws(E) -> Value {
     if let value = value(forKey: key) { return value }
-    return try await loadedValue(forKey: key, load)
+    return try await loadedValue(forKey: key, LoadTerms(expiry), load)
   }
 
   /// As the async form for loads that always find something. nil is not kept; those who wait get nil too, unless their `load`
@@ -101,10 +106,10 @@ extension PurgeableCache: Loading {
   /// see the form without `async`.
   @inlinable
   public nonisolated(nonsending) func value<E: Error>(
-    forKey key: Key, _: Void = (), loading load: @escaping @Sendable () async throws(E) -> Value?
+    forKey key: Key, expiry: Expiry? = nil, _: Void = (), loading load: @escaping @Sendable () async throws(E) -> Value?
   ) async throws(E) -> Value? {
     if let value = value(forKey: key) { return value }
-    return try await loadedValueIfAny(forKey: key, load)
+    return try await loadedValueIfAny(forKey: key, LoadTerms(expiry), load)
   }
 
   /// The values of keys, in the order of the keys, with one call of `load`, in a task of its own, for those that the cache lacks
@@ -122,11 +127,12 @@ extension PurgeableCache: Loading {
   /// long as others wait for it. Any thread and any actor. Cost: hits as `values(forKeys:)`.
   @inlinable
   public nonisolated(nonsending) func values<E: Error>(
-    forKeys keys: some Collection<Key>, loading load: @escaping @Sendable (_ missing: [Key]) async throws(E) -> [Key: Value]
+    forKeys keys: some Collection<Key>, expiry: Expiry? = nil,
+    loading load: @escaping @Sendable (_ missing: [Key]) async throws(E) -> [Key: Value]
   ) async throws(E) -> [Value?] {
     let values = values(forKeys: keys)
     if values.allSatisfy({ $0 != nil }) { return values }
-    return try await loadedValues(forKeys: Array(keys), values, load)
+    return try await loadedValues(forKeys: Array(keys), values, LoadTerms(expiry), load)
   }
 
   // MARK: Keeping
@@ -135,16 +141,34 @@ extension PurgeableCache: Loading {
   var moment: UInt64 { engine.base.clock.now() }
 
   @usableFromInline
-  func keep(_ value: Value, forKey key: Key, _ permit: LoadPermit, recomputeCost: UInt64) {
+  func keep(_ value: Value, forKey key: Key, _ terms: LoadTerms, _ permit: LoadPermit, recomputeCost: UInt64) {
     var byteCount = 0
     var outcome = StoreOutcome.notEncodable
     _ = value.withPurgeableBytesIfEncodable { span in
       byteCount = span.byteCount
+      let head = engine.base.head(lifetime: terms.lifetime, recomputeCost: recomputeCost)
       // Without the permit it counts as replaced by what overtook it.
       outcome = unsafe span.withUnsafeBytes { bytes in
-        unsafe store(bytes, forKey: key, engine.base.head(recomputeCost: recomputeCost), if: .permit(permit)) ?? .replaced
+        unsafe terms.lifetime == 0 ? refuseAtOnce(key, permit) : store(bytes, forKey: key, head, if: .permit(permit)) ?? .replaced
       }
     }
     noteRefusal(outcome, of: value, forKey: key, cost: UInt64(byteCount))
+  }
+
+  /// What was loaded is valid for no time: an older value goes all the same.
+  private func refuseAtOnce(_ key: Key, _ permit: LoadPermit) -> StoreOutcome {
+    _ = unsafe withEntry(key) { engineKey, prefix, held in
+      unsafe permit.take() && held.remove(engineKey, prefix, .replaced)
+    }
+    countRefusal()
+    return .expired
+  }
+}
+
+extension LoadTerms {
+  @usableFromInline
+  init(_ expiry: Expiry?) {
+    self.init()
+    lifetime = expiry?.lifetime
   }
 }

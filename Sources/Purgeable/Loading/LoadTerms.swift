@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: MIT
+// What an asker says of the value that is to be loaded.
+
+/// How what is loaded is kept. Of askers that share a load, the one that loads says it.
+@usableFromInline
+struct LoadTerms: Sendable {
+  /// How long the value is valid, in nanoseconds: 0 for not at all, `.max` for ever; nil for the cache's default.
+  var lifetime: UInt64?
+
+  @usableFromInline init() {}
+}
