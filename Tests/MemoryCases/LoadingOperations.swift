@@ -62,4 +62,18 @@ let loadingOperations: [Operation] = [
       return cache.containsValue(forKey: -1)
     }
   },
+  // A store ends what is remembered of its key, a reaction all of it.
+  Operation("cache: stores, removals, look-ups and a trim while absent keys are remembered") {
+    let cache = filled(try IntCache())
+    let value = bytes(100)
+    for key in 1...300 { _ = cache.value(forKey: -key, keepingNilFor: .seconds(10_000)) { () -> [UInt8]? in nil } }
+    return {
+      guard case .miss(.absent) = cache.lookUpValue(forKey: -300) else { return false }
+      for key in -200..<300 { cache.setValue(value, forKey: key) }
+      cache.remove(forKey: -2)
+      cache.trim(level: .warning)
+      guard case .miss(.unknown) = cache.lookUpValue(forKey: -300) else { return false }
+      return true
+    }
+  },
 ]

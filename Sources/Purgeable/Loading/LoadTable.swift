@@ -5,6 +5,7 @@
 //             |-- flight of a thread --> waiters (semaphores)         synchronous askers wait for this one only
 //             |-- flight of a task ----> waiters (continuations)      async askers wait for this one, else for the thread's
 //             +-- overtakings: stores and removals that came while something was loading (LoadPermit)
+//   hash --> note: a load found nothing (AbsentKeys)
 //
 //   asker    no value --> joins the key's flight, or begins one and looks again: a load may have ended in between
 //            one's own flight is never waited for (same thread, or a task inside of the load): it loads within
@@ -18,7 +19,7 @@ import Synchronization
 
 /// Of one cache. `Loading` has what caches do with it.
 @usableFromInline
-final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected {
+final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper {
   private typealias Loaded = LoadedKey<Key, Value>
 
   private struct Books {
@@ -30,13 +31,19 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
   }
 
   private let books = Guarded(Books())
-  /// How many keys are in the table. Zero for a cache that loads nothing: then stores and removals look no further.
-  private let keyCount = Atomic<Int>(0)
+  /// Twice the number of keys in the table, and 1 more where there is a table of absent keys. Zero for a cache that loads
+  /// nothing: then stores and removals look no further.
+  private let activity = Atomic<Int>(0)
+  /// Made, under the mutex, when the first absent key is remembered.
+  private let lazyAbsent = AtomicLazyReference<AbsentKeys<Key>>()
+  /// Of absent keys.
+  let absentBytes = ByteCount()
 
   let loadCount = Atomic<Int>(0)
   let failureCount = Atomic<Int>(0)
   let nanoseconds = Atomic<UInt64>(0)
   let sharedCount = Atomic<Int>(0)
+  let absentCount = Atomic<Int>(0)
 
   private func locked<R>(_ body: (inout Books) -> R) -> R {
     books.lock()
@@ -70,7 +77,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
         fresh.next = books.youngest.updateValue(fresh, forKey: hash)
         fresh.isListed = true
         // Partner: `isIdle`.
-        keyCount.add(1, ordering: .relaxed)
+        activity.add(2, ordering: .relaxed)
         return .done(body(fresh))
       }
       switch step {
@@ -90,7 +97,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
     loaded.flights.removeAll { $0 === flight }
     guard loaded.flights.isEmpty, loaded.isListed else { return }
     loaded.isListed = false
-    keyCount.subtract(1, ordering: .relaxed)
+    activity.subtract(2, ordering: .relaxed)
     if let first = books.youngest[loaded.hash], first !== loaded {
       var younger = first
       while let next = younger.next, next !== loaded { younger = next }
@@ -195,7 +202,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
   ///   which happened before. Who does not know may as well have come before the load.
   /// - Who sees that the key is gone comes after the load's store: in the order of the mutex under which both store, it cannot
   ///   be first, since it would then have come before the subtraction that it saw.
-  private var isIdle: Bool { keyCount.load(ordering: .relaxed) == 0 }
+  private var isIdle: Bool { activity.load(ordering: .relaxed) == 0 }
 
   /// What is being loaded for the key will not be kept. Called by everybody but `keep` before a key is stored or removed, under
   /// no mutex. Costs a cache that loads nothing one relaxed load.
@@ -205,13 +212,16 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
   }
 
   private func overtakeListed(_ key: Key) {
-    _ = withKey(key, hash: key.hashValue, fresh: nil) { $0.overtakings.add() }
+    let hash = key.hashValue
+    if activity.load(ordering: .relaxed) > 1 { _ = withKey(key, hash: hash, fresh: nil) { $0.overtakings.add() } }
+    endAbsence(hash)
   }
 
-  /// As `overtake`, for all keys. Runs none of the program's code.
+  /// As `overtake`, for all keys.
   func overtakeAll() {
     if isIdle { return }
     locked { overtakeAll($0) }
+    forgetAbsent(endsKeys: true)
   }
 
   private func overtakeAll(_ books: Books) {
@@ -227,6 +237,66 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
       }
     }
   }
+
+  // MARK: Absent keys
+
+  /// Whether the key is remembered as one without a value. Counts the answer.
+  @usableFromInline
+  func isAbsent(_ key: Key, at now: @autoclosure () -> UInt64) -> Bool {
+    guard let absent = lazyAbsent.load() else { return false }
+    let hash = key.hashValue
+    guard absent.mayHave(hash) else { return false }
+    let now = now()
+    let (noted, stale) = locked { _ in (absent.key(hash, at: now), absent.removeStale()) }
+    _ = stale
+    // Under no mutex: the program's code.
+    guard let noted, noted == key else { return false }
+    absentCount.add(1, ordering: .relaxed)
+    return true
+  }
+
+  /// The key's load found nothing, which is remembered until `end`, if nothing has overtaken the load. A key of too many bytes is
+  /// not remembered. `mostBytes`: to be taken for all of them.
+  func noteAbsent(_ flight: Flight<Key, Value>, until end: UInt64, ownByteCount: Int, mostBytes: Int) {
+    guard ownByteCount <= AbsentKeys<Key>.mostOwnBytes else { return }
+    let note = AbsentKeys<Key>.Note(key: flight.loaded.key, end: end, ownByteCount: ownByteCount)
+    let ended = locked { _ -> (AbsentKeys<Key>.Note?, [AbsentKeys<Key>.Note?]) in
+      guard let absent = lazyAbsent.load() ?? makeAbsent(mostBytes) else { return (nil, []) }
+      let stale = absent.removeStale()
+      guard absent.byteCount(with: ownByteCount) <= mostBytes, flight.permit.take() else { return (nil, stale) }
+      return (absent.add(note, flight.loaded.hash), stale)
+    }
+    _ = ended
+  }
+
+  /// Under the mutex, so that a fork finds the table there or not.
+  private func makeAbsent(_ mostBytes: Int) -> AbsentKeys<Key>? {
+    guard let absent = AbsentKeys<Key>(mostBytes: mostBytes, absentBytes) else { return nil }
+    absent.forgetAll()
+    activity.add(1, ordering: .relaxed)
+    return lazyAbsent.storeIfNil(absent)
+  }
+
+  /// There is a value, or the program says that there is none.
+  func endAbsence(_ hash: Int) {
+    guard let absent = lazyAbsent.load(), absent.mayHave(hash) else { return }
+    let ended = locked { _ in (absent.end(hash), absent.removeStale()) }
+    _ = ended
+  }
+
+  /// Forgets all absent keys. `endsKeys`: false where code of the program must not run. Then keys whose end may be such code end
+  /// with the next call that asks for one, stores, or remembers more.
+  func forgetAbsent(endsKeys: Bool) {
+    guard let absent = lazyAbsent.load() else { return }
+    let ended = locked { _ in
+      absent.forgetAll()
+      return endsKeys || Self.keysEndPlainly ? absent.removeStale() : []
+    }
+    _ = ended
+  }
+
+  /// Whether the end of a key is Swift's own code.
+  private static var keysEndPlainly: Bool { _isPOD(Key.self) || Key.self == String.self || Key.self == [UInt8].self }
 
   // MARK: Numbers
 
@@ -263,7 +333,8 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: ForkProtected 
       }
       if !books.youngest.isEmpty || books.forgotten.isEmpty { books.forgotten.append(books.youngest) }
       books.youngest = [:]
-      keyCount.store(0, ordering: .relaxed)
+      lazyAbsent.load()?.forgetAll()
+      activity.store(lazyAbsent.load() == nil ? 0 : 1, ordering: .relaxed)
     }
   }
 }

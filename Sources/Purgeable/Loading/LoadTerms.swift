@@ -6,6 +6,9 @@
 struct LoadTerms: Sendable {
   /// How long the value is valid, in nanoseconds: 0 for not at all, `.max` for ever; nil for the cache's default.
   var lifetime: UInt64?
+  /// How long it is remembered that the load found nothing, in nanoseconds; 0 for not at all.
+  var absenceTime: UInt64 = 0
 
-  @usableFromInline init() {}
+  @usableFromInline
+  init(keepingNilFor time: Duration? = nil) { absenceTime = time?.wholeNanoseconds ?? 0 }
 }

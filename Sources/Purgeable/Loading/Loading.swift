@@ -21,6 +21,12 @@ protocol Loading<Key, Value>: Sendable {
   /// Stores what was loaded, if `permit.take()` says so under the mutex under which the value is stored. `recomputeCost`: its
   /// part of the time of the load, in nanoseconds.
   func keep(_ value: Value, forKey key: Key, _ terms: LoadTerms, _ permit: LoadPermit, recomputeCost: UInt64)
+  /// The most bytes of ordinary memory to be taken for keys that are remembered as absent.
+  var absentByteLimit: Int { get }
+  /// The bytes that a key takes beside its own words, as far as they are known.
+  func ownByteCount(of key: Key) -> Int
+  /// More absent keys may be remembered than before. Called under no mutex.
+  func absenceWasNoted()
 }
 
 extension Loading {
@@ -35,12 +41,12 @@ extension Loading {
     _ keys: [Key], _ terms: LoadTerms, takesNil: Bool, _ load: ([Key]) throws(E) -> [Value?]
   ) throws(E) -> [Value?] {
     var values = [Value?](repeating: nil, count: keys.count)
-    var left = Array(keys.indices)
+    var left = keys.indices.filter { !(takesNil && loads.isAbsent(keys[$0], at: moment)) }
     while !left.isEmpty {
       let call = LoadCall(thread: pthread_self())
       let seats = left.map { loads.join(keys[$0], $0, for: call, within: nil) }
       defer { for seat in seats { loads.leave(seat) } }
-      let missing = endPresent(seats)
+      let missing = endKnown(seats, takesNil)
       if !missing.isEmpty {
         let start = moment
         var result: Result<[Value?], any Error>
@@ -68,14 +74,14 @@ extension Loading {
     // Who cannot throw this cannot leave.
     let cancellation = (CancellationError() as any Error) as? E
     var values = [Value?](repeating: nil, count: keys.count)
-    var left = Array(keys.indices)
+    var left = keys.indices.filter { !(takesNil && loads.isAbsent(keys[$0], at: moment)) }
     while !left.isEmpty {
       if let cancellation, Task.isCancelled { throw cancellation }
       let call = LoadCall(thread: nil)
       let outer = EnclosingLoads.current
       let seats = left.map { loads.join(keys[$0], $0, for: call, within: outer) }
       defer { for seat in seats { loads.leave(seat) } }
-      let missing = endPresent(seats)
+      let missing = endKnown(seats, takesNil)
       if !missing.isEmpty {
         let task = Task {
           await EnclosingLoads.$current.withValue(EnclosingLoads(call, outer)) {
@@ -112,16 +118,18 @@ extension Loading {
 
   /// Looks once more, as a load may have ended between the asker's look and its seat. Returns its own seats that are to be
   /// loaded.
-  private func endPresent(_ seats: [Seat]) -> [Seat] {
+  private func endKnown(_ seats: [Seat], _ takesNil: Bool) -> [Seat] {
     seats.filter { seat in
       guard seat.isOwn else { return false }
-      guard let value = peekValue(forKey: seat.flight.loaded.key) else { return true }
+      let key = seat.flight.loaded.key
+      let value = peekValue(forKey: key)
+      guard value != nil || takesNil && loads.isAbsent(key, at: moment) else { return true }
       loads.end(seat.flight, .success(value))
       return false
     }
   }
 
-  /// Keeps what was loaded, then tells those who wait. Errors and nil are not kept.
+  /// Keeps what was loaded, or notes that there is nothing, then tells those who wait. Errors are not kept.
   private func end(_ seats: [Seat], _ terms: LoadTerms, _ result: Result<[Value?], any Error>, since start: UInt64) {
     switch result {
     case .success(let values):
@@ -129,13 +137,24 @@ extension Loading {
       let part = time / UInt64(seats.count)
       loads.count(time, failed: false)
       for (seat, value) in zip(seats, values) {
-        if let value { keep(value, forKey: seat.flight.loaded.key, terms, seat.flight.permit, recomputeCost: part) }
+        if let value {
+          keep(value, forKey: seat.flight.loaded.key, terms, seat.flight.permit, recomputeCost: part)
+          loads.endAbsence(seat.flight.loaded.hash)
+        } else if terms.absenceTime > 0 {
+          noteAbsent(seat.flight, for: terms.absenceTime)
+        }
         loads.end(seat.flight, .success(value))
       }
     case .failure(let error):
       loads.count(moment - start, failed: true)
       for seat in seats { loads.end(seat.flight, .failure(error)) }
     }
+  }
+
+  private func noteAbsent(_ flight: Flight<Key, Value>, for time: UInt64) {
+    loads.noteAbsent(
+      flight, until: moment + time, ownByteCount: ownByteCount(of: flight.loaded.key), mostBytes: absentByteLimit)
+    absenceWasNoted()
   }
 
   /// Takes the outcome of a load that has ended; where the asker cannot take it, the key is left to be loaded by itself.
@@ -151,4 +170,16 @@ extension Loading {
     if !seat.isOwn { loads.countShared() }
     if let failure { throw failure }
   }
+}
+
+extension Loading {
+  /// Of strings and arrays of bytes it is known.
+  @usableFromInline
+  func ownByteCount(of key: Key) -> Int {
+    if let text = key as? String { return text.utf8.count }
+    return (key as? [UInt8])?.count ?? 0
+  }
+
+  /// Far more than is asked for, and small beside a cache.
+  static var mostAbsentBytes: Int { 1 << 20 }
 }

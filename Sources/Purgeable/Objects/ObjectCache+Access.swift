@@ -27,10 +27,10 @@ extension ObjectCache {
     }
   }
 
-  /// As `value(forKey:)`, with the reason of a miss: `discarded` where this look-up found the entry's content discarded, else
-  /// `unknown`. Nothing is remembered of keys that left.
+  /// As `value(forKey:)`, with the reason of a miss: `discarded` where this look-up found the entry's content discarded, `absent`
+  /// where a load found nothing not long ago, else `unknown`. Nothing is remembered of keys that left.
   public func lookUpValue(forKey key: Key) -> Lookup<Value> {
-    guard let found = use(key) else { return .miss(.unknown) }
+    guard let found = use(key) else { return .miss(loads.isAbsent(key, at: moment) ? .absent : .unknown) }
     return found.isDiscardable && dropIfDiscarded(found.value, found.birth, forKey: key)
       ? .miss(.discarded) : .hit(found.value)
   }

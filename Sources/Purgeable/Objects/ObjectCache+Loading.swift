@@ -24,16 +24,20 @@ extension ObjectCache: Loading {
     return try loadedValue(forKey: key, LoadTerms(), load)
   }
 
-  /// As the first, for a load that may find nothing: nil, which is not kept. See `PurgeableCache`.
+  /// As the first, for a load that may find nothing. `keepingNilFor`: how long, by the cache's clock, that is remembered, of
+  /// 4,096 keys at most; nil stands for not at all. Of what keys of types that are not Swift's own refer to, no bytes are known.
+  /// See `PurgeableCache`.
   @_disfavoredOverload
   @inlinable
-  public func value<E: Error>(forKey key: Key, _: Void = (), loading load: () throws(E) -> Value?) throws(E) -> Value? {
+  public func value<E: Error>(
+    forKey key: Key, keepingNilFor: Duration? = nil, loading load: () throws(E) -> Value?
+  ) throws(E) -> Value? {
     if let value = value(forKey: key) { return value }
-    return try loadedValueIfAny(forKey: key, LoadTerms(), load)
+    return try loadedValueIfAny(forKey: key, LoadTerms(keepingNilFor: keepingNilFor), load)
   }
 
   /// The values of keys, in the order of the keys, with one call of `load` for those that the cache lacks and that no other
-  /// thread loads. Keys that the result of `load` lacks are nil, and not kept. As the first form, for each key; see
+  /// thread loads. Keys that the result of `load` lacks are nil, and not remembered. As the first form, for each key; see
   /// `PurgeableCache`.
   @_disfavoredOverload
   @inlinable
@@ -62,17 +66,18 @@ extension ObjectCache: Loading {
     return try await loadedValue(forKey: key, LoadTerms(), load)
   }
 
-  /// As the async form for loads that always find something; nil is not kept. See `PurgeableCache`.
+  /// As the async form for loads that always find something. `keepingNilFor`: as in the form without `async`. See
+  /// `PurgeableCache`.
   @inlinable
   public nonisolated(nonsending) func value<E: Error>(
-    forKey key: Key, _: Void = (), loading load: @escaping @Sendable () async throws(E) -> Value?
+    forKey key: Key, keepingNilFor: Duration? = nil, loading load: @escaping @Sendable () async throws(E) -> Value?
   ) async throws(E) -> Value? {
     if let value = value(forKey: key) { return value }
-    return try await loadedValueIfAny(forKey: key, LoadTerms(), load)
+    return try await loadedValueIfAny(forKey: key, LoadTerms(keepingNilFor: keepingNilFor), load)
   }
 
   /// The values of keys, in the order of the keys, with one call of `load`, in a task of its own, for those that the cache lacks
-  /// and that nobody else loads. Keys that the result of `load` lacks are nil, and not kept. See `PurgeableCache`.
+  /// and that nobody else loads. Keys that the result of `load` lacks are nil, and not remembered. See `PurgeableCache`.
   @inlinable
   public nonisolated(nonsending) func values<E: Error>(
     forKeys keys: some Collection<Key>, loading load: @escaping @Sendable (_ missing: [Key]) async throws(E) -> [Key: Value]
@@ -88,4 +93,7 @@ extension ObjectCache: Loading {
   func keep(_ value: Value, forKey key: Key, _ terms: LoadTerms, _ permit: LoadPermit, recomputeCost: UInt64) {
     _ = set(value, key, nil, if: .permit(permit))
   }
+
+  @usableFromInline var absentByteLimit: Int { Self.mostAbsentBytes }
+  @usableFromInline func absenceWasNoted() {}
 }

@@ -30,6 +30,7 @@ extension ObjectCache {
     let begin = MonotonicTime.now
     var relief = PressureRelief()
     let before = count
+    if level != .normal { loads.forgetAbsent(endsKeys: true) }
     guard level != .normal, before > 0 else { return relief }
     relief.lostEntryCount = store.sweep()
     let slices = level == .critical ? PressureReaction.sliceShare / 4 : 1
@@ -68,6 +69,7 @@ extension ObjectCache {
         result.departures[reason, default: 0] += counters.departures[reason.rawValue]
       }
     }
+    memory.ordinaryBytes += loads.absentBytes.value
     result.memory = memory
     if let limit = store.byteLimitInForce {
       (result.limitInForce, result.limitReason) = limit

@@ -300,9 +300,12 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
 
   // MARK: When memory is short (ProgramClient.swift)
 
-  override var holdsAnything: Bool { count > 0 }
+  override var holdsAnything: Bool { count > 0 || loads.absentBytes.value > 0 }
   override var size: Int { count }
-  override func beginRelief() -> Bool { sweep() > 0 }
+  override func beginRelief() -> Bool {
+    loads.forgetAbsent(endsKeys: true)
+    return sweep() > 0
+  }
   override func giveSlice() -> Bool { evictSixteenth() }
 
   override func upkeepRound() -> UInt64 {

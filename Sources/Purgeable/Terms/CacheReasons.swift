@@ -75,6 +75,8 @@ public enum MissReason: Int, Sendable, Hashable, CaseIterable {
   case outOfMemory
   /// Stored, and its time was over (`Expiry`).
   case expired
+  /// A load found nothing, and that is still remembered (`keepingNilFor`).
+  case absent
 }
 
 extension MissReason: CustomStringConvertible {
@@ -89,6 +91,7 @@ extension MissReason: CustomStringConvertible {
     case .lockLimit: "lock limit"
     case .outOfMemory: "out of memory"
     case .expired: "expired"
+    case .absent: "absent"
     }
   }
 }

@@ -19,7 +19,7 @@ public struct CacheStatistics: Sendable, Hashable {
   /// Look-ups that found none. `peekValue` and `containsValue` count as neither.
   public var missCount = 0
   /// Misses by reason; those counted while a shard was busy are in `missCount` alone. A value that could not be made of its bytes
-  /// is a miss (`undecodable`).
+  /// is a miss (`undecodable`). Those that were answered by what a load found (`absent`) are taken off `unknown`.
   public var missesByReason: [MissReason: Int] = [:]
   /// Calls of closures that load (`value(forKey:loading:)`) which have ended; a call for many keys counts once.
   public var loadCount = 0
@@ -151,5 +151,10 @@ extension LoadTable {
     statistics.loadFailureCount = failureCount.load(ordering: .relaxed)
     statistics.loadTime = .nanoseconds(Int64(clamping: nanoseconds.load(ordering: .relaxed)))
     statistics.sharedLoadCount = sharedCount.load(ordering: .relaxed)
+    let absentCount = absentCount.load(ordering: .relaxed)
+    if let unknownCount = statistics.missesByReason[.unknown], absentCount > 0 {
+      statistics.missesByReason[.absent] = absentCount
+      statistics.missesByReason[.unknown] = max(0, unknownCount - absentCount)
+    }
   }
 }

@@ -13,6 +13,8 @@ protocol LoadingCache<Key>: AnyObject, Loading where Value == [UInt8] {
   var statistics: CacheStatistics { get }
   subscript(key: Key) -> Value? { get set }
   func value(forKey key: Key) -> Value?
+  func lookUpValue(forKey key: Key) -> Lookup<Value>
+  @discardableResult func trim(level: PressureLevel) -> PressureRelief
   func set(_ value: Value, _ key: Key)
   @discardableResult func remove(forKey key: Key) -> Bool
   func removeValue(forKey key: Key) -> Value?
@@ -22,13 +24,13 @@ protocol LoadingCache<Key>: AnyObject, Loading where Value == [UInt8] {
 
   /// The public forms by which it loads, without what only one kind of cache has.
   func load<E: Error>(_ key: Key, _ load: () throws(E) -> Value) throws(E) -> Value
-  func loadIfAny<E: Error>(_ key: Key, _ load: () throws(E) -> Value?) throws(E) -> Value?
+  func loadIfAny<E: Error>(_ key: Key, _ time: Duration?, _ load: () throws(E) -> Value?) throws(E) -> Value?
   func loadAll<E: Error>(_ keys: [Key], _ load: ([Key]) throws(E) -> [Key: Value]) throws(E) -> [Value?]
   nonisolated(nonsending) func loadInTask<E: Error>(
     _ key: Key, _ load: @escaping @Sendable () async throws(E) -> Value
   ) async throws(E) -> Value
   nonisolated(nonsending) func loadIfAnyInTask<E: Error>(
-    _ key: Key, _ load: @escaping @Sendable () async throws(E) -> Value?
+    _ key: Key, _ time: Duration?, _ load: @escaping @Sendable () async throws(E) -> Value?
   ) async throws(E) -> Value?
   nonisolated(nonsending) func loadAllInTask<E: Error>(
     _ keys: [Key], _ load: @escaping @Sendable ([Key]) async throws(E) -> [Key: Value]
@@ -40,9 +42,9 @@ extension LoadingCache {
   @_disfavoredOverload
   func value<E: Error>(forKey key: Key, loading load: () throws(E) -> Value) throws(E) -> Value { try self.load(key, load) }
   @_disfavoredOverload
-  func value<E: Error>(forKey key: Key, _: Void = (), loading load: () throws(E) -> Value?) throws(E) -> Value? {
-    try loadIfAny(key, load)
-  }
+  func value<E: Error>(
+    forKey key: Key, keepingNilFor time: Duration? = nil, loading load: () throws(E) -> Value?
+  ) throws(E) -> Value? { try loadIfAny(key, time, load) }
   @_disfavoredOverload
   func values<E: Error>(forKeys keys: [Key], loading load: ([Key]) throws(E) -> [Key: Value]) throws(E) -> [Value?] {
     try loadAll(keys, load)
@@ -51,8 +53,8 @@ extension LoadingCache {
     forKey key: Key, loading load: @escaping @Sendable () async throws(E) -> Value
   ) async throws(E) -> Value { try await loadInTask(key, load) }
   nonisolated(nonsending) func value<E: Error>(
-    forKey key: Key, _: Void = (), loading load: @escaping @Sendable () async throws(E) -> Value?
-  ) async throws(E) -> Value? { try await loadIfAnyInTask(key, load) }
+    forKey key: Key, keepingNilFor time: Duration? = nil, loading load: @escaping @Sendable () async throws(E) -> Value?
+  ) async throws(E) -> Value? { try await loadIfAnyInTask(key, time, load) }
   nonisolated(nonsending) func values<E: Error>(
     forKeys keys: [Key], loading load: @escaping @Sendable ([Key]) async throws(E) -> [Key: Value]
   ) async throws(E) -> [Value?] { try await loadAllInTask(keys, load) }
@@ -63,8 +65,8 @@ extension PurgeableCache: LoadingCache where Value == [UInt8] {
   func checkTotals() { checkBooks() }
 
   func load<E: Error>(_ key: Key, _ load: () throws(E) -> Value) throws(E) -> Value { try value(forKey: key, loading: load) }
-  func loadIfAny<E: Error>(_ key: Key, _ load: () throws(E) -> Value?) throws(E) -> Value? {
-    try value(forKey: key, loading: load)
+  func loadIfAny<E: Error>(_ key: Key, _ time: Duration?, _ load: () throws(E) -> Value?) throws(E) -> Value? {
+    try value(forKey: key, keepingNilFor: time, loading: load)
   }
   func loadAll<E: Error>(_ keys: [Key], _ load: ([Key]) throws(E) -> [Key: Value]) throws(E) -> [Value?] {
     try values(forKeys: keys, loading: load)
@@ -73,8 +75,8 @@ extension PurgeableCache: LoadingCache where Value == [UInt8] {
     _ key: Key, _ load: @escaping @Sendable () async throws(E) -> Value
   ) async throws(E) -> Value { try await value(forKey: key, loading: load) }
   nonisolated(nonsending) func loadIfAnyInTask<E: Error>(
-    _ key: Key, _ load: @escaping @Sendable () async throws(E) -> Value?
-  ) async throws(E) -> Value? { try await value(forKey: key, loading: load) }
+    _ key: Key, _ time: Duration?, _ load: @escaping @Sendable () async throws(E) -> Value?
+  ) async throws(E) -> Value? { try await value(forKey: key, keepingNilFor: time, loading: load) }
   nonisolated(nonsending) func loadAllInTask<E: Error>(
     _ keys: [Key], _ load: @escaping @Sendable ([Key]) async throws(E) -> [Key: Value]
   ) async throws(E) -> [Value?] { try await values(forKeys: keys, loading: load) }
@@ -85,8 +87,8 @@ extension ObjectCache: LoadingCache where Value == [UInt8] {
   func checkTotals() { #expect(count == entries.count && totalCost == 0) }
 
   func load<E: Error>(_ key: Key, _ load: () throws(E) -> Value) throws(E) -> Value { try value(forKey: key, loading: load) }
-  func loadIfAny<E: Error>(_ key: Key, _ load: () throws(E) -> Value?) throws(E) -> Value? {
-    try value(forKey: key, loading: load)
+  func loadIfAny<E: Error>(_ key: Key, _ time: Duration?, _ load: () throws(E) -> Value?) throws(E) -> Value? {
+    try value(forKey: key, keepingNilFor: time, loading: load)
   }
   func loadAll<E: Error>(_ keys: [Key], _ load: ([Key]) throws(E) -> [Key: Value]) throws(E) -> [Value?] {
     try values(forKeys: keys, loading: load)
@@ -95,8 +97,8 @@ extension ObjectCache: LoadingCache where Value == [UInt8] {
     _ key: Key, _ load: @escaping @Sendable () async throws(E) -> Value
   ) async throws(E) -> Value { try await value(forKey: key, loading: load) }
   nonisolated(nonsending) func loadIfAnyInTask<E: Error>(
-    _ key: Key, _ load: @escaping @Sendable () async throws(E) -> Value?
-  ) async throws(E) -> Value? { try await value(forKey: key, loading: load) }
+    _ key: Key, _ time: Duration?, _ load: @escaping @Sendable () async throws(E) -> Value?
+  ) async throws(E) -> Value? { try await value(forKey: key, keepingNilFor: time, loading: load) }
   nonisolated(nonsending) func loadAllInTask<E: Error>(
     _ keys: [Key], _ load: @escaping @Sendable ([Key]) async throws(E) -> [Key: Value]
   ) async throws(E) -> [Value?] { try await values(forKeys: keys, loading: load) }
@@ -108,12 +110,12 @@ enum CacheKind: CaseIterable, Sendable {
   case bytes, tracked
   case objects
 
-  func make<Key: Hashable & Sendable>(_: Key.Type = Int.self, countLimit: Int? = nil) throws -> any LoadingCache<Key> {
-    switch self {
-    case .bytes: try PurgeableCache<Key, [UInt8]>(countLimit: countLimit)
-    case .tracked: try PurgeableCache<Key, [UInt8]>(countLimit: countLimit, tracksKeys: true)
-    case .objects: try ObjectCache<Key, [UInt8]>(countLimit: countLimit)
-    }
+  func make<Key: Hashable & Sendable>(
+    _: Key.Type = Int.self, countLimit: Int? = nil, clock: ManualClock? = nil
+  ) throws -> any LoadingCache<Key> {
+    var options = CacheOptions(countLimit: countLimit)
+    (options.clock, options.tracksKeys) = (clock, self == .tracked)
+    return if self == .objects { try ObjectCache(options) } else { try PurgeableCache(options) }
   }
 }
 

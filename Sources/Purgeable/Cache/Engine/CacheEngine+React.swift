@@ -57,6 +57,7 @@ extension CacheEngine: PressureClient {
 
   /// Step 4.
   func shrinkBookkeeping(_ level: PressureLevel) {
+    loads?.forgetAbsent(endsKeys: false)
     for shard in shards.all {
       shards.hold(shard) { held in
         held.shrinkIndex()

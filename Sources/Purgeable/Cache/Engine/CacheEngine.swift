@@ -38,7 +38,7 @@ import Synchronization
 final class CacheEngine: ForkProtected {
   let base: CacheBase
   /// The table of keys that are being loaded, for forks: it does not refer to the engine, nor the engine to its content.
-  let loads: (any ForkProtected)?
+  let loads: (any AbsenceKeeper)?
   let shards: CacheShards
   /// Who asks the program before an eviction, once it wants to be asked.
   let asker = AtomicLazyReference<AskingClient>()
@@ -62,7 +62,7 @@ final class CacheEngine: ForkProtected {
   /// options.
   init(
     _ options: CacheOptions, keyLayout: KeyLayout, clock: MonotonicClock = .system, hashSeed: UInt64? = nil,
-    observer: (any EngineObserver)? = nil, loads: (any ForkProtected)? = nil,
+    observer: (any EngineObserver)? = nil, loads: (any AbsenceKeeper)? = nil,
     entryOrder: (@Sendable () -> any EntryOrder)? = nil
   ) throws(PurgeableError) {
     let outOfMemory = PurgeableError(
@@ -82,6 +82,7 @@ final class CacheEngine: ForkProtected {
     base = CacheBase(
       heap: heap, keys: keys, founder: index, limits: limits, observer,
       options.evictionOrder, entryOrder)
+    if let loads { _ = base.totals.absentBytes.storeIfNil(loads.absentBytes) }
     shards = CacheShards(base, founder: index)
     base.limits.apply(to: heap)
     shards.reviewOpening()

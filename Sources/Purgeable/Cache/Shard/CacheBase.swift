@@ -81,7 +81,7 @@ final class CacheBase: Sendable {
   /// The bytes that the byte limit counts, except slabs.
   var ordinaryBytes: Int {
     heap.ordinaryBytes + totals.indexBytes.load(ordering: .relaxed) + totals.ghostBytes.load(ordering: .relaxed)
-      + (observer?.nodes.byteCount.load(ordering: .relaxed) ?? 0)
+      + (observer?.nodes.byteCount.load(ordering: .relaxed) ?? 0) + (totals.absentBytes.load()?.value ?? 0)
   }
 
   /// The bytes that the byte limit counts: bookkeeping, and slabs without the pages that are known to be lost.

@@ -42,7 +42,11 @@ extension PurgeableCache {
 
   /// As `value(forKey:)`, with the reason when there is no value.
   @inlinable
-  public func lookUpValue(forKey key: Key) -> Lookup<Value> { lookUp(key, countsAsUse: true) }
+  public func lookUpValue(forKey key: Key) -> Lookup<Value> {
+    let found = lookUp(key, countsAsUse: true)
+    guard case .miss = found, loads.isAbsent(key, at: moment) else { return found }
+    return .miss(.absent)
+  }
 
   /// The value of a key, without counting as a use: the order of eviction and the statistics stay as they are.
   @inlinable

@@ -41,20 +41,33 @@ extension PurgeableCache: Loading {
     return try loadedValue(forKey: key, LoadTerms(expiry), load)
   }
 
-  /// As the first, for a load that may find nothing: nil, which is not kept. Those who wait get nil too, unless their `load`
-  /// always makes a value; they load by themselves then. The parameter without a name has no meaning: a form with one more
-  /// default value comes second, so that a closure of several statements means the form above.
+  /// As the first, for a load that may find nothing. Those who wait get nil too, unless their `load` always makes a value; they
+  /// load by themselves then. (A closure of several statements means the form above, unless its type says otherwise.)
+  ///
+  ///     let pages = try PurgeableCache<String, [UInt8]>()
+  ///     func page(_ name: String) -> [UInt8]? {
+  ///       pages.value(forKey: name, keepingNilFor: .seconds(5)) { () -> [UInt8]? in name.isEmpty ? nil : render(name) }
+  ///     }
+  ///
+  /// `keepingNilFor`: how long, by the cache's clock, it is remembered that there is nothing; nil, or 0 or less, stands for not
+  /// at all. For that time this and the other forms for loads that may find nothing, and those for many keys, return nil without
+  /// a load, and `lookUpValue(forKey:)` says `MissReason.absent`. A store under the key or a removal ends it at once, and wins
+  /// over a load that is under way; so does a load that always makes a value. What is remembered is no entry: it is in no count,
+  /// cost or list, and limits do not evict it. It is forgotten when memory is short, in a forked child, and where more is asked
+  /// for than can be remembered: 4,096 keys at most, of 256 bytes at most. They take a sixteenth of the byte limit at most,
+  /// and no more than 1 MiB, of ordinary memory, which counts; with a limit of less than 256 KiB nothing is remembered.
+  /// Cost: none for a hit, a short mutex for a miss.
   @_disfavoredOverload
   @inlinable
   public func value<E: Error>(
-    forKey key: Key, expiry: Expiry? = nil, _: Void = (), loading load: () throws(E) -> Value?
+    forKey key: Key, expiry: Expiry? = nil, keepingNilFor: Duration? = nil, loading load: () throws(E) -> Value?
   ) throws(E) -> Value? {
     if let value = value(forKey: key) { return value }
-    return try loadedValueIfAny(forKey: key, LoadTerms(expiry), load)
+    return try loadedValueIfAny(forKey: key, LoadTerms(expiry, keepingNilFor: keepingNilFor), load)
   }
 
   /// The values of keys, in the order of the keys, with one call of `load` for those that the cache lacks and that no other
-  /// thread loads. Keys that the result of `load` lacks are nil, and not kept.
+  /// thread loads. Keys that the result of `load` lacks are nil, and not remembered.
   ///
   ///     let pages = try PurgeableCache<String, [UInt8]>()
   ///     func found(_ names: [String]) -> [[UInt8]?] {
@@ -101,19 +114,20 @@ extension PurgeableCache: Loading {
     return try await loadedValue(forKey: key, LoadTerms(expiry), load)
   }
 
-  /// As the async form for loads that always find something. nil is not kept; those who wait get nil too, unless their `load`
-  /// always makes a value: they load by themselves then. Cancellation, threads and cost as there. The parameter without a name:
-  /// see the form without `async`.
+  /// As the async form for loads that always find something. Those who wait get nil too, unless their `load` always makes a
+  /// value: they load by themselves then. `keepingNilFor`: as in the form without `async`. Cancellation, threads and cost as in
+  /// the first async form.
   @inlinable
   public nonisolated(nonsending) func value<E: Error>(
-    forKey key: Key, expiry: Expiry? = nil, _: Void = (), loading load: @escaping @Sendable () async throws(E) -> Value?
+    forKey key: Key, expiry: Expiry? = nil, keepingNilFor: Duration? = nil,
+    loading load: @escaping @Sendable () async throws(E) -> Value?
   ) async throws(E) -> Value? {
     if let value = value(forKey: key) { return value }
-    return try await loadedValueIfAny(forKey: key, LoadTerms(expiry), load)
+    return try await loadedValueIfAny(forKey: key, LoadTerms(expiry, keepingNilFor: keepingNilFor), load)
   }
 
   /// The values of keys, in the order of the keys, with one call of `load`, in a task of its own, for those that the cache lacks
-  /// and that nobody else loads. Keys that the result of `load` lacks are nil, and not kept.
+  /// and that nobody else loads. Keys that the result of `load` lacks are nil, and not remembered.
   ///
   ///     let pages = try PurgeableCache<String, [UInt8]>()
   ///     let found = try await pages.values(forKeys: ["cat", "dog"]) { missing in
@@ -155,6 +169,27 @@ extension PurgeableCache: Loading {
     noteRefusal(outcome, of: value, forKey: key, cost: UInt64(byteCount))
   }
 
+  @usableFromInline
+  var absentByteLimit: Int {
+    let limit = engine.base.limits.bytes.load(ordering: .relaxed)
+    return limit < 256 << 10 ? 0 : min(Self.mostAbsentBytes, limit / 16)
+  }
+
+  @usableFromInline
+  func ownByteCount(of key: Key) -> Int {
+    if let text = key as? String { return text.utf8.count }
+    return unsafe encode(key) { _, prefix in
+      prefix.count
+    } tracked: { _ in
+      0
+    }
+  }
+
+  @usableFromInline
+  func absenceWasNoted() {
+    if engine.base.isOverLimits { engine.enforceLimits() }
+  }
+
   /// What was loaded is valid for no time: an older value goes all the same.
   private func refuseAtOnce(_ key: Key, _ permit: LoadPermit) -> StoreOutcome {
     _ = unsafe withEntry(key) { engineKey, prefix, held in
@@ -167,8 +202,8 @@ extension PurgeableCache: Loading {
 
 extension LoadTerms {
   @usableFromInline
-  init(_ expiry: Expiry?) {
-    self.init()
+  init(_ expiry: Expiry?, keepingNilFor time: Duration? = nil) {
+    self.init(keepingNilFor: time)
     lifetime = expiry?.lifetime
   }
 }

@@ -8,6 +8,8 @@ final class CacheTotals: Sendable {
   /// Bytes of ghosts, for the byte limit.
   let ghostBytes = Atomic<Int>(0)
   let indexBytes = Atomic<Int>(0)
+  /// Of keys that are remembered as absent (Loading/AbsentKeys.swift).
+  let absentBytes = AtomicLazyReference<ByteCount>()
   /// Payload bytes that evictions copied to fresh slabs.
   let copiedBytes = Atomic<Int>(0)
   /// Payload bytes of pinned entries, and of those that are about to be.
