@@ -188,9 +188,9 @@ uint32_t purgeable_heap_generation(const purgeable_heap_t *PURGEABLE_NULLABLE he
 /// Reads an element whose payload begins with `prefix_bytes` known bytes: compares them, and only if they are equal copies up to
 /// `capacity_bytes` of the rest. `*rest_bytes` gets how much that is; a capacity below it copies nothing of it and answers
 /// intact. Where `head` is not NULL, a head lies between prefix and rest, and goes to `head` as far as `head_capacity_bytes`
-/// reach: a byte, and 8 bytes for each of its bits that is set. Outcomes: intact (`*matches` says whether the prefix was equal),
-/// discarded, busy (the generation has changed: look again). Never sets errno. All pointers must be valid. May be called in a
-/// signal handler.
+/// reach: a byte, and 8 bytes for each of its lower 7 bits that is set; where the highest bit is set another byte, and as many
+/// bytes as it says. Outcomes: intact (`*matches` says whether the prefix was equal), discarded, busy (the generation has
+/// changed: look again). Never sets errno. All pointers must be valid. May be called in a signal handler.
 PURGEABLE_MUST_USE
 purgeable_outcome_t purgeable_heap_read_matching(purgeable_heap_t *heap, purgeable_reference_t reference, const void *prefix,
                                                  size_t prefix_bytes, void *PURGEABLE_NULLABLE head, size_t head_capacity_bytes,

@@ -67,7 +67,7 @@ typedef struct wish {
 
 // A read goes in pieces, each with a sentinel of its own: a thread is preempted every few milliseconds, so over many MiB in one
 // go no sentinel would stand. Each piece is proven to be of the same element, whose content never changes, so all of them are.
-enum { MOST_HEAD_BYTES = 1 + 8 * 8 };
+enum { MOST_HEAD_BYTES = 1 + 7 * 8 + 1 + 255 };
 enum { PIECE_BYTES = 64 << 10, PIECE_BYTES_LOOKED_AT = 2 << 20 };
 
 // The next piece of what is wished, [*from, *to) of the payload, and whether more follow. Sets the wish's error.
@@ -102,7 +102,12 @@ static size_t copy_head(wish_t *wish, const char *payload, size_t length) {
   const char *head = payload + wish->prefix_bytes;
   unsigned char flags;
   purgeable__copy_unsettled((char *)&flags, head, 1);
-  size_t bytes = 1 + 8 * (size_t)__builtin_popcount(flags);
+  size_t bytes = 1 + 8 * (size_t)__builtin_popcount(flags & 0x7f);
+  if ((flags & 0x80) != 0 && bytes < after) {
+    unsigned char text_bytes;
+    purgeable__copy_unsettled((char *)&text_bytes, head + bytes, 1);
+    bytes += 1 + (size_t)text_bytes;
+  }
   if (bytes > after) bytes = after;
   purgeable__copy_unsettled(wish->head, head, bytes < wish->head_capacity ? bytes : wish->head_capacity);
   return bytes;

@@ -62,6 +62,15 @@ void heap_parts_need_their_pages(case_report_t *report) {
   END_HEAP(heap);
 }
 
+// How long a head is that begins here, as its flags say.
+static size_t head_bytes(const char *head, size_t left) {
+  if (left == 0) return 0;
+  unsigned char flags = (unsigned char)*head;
+  size_t bytes = 1 + 8 * (size_t)__builtin_popcount(flags & 0x7f);
+  if (flags >= 0x80 && bytes < left) bytes += 1 + (size_t)(unsigned char)head[bytes];
+  return bytes < left ? bytes : left;
+}
+
 void heap_matching_reads(case_report_t *report) {
   MAKE_HEAP(heap, .offering = purgeable_offering_deferred);
   const size_t lengths[] = {40, 900, 5 * PAGE, 50 * PAGE};
@@ -88,16 +97,15 @@ void heap_matching_reads(case_report_t *report) {
         outcome = purgeable_heap_read_matching(heap, element.reference, key, prefix, NULL, 0, buffer, 0, &rest, &matches);
         EXPECT_EQUAL(outcome, purgeable_outcome_intact);
         EXPECT_EQUAL(buffer[0], 'x');
-        // A head behind the prefix, as long as the bits of its first byte say, or as the payload is.
-        unsigned char head[65];
+        // A head behind the prefix, as long as its first byte says, or as the payload is.
+        unsigned char head[313];
         memset(head, 0, sizeof head);
         outcome = purgeable_heap_read_matching(heap, element.reference, key, prefix, head, sizeof head, buffer, 50 * PAGE,
                                                &rest, &matches);
         EXPECT_EQUAL(outcome, purgeable_outcome_intact);
         if (matches) {
           const char *after = element.bytes + prefix;
-          size_t left = length - prefix, bytes = left == 0 ? 0 : 1 + 8 * (size_t)__builtin_popcount((unsigned char)*after);
-          if (bytes > left) bytes = left;
+          size_t left = length - prefix, bytes = head_bytes(after, left);
           EXPECT_EQUAL(rest, left - bytes);
           EXPECT(memcmp(head, after, bytes) == 0 && (bytes == sizeof head || head[bytes] == 0));
           if (rest != 0) EXPECT(memcmp(buffer, after + bytes, rest) == 0);

@@ -14,8 +14,10 @@ import Synchronization
 @safe final class AbsentKeys<Key: Hashable & Sendable>: @unchecked Sendable {
   struct Note {
     let key: Key
+    /// That the load was asked for.
+    let version: String?
     let end: UInt64
-    /// What the key takes beside the note.
+    /// What key and version take beside the note.
     let ownByteCount: Int
   }
 
@@ -71,9 +73,10 @@ import Synchronization
 
   // MARK: Under the mutex
 
-  /// The key that is noted for a hash, if its time is not over.
-  func key(_ hash: Int, at now: UInt64) -> Key? {
-    guard let place = place(of: hash), let note = notes[place], now < note.end else { return nil }
+  /// The key that is noted for a hash, if its time is not over. `version`: nil for any.
+  func key(_ hash: Int, _ version: String?, at now: UInt64) -> Key? {
+    guard let place = place(of: hash), let note = notes[place], now < note.end, version == nil || version == note.version
+    else { return nil }
     return note.key
   }
 

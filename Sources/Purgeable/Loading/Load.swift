@@ -69,6 +69,7 @@ final class LoadedKey<Key: Hashable & Sendable, Value: Sendable>: @unchecked Sen
 final class Flight<Key: Hashable & Sendable, Value: Sendable>: @unchecked Sendable {
   let loaded: LoadedKey<Key, Value>
   let call: LoadCall
+  let version: String?
   /// Of a load within a load of the same key: nobody joins it.
   let isInner: Bool
   let permit: LoadPermit
@@ -76,9 +77,10 @@ final class Flight<Key: Hashable & Sendable, Value: Sendable>: @unchecked Sendab
   /// nil until the load has ended; the same from then on. Read by who waited, after the wait.
   var outcome: Result<Value?, any Error>?
 
-  init(_ loaded: LoadedKey<Key, Value>, _ call: LoadCall, isInner: Bool) {
+  init(_ loaded: LoadedKey<Key, Value>, _ call: LoadCall, version: String?, isInner: Bool) {
     self.loaded = loaded
     self.call = call
+    self.version = version
     self.isInner = isInner
     permit = LoadPermit(loaded.overtakings)
   }

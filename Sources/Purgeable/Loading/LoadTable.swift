@@ -113,23 +113,26 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
   // MARK: Askers
 
   /// Gives the asker a place at the key's load, or has it load.
-  func join(_ key: Key, _ index: Int, for call: LoadCall, within outer: EnclosingLoads?) -> LoadSeat<Key, Value> {
+  func join(
+    _ key: Key, _ index: Int, version: String? = nil, for call: LoadCall, within outer: EnclosingLoads?
+  ) -> LoadSeat<Key, Value> {
     let hash = key.hashValue
     let waiter = LoadWaiter(blocks: call.thread != nil)
     let seat = withKey(key, hash: hash, fresh: Loaded(key, hash: hash)) { loaded -> LoadSeat<Key, Value> in
       let isTask = call.thread == nil
       let isWithin = loaded.flights.contains { isTask ? outer?.contains($0.call) ?? false : $0.call.thread == call.thread }
-      // Who comes after a store or a removal does not get what was loaded before it.
+      // Who comes after a store or a removal does not get what was loaded before it, and nobody gets another version.
       func open(ofTasks: Bool) -> Flight<Key, Value>? {
         loaded.flights.last {
           ($0.call.thread == nil) == ofTasks && !$0.isInner && !$0.call.isCancelled && $0.permit.isCurrent
+            && $0.version == version
         }
       }
       if !isWithin, let open = (isTask ? open(ofTasks: true) : nil) ?? open(ofTasks: false) {
         open.add(waiter)
         return LoadSeat(index: index, flight: open, waiter: waiter, isOwn: false)
       }
-      let flight = Flight(loaded, call, isInner: isWithin)
+      let flight = Flight(loaded, call, version: version, isInner: isWithin)
       loaded.flights.append(flight)
       if isTask { flight.add(waiter) } else { waiter.isOver = true }
       return LoadSeat(index: index, flight: flight, waiter: waiter, isOwn: true)
@@ -240,14 +243,15 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
 
   // MARK: Absent keys
 
-  /// Whether the key is remembered as one without a value. Counts the answer.
+  /// Whether the key is remembered as one without a value. `version`: of the load that found nothing; nil for any. Counts the
+  /// answer.
   @usableFromInline
-  func isAbsent(_ key: Key, at now: @autoclosure () -> UInt64) -> Bool {
+  func isAbsent(_ key: Key, version: String? = nil, at now: @autoclosure () -> UInt64) -> Bool {
     guard let absent = lazyAbsent.load() else { return false }
     let hash = key.hashValue
     guard absent.mayHave(hash) else { return false }
     let now = now()
-    let (noted, stale) = locked { _ in (absent.key(hash, at: now), absent.removeStale()) }
+    let (noted, stale) = locked { _ in (absent.key(hash, version, at: now), absent.removeStale()) }
     _ = stale
     // Under no mutex: the program's code.
     guard let noted, noted == key else { return false }
@@ -257,9 +261,11 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
 
   /// The key's load found nothing, which is remembered until `end`, if nothing has overtaken the load. A key of too many bytes is
   /// not remembered. `mostBytes`: to be taken for all of them.
-  func noteAbsent(_ flight: Flight<Key, Value>, until end: UInt64, ownByteCount: Int, mostBytes: Int) {
+  func noteAbsent(_ flight: Flight<Key, Value>, until end: UInt64, ownByteCount keyByteCount: Int, mostBytes: Int) {
+    let ownByteCount = keyByteCount + (flight.version?.utf8.count ?? 0)
     guard ownByteCount <= AbsentKeys<Key>.mostOwnBytes else { return }
-    let note = AbsentKeys<Key>.Note(key: flight.loaded.key, end: end, ownByteCount: ownByteCount)
+    let note = AbsentKeys<Key>.Note(
+      key: flight.loaded.key, version: flight.version, end: end, ownByteCount: ownByteCount)
     let ended = locked { _ -> (AbsentKeys<Key>.Note?, [AbsentKeys<Key>.Note?]) in
       guard let absent = lazyAbsent.load() ?? makeAbsent(mostBytes) else { return (nil, []) }
       let stale = absent.removeStale()

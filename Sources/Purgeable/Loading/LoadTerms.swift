@@ -8,6 +8,8 @@ struct LoadTerms: Sendable {
   var lifetime: UInt64?
   /// How long it is remembered that the load found nothing, in nanoseconds; 0 for not at all.
   var absenceTime: UInt64 = 0
+  /// What the value has to be a version of; nil: whatever there is.
+  var version: String?
 
   @usableFromInline
   init(keepingNilFor time: Duration? = nil) { absenceTime = time?.wholeNanoseconds ?? 0 }

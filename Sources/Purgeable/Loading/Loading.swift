@@ -16,8 +16,8 @@ protocol Loading<Key, Value>: Sendable {
   var loads: LoadTable<Key, Value> { get }
   /// Now, by the cache's clock, in nanoseconds. Never less than before.
   var moment: UInt64 { get }
-  /// The value, without counting a use or a miss.
-  func peekValue(forKey key: Key) -> Value?
+  /// The value, without counting a use or a miss. `version`: nil for any; else nil where it has another, or none.
+  func peekValue(forKey key: Key, version: String?) -> Value?
   /// Stores what was loaded, if `permit.take()` says so under the mutex under which the value is stored. `recomputeCost`: its
   /// part of the time of the load, in nanoseconds.
   func keep(_ value: Value, forKey key: Key, _ terms: LoadTerms, _ permit: LoadPermit, recomputeCost: UInt64)
@@ -41,12 +41,12 @@ extension Loading {
     _ keys: [Key], _ terms: LoadTerms, takesNil: Bool, _ load: ([Key]) throws(E) -> [Value?]
   ) throws(E) -> [Value?] {
     var values = [Value?](repeating: nil, count: keys.count)
-    var left = keys.indices.filter { !(takesNil && loads.isAbsent(keys[$0], at: moment)) }
+    var left = keys.indices.filter { !(takesNil && loads.isAbsent(keys[$0], version: terms.version, at: moment)) }
     while !left.isEmpty {
       let call = LoadCall(thread: pthread_self())
-      let seats = left.map { loads.join(keys[$0], $0, for: call, within: nil) }
+      let seats = left.map { loads.join(keys[$0], $0, version: terms.version, for: call, within: nil) }
       defer { for seat in seats { loads.leave(seat) } }
-      let missing = endKnown(seats, takesNil)
+      let missing = endKnown(seats, terms, takesNil)
       if !missing.isEmpty {
         let start = moment
         var result: Result<[Value?], any Error>
@@ -74,14 +74,14 @@ extension Loading {
     // Who cannot throw this cannot leave.
     let cancellation = (CancellationError() as any Error) as? E
     var values = [Value?](repeating: nil, count: keys.count)
-    var left = keys.indices.filter { !(takesNil && loads.isAbsent(keys[$0], at: moment)) }
+    var left = keys.indices.filter { !(takesNil && loads.isAbsent(keys[$0], version: terms.version, at: moment)) }
     while !left.isEmpty {
       if let cancellation, Task.isCancelled { throw cancellation }
       let call = LoadCall(thread: nil)
       let outer = EnclosingLoads.current
-      let seats = left.map { loads.join(keys[$0], $0, for: call, within: outer) }
+      let seats = left.map { loads.join(keys[$0], $0, version: terms.version, for: call, within: outer) }
       defer { for seat in seats { loads.leave(seat) } }
-      let missing = endKnown(seats, takesNil)
+      let missing = endKnown(seats, terms, takesNil)
       if !missing.isEmpty {
         let task = Task {
           await EnclosingLoads.$current.withValue(EnclosingLoads(call, outer)) {
@@ -118,12 +118,12 @@ extension Loading {
 
   /// Looks once more, as a load may have ended between the asker's look and its seat. Returns its own seats that are to be
   /// loaded.
-  private func endKnown(_ seats: [Seat], _ takesNil: Bool) -> [Seat] {
+  private func endKnown(_ seats: [Seat], _ terms: LoadTerms, _ takesNil: Bool) -> [Seat] {
     seats.filter { seat in
       guard seat.isOwn else { return false }
       let key = seat.flight.loaded.key
-      let value = peekValue(forKey: key)
-      guard value != nil || takesNil && loads.isAbsent(key, at: moment) else { return true }
+      let value = peekValue(forKey: key, version: terms.version)
+      guard value != nil || takesNil && loads.isAbsent(key, version: terms.version, at: moment) else { return true }
       loads.end(seat.flight, .success(value))
       return false
     }

@@ -94,6 +94,8 @@ extension ObjectCache: Loading {
     _ = set(value, key, nil, if: .permit(permit))
   }
 
+  /// Nobody asks for a version.
+  @usableFromInline func peekValue(forKey key: Key, version: String?) -> Value? { peekValue(forKey: key) }
   @usableFromInline var absentByteLimit: Int { Self.mostAbsentBytes }
   @usableFromInline func absenceWasNoted() {}
 }

@@ -15,12 +15,15 @@ public struct CacheEntry<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   public let recomputeCost: Duration?
   /// What it is worth to the program beside others.
   public let priority: EntryPriority
+  /// The version that was given with it; nil: none. Caches of objects keep none.
+  public let version: String?
 
   init(
     key: Key, value: Value, cost: Int, remainingTime: Duration? = nil, recomputeCost: Duration? = nil,
-    priority: EntryPriority = .normal
+    priority: EntryPriority = .normal, version: String? = nil
   ) {
     (self.key, self.value, self.cost) = (key, value, cost)
-    (self.remainingTime, self.recomputeCost, self.priority) = (remainingTime, recomputeCost, priority)
+    (self.remainingTime, self.recomputeCost) = (remainingTime, recomputeCost)
+    (self.priority, self.version) = (priority, version)
   }
 }

@@ -77,6 +77,8 @@ public enum MissReason: Int, Sendable, Hashable, CaseIterable {
   case expired
   /// A load found nothing, and that is still remembered (`keepingNilFor`).
   case absent
+  /// Stored with another version than the one that was asked for, or with none. The entry stays.
+  case outdated
 }
 
 extension MissReason: CustomStringConvertible {
@@ -92,6 +94,7 @@ extension MissReason: CustomStringConvertible {
     case .outOfMemory: "out of memory"
     case .expired: "expired"
     case .absent: "absent"
+    case .outdated: "outdated"
     }
   }
 }

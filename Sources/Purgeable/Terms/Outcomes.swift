@@ -21,8 +21,8 @@ public enum StoreOutcome: Sendable, Hashable {
   /// Also where the byte limit leaves no room beside large values that other threads are storing: a value of 128 KiB and more
   /// waits for them, a second at most.
   case outOfMemory
-  /// The value cannot be written as bytes (`PurgeableValue`): not stored, and the key's old value stays. `onDeparture` is not
-  /// called.
+  /// The value cannot be written as bytes (`PurgeableValue`), or its version has more than 255 bytes: not stored, and the key's
+  /// old value stays. `onDeparture` is not called.
   case notEncodable
   /// Its time was over when it was stored, since it was 0 or less (`Expiry`): not stored, and the key's old value is gone.
   case expired

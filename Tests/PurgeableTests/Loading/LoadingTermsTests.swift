@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What an asker says of the value that is to be loaded: how long it is valid.
+// What an asker says of the value that is to be loaded: how long it is valid, and of which version.
 
 import PurgeableTestSupport
 import Testing
+import ToolSupport
 
 @testable import Purgeable
 
@@ -50,5 +51,69 @@ struct LoadingTermsTests {
       return [3]
     }
     #expect(value == [3] && cache[1] == [2])
+  }
+
+  // MARK: Versions
+
+  @Test("an entry of another version, or of none, is loaded anew and takes its place", arguments: [false, true])
+  func version(tracksKeys: Bool) async throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(tracksKeys: tracksKeys)
+    func load(_ version: String?, _ byte: UInt8) -> [UInt8] { cache.value(forKey: 1, version: version) { [byte] } }
+    cache[1] = [1]
+    #expect(load(nil, 0) == [1] && load("a", 2) == [2] && load("a", 0) == [2] && load(nil, 0) == [2])
+    #expect(load("b", 3) == [3] && cache.peekEntry(forKey: 1)?.version == "b" && cache.count == 1)
+    #expect(await cache.value(forKey: 1, version: "b") { [0] } == [3])
+    #expect(await cache.value(forKey: 1, version: "c") { [4] } == [4])
+    #expect(await cache.value(forKey: 1, version: "d") { () async -> [UInt8]? in nil } == nil)
+    #expect(cache.peekEntry(forKey: 1)?.version == "c", "what finds nothing takes nothing away")
+    let clock = ManualClock()
+    let expiring: PurgeableCache<Int, [UInt8]> = try makeExpiringCache(clock, tracksKeys: tracksKeys)
+    #expect(await expiring.value(forKey: 1, version: "a", expiry: .sinceCreation(.seconds(10))) { [1] } == [1])
+    clock.advance(by: .seconds(10))
+    #expect(await expiring.value(forKey: 1, version: "a") { [2] } == [2])
+    let long = String(repeating: "v", count: 256)
+    #expect(load(long, 7) == [7] && cache[1] == [4] && cache.statistics.refusalCount == 1)
+    cache.checkBooks()
+  }
+
+  @Test("askers of different versions do not share a load; the first to end is kept")
+  func versionsApart() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    let (began, goes) = (Event(), Event())
+    let first = TestThread {
+      let value = cache.value(forKey: 1, version: "a") {
+        began.happens()
+        goes.blocks()
+        return [1]
+      }
+      #expect(value == [1])
+    }
+    #expect(began.blocks())
+    #expect(cache.value(forKey: 1, version: "b") { [2] } == [2])
+    goes.happens()
+    first.join()
+    #expect(cache.peekEntry(forKey: 1)?.version == "b")
+    #expect(cache.statistics.sharedLoadCount == 0)
+  }
+
+  @Test("that there is nothing is remembered of the version that was asked for")
+  func absentVersion() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    var loads = 0
+    func ask(_ version: String?) {
+      let value = cache.value(forKey: 1, version: version, keepingNilFor: .seconds(1000)) { () -> [UInt8]? in
+        loads += 1
+        return nil
+      }
+      #expect(value == nil)
+    }
+    for version in ["a", "a", nil] { ask(version) }
+    #expect(loads == 1 && MissReason.of(cache.lookUpValue(forKey: 1, version: "a")) == .absent)
+    #expect(MissReason.of(cache.lookUpValue(forKey: 1, version: "b")) == .unknown)
+    ask("b")
+    #expect(loads == 2)
+    cache.setValue([1], forKey: 1, version: "c")
+    ask("b")
+    #expect(loads == 3 && cache[1] == [1])
   }
 }

@@ -13,6 +13,7 @@ protocol LoadingCache<Key>: AnyObject, Loading where Value == [UInt8] {
   var statistics: CacheStatistics { get }
   subscript(key: Key) -> Value? { get set }
   func value(forKey key: Key) -> Value?
+  func peekValue(forKey key: Key) -> Value?
   func lookUpValue(forKey key: Key) -> Lookup<Value>
   @discardableResult func trim(level: PressureLevel) -> PressureRelief
   func set(_ value: Value, _ key: Key)

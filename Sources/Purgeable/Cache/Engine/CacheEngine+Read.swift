@@ -14,16 +14,17 @@ import Synchronization
 
 extension CacheEngine {
   /// Copies a key's value into a buffer, again and again until the slot says the same before and after. `countsAsUse`: for the
-  /// order of eviction and the statistics.
+  /// order of eviction and the statistics. `version`: nil for any.
   @inline(__always)
   func read(
-    _ key: EngineKey, prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true
+    _ key: EngineKey, prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,
+    version: UnsafeRawBufferPointer? = nil
   ) -> EngineRead {
     var tries = 0
     var reason: MissReason?
     again: while true {
       tries += 1
-      if tries > 64 { return unsafe readUnderMutex(key, unsafe prefix, into: unsafe buffer, countsAsUse) }
+      if tries > 64 { return unsafe readUnderMutex(key, prefix, into: buffer, countsAsUse, version) }
       // Acquire: pairs with the release in `openShards`; a reader that sees the mask sees the indexes it leads to.
       let mask = base.indexes.mask.load(ordering: .acquiring)
       var looks = ShardLooks(key, mask, base)
@@ -44,7 +45,7 @@ extension CacheEngine {
             // Acquire: pairs with the release that stored the slot.
             let slot = Slot(bits: slots[i].acquired)
             if slot.bits & Slot.identityMask != key.identity || slot.isEmpty { continue }
-            switch unsafe read(slot, at: slots[i], prefix, into: buffer) {
+            switch unsafe read(slot, at: slots[i], prefix, into: buffer, version) {
             case .otherKey: continue
             case .changed: continue again
             case .lost:
@@ -57,6 +58,7 @@ extension CacheEngine {
               dropDead(slot, at: looks.position)
               reason = .expired
               continue again
+            case .outdated: return countsAsUse ? miss(key, .outdated) : .miss(.outdated)
             case .found(let byteCount, let now):
               if byteCount > buffer.count { return .tooSmall(byteCount: byteCount) }
               if countsAsUse {
@@ -82,25 +84,34 @@ extension CacheEngine {
     /// The value was copied, unless it has more bytes than the buffer. `now`: the slot after the copy.
     case found(byteCount: Int, now: Slot)
     case otherKey, changed, lost, expired
+    /// The entry is of another version, or of none.
+    case outdated
   }
 
   @inline(__always)
   private func read(
-    _ slot: Slot, at pointer: SlotPointer, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer
+    _ slot: Slot, at pointer: SlotPointer, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer,
+    _ version: UnsafeRawBufferPointer?
   ) -> SlotRead {
     let place = slot.place
     let generation = heap.generation(at: place)
     guard Slot(bits: pointer.acquired).isSameEntry(as: slot) else { return .changed }
     // Valid for the length of the call: the prefix and the buffer are the caller's.
-    let read = unsafe base.elements.read(
-      purgeable_reference_t(place: place, generation: UInt64(generation)), hasHead: slot.hasHead, prefix, into: buffer)
+    let reference = purgeable_reference_t(place: place, generation: UInt64(generation))
+    let read = unsafe base.elements.read(reference, hasHead: slot.hasHead, prefix, into: buffer)
     if read.outcome == .busy { return .changed }
     if read.outcome == .intact && !read.matches { return .otherKey }
     atomicMemoryFence(ordering: .acquiring)
     let now = Slot(bits: pointer.relaxed)
     guard now.isSameEntry(as: slot) else { return .changed }
     if read.outcome == .discarded { return .lost }
-    return base.isOver(read.head) ? .expired : .found(byteCount: read.byteCount, now: now)
+    if base.isOver(read.head) { return .expired }
+    if let version = unsafe version {
+      // Of the same element: its bytes do not change, and a later look at a place that got another one fails.
+      guard let isOf = unsafe base.elements.isOf(version, reference, read.head, prefix.count) else { return .changed }
+      if !isOf { return .outdated }
+    }
+    return .found(byteCount: read.byteCount, now: now)
   }
 
   /// Whether a mask is still the present one, after the fence in `SlotIndex.isCurrent`: only then is "not found" an answer.
@@ -109,9 +120,12 @@ extension CacheEngine {
 
   /// Reads under the shard's mutex, when the slot keeps changing.
   func readUnderMutex(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, _ countsAsUse: Bool
+    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, _ countsAsUse: Bool,
+    _ version: UnsafeRawBufferPointer? = nil
   ) -> EngineRead {
-    unsafe shards.hold(of: key, prefix) { held in unsafe held.read(key, prefix, into: buffer, countsAsUse: countsAsUse) }
+    unsafe shards.hold(of: key, prefix) { held in
+      unsafe held.read(key, prefix, into: buffer, countsAsUse: countsAsUse, version: version)
+    }
   }
 
   /// Notes a hit for an order that heeds hits, which has one shard.
@@ -280,5 +294,38 @@ extension CacheEngine {
       guard read.outcome == .intact, read.matches else { return read.outcome == .busy ? .changed : .otherKey }
       return .isKeys(base.isOver(read.head) ? nil : (found.slot, position))
     } ?? nil
+  }
+}
+
+extension HeldShard {
+  /// As `CacheEngine.read`. `version`: nil for any.
+  mutating func read(
+    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool,
+    version: UnsafeRawBufferPointer?
+  ) -> EngineRead {
+    if let version = unsafe version, let found = unsafe find(key, prefix) {
+      let reference = heap.reference(found.slot.place)
+      let read = unsafe elements.compare(reference, hasHead: found.slot.hasHead, with: prefix)
+      // Where it is lost, the read below says so.
+      if read.outcome == .intact, unsafe elements.isOf(version, reference, read.head, prefix.count) == false {
+        if countsAsUse { index.countMiss() }
+        return .miss(missReason(key, .outdated, counts: countsAsUse))
+      }
+    }
+    return unsafe read(key, prefix, into: buffer, countsAsUse: countsAsUse)
+  }
+
+  /// The text of the version of a key's entry, in `text`; nil where there is none.
+  mutating func copyVersion(
+    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into text: inout InlineArray<255, UInt8>
+  ) -> Int? {
+    guard let found = unsafe find(key, prefix) else { return nil }
+    let reference = heap.reference(found.slot.place)
+    let read = unsafe elements.compare(reference, hasHead: found.slot.hasHead, with: prefix)
+    guard read.outcome == .intact, read.head.version != nil else { return nil }
+    return unsafe elements.withVersion(reference, read.head, prefix.count) { bytes in
+      for i in 0..<bytes.count { text[i] = unsafe bytes[i] }
+      return bytes.count
+    }
   }
 }

@@ -104,7 +104,40 @@ struct ElementReader: Sendable {
       let byteCount = min(all.count, facts.payloadByteCount - facts.prefixByteCount)
       let bytes = unsafe UnsafeMutableRawBufferPointer(rebasing: all[..<byteCount])
       guard unsafe copy(heap.reference(place), from: facts.prefixByteCount, into: bytes) else { return nil }
-      return unsafe EntryHead(bytes.bytes)
+      var head = unsafe EntryHead(bytes.bytes)
+      if head.version != nil {
+        guard let digest = unsafe withVersion(heap.reference(place), head, facts.prefixByteCount, { unsafe Self.digest(of: $0) })
+        else { return nil }
+        head.version?.digest = digest
+      }
+      return head
+    }
+  }
+
+  private static func digest(of text: UnsafeRawBufferPointer) -> UInt32 {
+    var hasher = Hasher()
+    unsafe hasher.combine(bytes: text)
+    return UInt32(truncatingIfNeeded: hasher.finalize())
+  }
+
+  /// Calls `body` with the text of an entry's version, whose head has one. nil when the text is lost.
+  func withVersion<R>(
+    _ reference: purgeable_reference_t, _ head: EntryHead, _ prefixByteCount: Int, _ body: (UnsafeRawBufferPointer) -> R
+  ) -> R? {
+    unsafe withUnsafeTemporaryAllocation(byteCount: VersionText.mostBytes, alignment: 8) { all in
+      let text = unsafe UnsafeMutableRawBufferPointer(rebasing: all[..<Int(head.version?.byteCount ?? 0)])
+      if text.count > 0, unsafe !copy(reference, from: prefixByteCount + head.textStart, into: text) { return nil }
+      return unsafe body(UnsafeRawBufferPointer(text))
+    }
+  }
+
+  /// Whether an entry is of a version. nil when that is lost.
+  func isOf(
+    _ version: UnsafeRawBufferPointer, _ reference: purgeable_reference_t, _ head: EntryHead, _ prefixByteCount: Int
+  ) -> Bool? {
+    guard let its = head.version, Int(its.byteCount) == version.count else { return false }
+    return unsafe withVersion(reference, head, prefixByteCount) { text in
+      unsafe text.elementsEqual(version)
     }
   }
 

@@ -46,7 +46,7 @@ enum EntryPrefix {
   /// The value in a payload whose pages stay, behind prefix and head.
   static func value(of payload: UnsafeRawBufferPointer, behind prefixByteCount: Int, hasHead: Bool) -> UnsafeRawBufferPointer {
     let rest = unsafe UnsafeRawBufferPointer(rebasing: payload[min(payload.count, prefixByteCount)...])
-    let skip = unsafe hasHead && rest.count > 0 ? EntryHead.byteCount(rest[0]) : 0
+    let skip = unsafe hasHead ? EntryHead(rest.bytes).byteCount : 0
     return unsafe UnsafeRawBufferPointer(rebasing: rest[min(rest.count, skip)...])
   }
 

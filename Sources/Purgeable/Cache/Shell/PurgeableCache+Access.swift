@@ -48,6 +48,22 @@ extension PurgeableCache {
     return .miss(.absent)
   }
 
+  /// The value of a key, if it was stored with this version; nil where it has another version, or none. Counts as a use, or as a
+  /// miss. Removes nothing. Cost: as `value(forKey:)`, with a second look at the entry for the version.
+  @inlinable
+  public func value(forKey key: Key, version: String) -> Value? {
+    guard case .hit(let value) = lookUpValue(forKey: key, version: version) else { return nil }
+    return value
+  }
+
+  /// As `value(forKey:version:)`, with the reason when there is no value: `outdated` where it has another version, or none.
+  @inlinable
+  public func lookUpValue(forKey key: Key, version: String) -> Lookup<Value> {
+    let found = lookUp(key, version: version, countsAsUse: true)
+    guard case .miss(let reason) = found, reason != .outdated, isAbsent(key, version) else { return found }
+    return .miss(.absent)
+  }
+
   /// The value of a key, without counting as a use: the order of eviction and the statistics stay as they are.
   @inlinable
   public func peekValue(forKey key: Key) -> Value? {
@@ -146,11 +162,15 @@ extension PurgeableCache {
   ///
   /// `priority`: nil stands for pinned where the old value was and the new one fits below `pinnedByteLimit`, else for normal.
   /// A value that is to be pinned above that limit is refused (`StoreOutcome.pinnedByteLimit`), and the old value stays.
+  ///
+  /// `version`: which state of its source the value was made of, up to 255 bytes of UTF-8: an ETag, a modification time, a number
+  /// of a format. Who asks for a version (`value(forKey:version:)`) gets no other. A longer one is refused, and the old value
+  /// stays (`StoreOutcome.notEncodable`). It takes its bytes and one more, two without any other attribute.
   @discardableResult
   @inlinable
   public func setValue(
     _ value: Value, forKey key: Key, cost: Int? = nil, expiry: Expiry? = nil, recomputeCost: Duration? = nil,
-    priority: EntryPriority? = nil
+    priority: EntryPriority? = nil, version: String? = nil
   ) -> StoreOutcome {
     let cost = cost.map { UInt64(max(0, $0)) }
     // Encoded first, outside of every mutex: encoding may be the user's code.
@@ -158,7 +178,9 @@ extension PurgeableCache {
     var outcome = StoreOutcome.notEncodable
     _ = value.withPurgeableBytesIfEncodable { span in
       byteCount = span.byteCount
-      outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, cost, expiry, recomputeCost, priority) }
+      outcome = unsafe span.withUnsafeBytes { bytes in
+        unsafe store(bytes, forKey: key, cost, expiry, recomputeCost, priority, version)
+      }
     }
     noteRefusal(outcome, of: value, forKey: key, cost: cost ?? UInt64(byteCount))
     return outcome
@@ -283,6 +305,17 @@ extension PurgeableCache {
     }
   }
 
+  /// The value, if it is of a version.
+  @inlinable
+  func lookUp(_ key: Key, version: String, countsAsUse: Bool) -> Lookup<Value> {
+    var version = version
+    return version.withUTF8 { text in
+      unsafe lookUp(
+        { buffer in unsafe read(key, into: buffer, countsAsUse: countsAsUse, version: UnsafeRawBufferPointer(text)) },
+        countsAsUse: countsAsUse)
+    }
+  }
+
   /// Whether a value of so many bytes can be made; small ones are not asked for.
   @usableFromInline
   func hasMemory(for byteCount: Int) -> Bool {
@@ -304,8 +337,9 @@ extension PurgeableCache {
   @usableFromInline
   func store(
     _ bytes: UnsafeRawBufferPointer, forKey key: Key, _ cost: UInt64?, _ expiry: Expiry?, _ recomputeCost: Duration?,
-    _ priority: EntryPriority?
+    _ priority: EntryPriority?, _ version: String?
   ) -> StoreOutcome {
+    if let version, version.utf8.count > VersionText.mostBytes { return .notEncodable }
     loads.overtake(key)
     let lifetime = expiry?.lifetime
     if lifetime == 0 {
@@ -316,7 +350,20 @@ extension PurgeableCache {
     var head = engine.base.head(
       cost: cost, lifetime: lifetime, recomputeCost: recomputeCost.flatMap { $0 < .zero ? nil : $0.wholeNanoseconds })
     head.priority = priority
-    return unsafe store(bytes, forKey: key, head, if: nil) ?? .replaced
+    return unsafe store(bytes, forKey: key, head, version, if: nil) ?? .replaced
+  }
+
+  /// As `store` below, with a version of `VersionText.mostBytes` at most.
+  func store(
+    _ bytes: UnsafeRawBufferPointer, forKey key: Key, _ head: EntryHead, _ version: String?, if condition: StoreCondition?
+  ) -> StoreOutcome? {
+    var head = head
+    head.version = nil
+    guard var version else { return unsafe store(bytes, forKey: key, head, if: condition) }
+    return version.withUTF8 { text in
+      unsafe head.version = VersionText(lending: UnsafeRawBufferPointer(text))
+      return unsafe store(bytes, forKey: key, head, if: condition)
+    }
   }
 
   /// nil where the condition did not hold, and nothing was stored.
@@ -343,6 +390,20 @@ extension PurgeableCache {
         unsafe held.read(engineKey, prefix, into: buffer, countsAsUse: countsAsUse)
       }
       // A key without a number has no entry; the ghost may know why.
+      return found ?? (countsAsUse ? engine.miss(EngineKey(hash: hash), nil) : .miss(.unknown))
+    }
+  }
+
+  @usableFromInline
+  func read(
+    _ key: Key, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool, version: UnsafeRawBufferPointer
+  ) -> EngineRead {
+    unsafe encode(key) { engineKey, prefix in
+      unsafe engine.read(engineKey, prefix: prefix, into: buffer, countsAsUse: countsAsUse, version: version)
+    } tracked: { hash in
+      let found = unsafe withTracked(key, hash: hash) { engineKey, prefix, held in
+        unsafe held.read(engineKey, prefix, into: buffer, countsAsUse: countsAsUse, version: version)
+      }
       return found ?? (countsAsUse ? engine.miss(EngineKey(hash: hash), nil) : .miss(.unknown))
     }
   }

@@ -128,10 +128,13 @@ extension PurgeableCache {
   /// A key's entry, without counting as a use. `digests`: whether a digest of the value is made.
   func peek(_ key: Key, digests: Bool = false) -> (entry: CacheEntry<Key, Value>, peeked: PeekedEntry)? {
     var peeked: PeekedEntry?
+    var (text, textByteCount) = (InlineArray<255, UInt8>(repeating: 0), Int?.none)
     let found = unsafe lookUp(
       { buffer in
         unsafe withEntry(key) { engineKey, prefix, held in
-          unsafe held.peek(engineKey, prefix, into: buffer, digests: digests, &peeked)
+          let read = unsafe held.peek(engineKey, prefix, into: buffer, digests: digests, &peeked)
+          if peeked?.head.version != nil { textByteCount = unsafe held.copyVersion(engineKey, prefix, into: &text) }
+          return read
         } ?? .miss(.unknown)
       }, countsAsUse: false)
     guard case .hit(let value) = found, let peeked else { return nil }
@@ -140,7 +143,8 @@ extension PurgeableCache {
       key: key, value: value, cost: Int(clamping: peeked.cost),
       remainingTime: peeked.head.deadline.map { .nanoseconds(Int64(clamping: $0 - min($0, now))) },
       recomputeCost: peeked.head.recomputeCost.map { .nanoseconds(Int64(clamping: $0)) },
-      priority: peeked.priority)
+      priority: peeked.priority,
+      version: textByteCount.map { String(decoding: (0..<$0).map { text[$0] }, as: UTF8.self) })
     return (entry, peeked)
   }
 

@@ -23,6 +23,10 @@ extension PurgeableCache: Loading {
   /// - Waits for loads of threads only. Where a task loads the key (the async form), this loads by itself; who ends first is
   ///   kept.
   ///
+  /// `version`: an entry of another version, or of none, is a miss (`outdated`), and what is loaded gets this one and takes its
+  /// place. Askers of different versions do not share a load: the first to end is kept. One of more than 255 bytes has what is
+  /// loaded returned, and not kept. A call that gives no version takes any.
+  ///
   /// `expiry`: how long what is loaded is valid; nil stands for the cache's default. With a time of 0 or less it is returned, and
   /// not kept. Of askers that share a load, the one that loads says it. The time of the load, by the cache's clock, is the
   /// entry's recompute cost. Where only the load knows how long its value is valid, it stores the value itself, and returns it.
@@ -35,10 +39,10 @@ extension PurgeableCache: Loading {
   @_disfavoredOverload
   @inlinable
   public func value<E: Error>(
-    forKey key: Key, expiry: Expiry? = nil, loading load: () throws(E) -> Value
+    forKey key: Key, version: String? = nil, expiry: Expiry? = nil, loading load: () throws(E) -> Value
   ) throws(E) -> Value {
-    if let value = value(forKey: key) { return value }
-    return try loadedValue(forKey: key, LoadTerms(expiry), load)
+    if let value = found(key, version) { return value }
+    return try loadedValue(forKey: key, LoadTerms(version, expiry), load)
   }
 
   /// As the first, for a load that may find nothing. Those who wait get nil too, unless their `load` always makes a value; they
@@ -60,10 +64,11 @@ extension PurgeableCache: Loading {
   @_disfavoredOverload
   @inlinable
   public func value<E: Error>(
-    forKey key: Key, expiry: Expiry? = nil, keepingNilFor: Duration? = nil, loading load: () throws(E) -> Value?
+    forKey key: Key, version: String? = nil, expiry: Expiry? = nil, keepingNilFor: Duration? = nil,
+    loading load: () throws(E) -> Value?
   ) throws(E) -> Value? {
-    if let value = value(forKey: key) { return value }
-    return try loadedValueIfAny(forKey: key, LoadTerms(expiry, keepingNilFor: keepingNilFor), load)
+    if let value = found(key, version) { return value }
+    return try loadedValueIfAny(forKey: key, LoadTerms(version, expiry, keepingNilFor), load)
   }
 
   /// The values of keys, in the order of the keys, with one call of `load` for those that the cache lacks and that no other
@@ -87,7 +92,7 @@ extension PurgeableCache: Loading {
   ) throws(E) -> [Value?] {
     let values = values(forKeys: keys)
     if values.allSatisfy({ $0 != nil }) { return values }
-    return try loadedValues(forKeys: Array(keys), values, LoadTerms(expiry), load)
+    return try loadedValues(forKeys: Array(keys), values, LoadTerms(nil, expiry), load)
   }
 
   // MARK: In a task
@@ -108,10 +113,11 @@ extension PurgeableCache: Loading {
   /// and the store, a task and two short mutexes.
   @inlinable
   public nonisolated(nonsending) func value<E: Error>(
-    forKey key: Key, expiry: Expiry? = nil, loading load: @escaping @Sendable () async throws(E) -> Value
+    forKey key: Key, version: String? = nil, expiry: Expiry? = nil,
+    loading load: @escaping @Sendable () async throws(E) -> Value
   ) async throws(E) -> Value {
-    if let value = value(forKey: key) { return value }
-    return try await loadedValue(forKey: key, LoadTerms(expiry), load)
+    if let value = found(key, version) { return value }
+    return try await loadedValue(forKey: key, LoadTerms(version, expiry), load)
   }
 
   /// As the async form for loads that always find something. Those who wait get nil too, unless their `load` always makes a
@@ -119,11 +125,11 @@ extension PurgeableCache: Loading {
   /// the first async form.
   @inlinable
   public nonisolated(nonsending) func value<E: Error>(
-    forKey key: Key, expiry: Expiry? = nil, keepingNilFor: Duration? = nil,
+    forKey key: Key, version: String? = nil, expiry: Expiry? = nil, keepingNilFor: Duration? = nil,
     loading load: @escaping @Sendable () async throws(E) -> Value?
   ) async throws(E) -> Value? {
-    if let value = value(forKey: key) { return value }
-    return try await loadedValueIfAny(forKey: key, LoadTerms(expiry, keepingNilFor: keepingNilFor), load)
+    if let value = found(key, version) { return value }
+    return try await loadedValueIfAny(forKey: key, LoadTerms(version, expiry, keepingNilFor), load)
   }
 
   /// The values of keys, in the order of the keys, with one call of `load`, in a task of its own, for those that the cache lacks
@@ -146,10 +152,27 @@ extension PurgeableCache: Loading {
   ) async throws(E) -> [Value?] {
     let values = values(forKeys: keys)
     if values.allSatisfy({ $0 != nil }) { return values }
-    return try await loadedValues(forKeys: Array(keys), values, LoadTerms(expiry), load)
+    return try await loadedValues(forKeys: Array(keys), values, LoadTerms(nil, expiry), load)
   }
 
   // MARK: Keeping
+
+  /// Of a version, or whatever there is.
+  @inlinable @inline(__always)
+  func found(_ key: Key, _ version: String?) -> Value? {
+    guard let version else { return value(forKey: key) }
+    return value(forKey: key, version: version)
+  }
+
+  @usableFromInline
+  func peekValue(forKey key: Key, version: String?) -> Value? {
+    guard let version else { return peekValue(forKey: key) }
+    guard case .hit(let value) = lookUp(key, version: version, countsAsUse: false) else { return nil }
+    return value
+  }
+
+  @usableFromInline
+  func isAbsent(_ key: Key, _ version: String?) -> Bool { loads.isAbsent(key, version: version, at: moment) }
 
   @usableFromInline
   var moment: UInt64 { engine.base.clock.now() }
@@ -163,7 +186,9 @@ extension PurgeableCache: Loading {
       let head = engine.base.head(lifetime: terms.lifetime, recomputeCost: recomputeCost)
       // Without the permit it counts as replaced by what overtook it.
       outcome = unsafe span.withUnsafeBytes { bytes in
-        unsafe terms.lifetime == 0 ? refuseAtOnce(key, permit) : store(bytes, forKey: key, head, if: .permit(permit)) ?? .replaced
+        if terms.lifetime == 0 { return refuseAtOnce(key, permit) }
+        if let version = terms.version, version.utf8.count > VersionText.mostBytes { return .notEncodable }
+        return unsafe store(bytes, forKey: key, head, terms.version, if: .permit(permit)) ?? .replaced
       }
     }
     noteRefusal(outcome, of: value, forKey: key, cost: UInt64(byteCount))
@@ -202,8 +227,9 @@ extension PurgeableCache: Loading {
 
 extension LoadTerms {
   @usableFromInline
-  init(_ expiry: Expiry?, keepingNilFor time: Duration? = nil) {
-    self.init(keepingNilFor: time)
+  init(_ version: String?, _ expiry: Expiry?, _ absenceTime: Duration? = nil) {
+    self.init(keepingNilFor: absenceTime)
+    self.version = version
     lifetime = expiry?.lifetime
   }
 }

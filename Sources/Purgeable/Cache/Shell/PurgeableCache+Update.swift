@@ -11,7 +11,7 @@ extension PurgeableCache {
     let head = engine.base.head(cost: cost.map { UInt64(max(0, $0)) })
     while true {
       let old = peek(key, digests: true)
-      if store(value, forKey: key, head, ifUnchanged: old?.peeked) { return old?.entry.value }
+      if store(value, forKey: key, head, nil, ifUnchanged: old?.peeked) { return old?.entry.value }
     }
   }
 
@@ -23,8 +23,8 @@ extension PurgeableCache {
   ///
   /// `body` runs under no mutex, and runs again where the entry was changed meanwhile, so that no change of another thread is
   /// lost. An error of `body` leaves the entry as it was. A cost that was given with the value stays, and so do the end of its
-  /// time and its recompute cost; else the cost is the number of the new value's bytes. A store counts as a use. A value that
-  /// is refused is not told of; the entry is then as after a `setValue(_:forKey:cost:)` that was refused. Any thread.
+  /// time, its recompute cost and its version; else the cost is the number of the new value's bytes. A store counts as a use. A
+  /// value that is refused is not told of; the entry is then as after a `setValue(_:forKey:cost:)` that was refused. Any thread.
   @discardableResult
   public func modifyValue<R, E: Error>(forKey key: Key, _ body: (inout Value?) throws(E) -> R) throws(E) -> R {
     while true {
@@ -33,7 +33,7 @@ extension PurgeableCache {
       let result = try body(&value)
       if let value {
         let head = old?.peeked.head ?? engine.base.head()
-        if store(value, forKey: key, head, ifUnchanged: old?.peeked) { return result }
+        if store(value, forKey: key, head, old?.entry.version, ifUnchanged: old?.peeked) { return result }
       } else {
         guard let old else { return result }
         if takeOut(key, old.peeked, .removed) { return result }
@@ -51,13 +51,15 @@ extension PurgeableCache {
   // MARK: Inside
 
   /// False, with nothing stored, where the entry is no longer as it was peeked at.
-  private func store(_ value: Value, forKey key: Key, _ head: EntryHead, ifUnchanged peeked: PeekedEntry?) -> Bool {
+  private func store(
+    _ value: Value, forKey key: Key, _ head: EntryHead, _ version: String?, ifUnchanged peeked: PeekedEntry?
+  ) -> Bool {
     loads.overtake(key)
     var byteCount = 0
     var outcome: StoreOutcome? = .notEncodable
     _ = value.withPurgeableBytesIfEncodable { span in
       byteCount = span.byteCount
-      outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, head, if: .unchanged(peeked)) }
+      outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, head, version, if: .unchanged(peeked)) }
     }
     guard let outcome else { return false }
     noteRefusal(outcome, of: value, forKey: key, cost: head.cost ?? UInt64(byteCount))
