@@ -37,6 +37,9 @@ struct LoadPermit: Sendable {
   /// value without the mutex, may find none: he has to wait for this load, and not to begin another.
   var isCurrent: Bool { overtakings.count.load(ordering: .relaxed) - count < 2 }
 
+  /// Whether nothing has come since `take` said yes.
+  var isKept: Bool { overtakings.count.load(ordering: .relaxed) == count + 1 }
+
   /// Whether the loaded value may be stored now. Called once, under the mutex under which it is stored then.
   ///
   /// Acquire and release pair with `Overtakings.add`.
@@ -45,6 +48,9 @@ struct LoadPermit: Sendable {
     overtakings.count.compareExchange(expected: count, desired: count + 1, ordering: .acquiringAndReleasing).exchanged
   }
 }
+
+/// The outcome of a flight that loaded nothing: who waits loads by itself.
+struct NothingLoaded: Error {}
 
 /// A key that is being loaded.
 final class LoadedKey<Key: Hashable & Sendable, Value: Sendable>: @unchecked Sendable {

@@ -260,8 +260,10 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
   }
 
   /// The key's load found nothing, which is remembered until `end`, if nothing has overtaken the load. A key of too many bytes is
-  /// not remembered. `mostBytes`: to be taken for all of them.
-  func noteAbsent(_ flight: Flight<Key, Value>, until end: UInt64, ownByteCount keyByteCount: Int, mostBytes: Int) {
+  /// not remembered. `mostBytes`: to be taken for all of them. `hasTaken`: the permit.
+  func noteAbsent(
+    _ flight: Flight<Key, Value>, until end: UInt64, ownByteCount keyByteCount: Int, mostBytes: Int, hasTaken: Bool
+  ) {
     let ownByteCount = keyByteCount + (flight.version?.utf8.count ?? 0)
     guard ownByteCount <= AbsentKeys<Key>.mostOwnBytes else { return }
     let note = AbsentKeys<Key>.Note(
@@ -269,7 +271,8 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
     let ended = locked { _ -> (AbsentKeys<Key>.Note?, [AbsentKeys<Key>.Note?]) in
       guard let absent = lazyAbsent.load() ?? makeAbsent(mostBytes) else { return (nil, []) }
       let stale = absent.removeStale()
-      guard absent.byteCount(with: ownByteCount) <= mostBytes, flight.permit.take() else { return (nil, stale) }
+      guard absent.byteCount(with: ownByteCount) <= mostBytes, hasTaken ? flight.permit.isKept : flight.permit.take()
+      else { return (nil, stale) }
       return (absent.add(note, flight.loaded.hash), stale)
     }
     _ = ended

@@ -8,6 +8,10 @@ struct LoadTerms: Sendable {
   var lifetime: UInt64?
   /// How long it is remembered that the load found nothing, in nanoseconds; 0 for not at all.
   var absenceTime: UInt64 = 0
+  /// From which age on, in nanoseconds, a value is loaded anew; nil: its age is not noted.
+  var refreshTime: UInt64?
+  /// There is a value, which is loaded anew.
+  var isRefresh = false
   /// What the value has to be a version of; nil: whatever there is.
   var version: String?
 

@@ -21,6 +21,10 @@ protocol Loading<Key, Value>: Sendable {
   /// Stores what was loaded, if `permit.take()` says so under the mutex under which the value is stored. `recomputeCost`: its
   /// part of the time of the load, in nanoseconds.
   func keep(_ value: Value, forKey key: Key, _ terms: LoadTerms, _ permit: LoadPermit, recomputeCost: UInt64)
+  /// When the key's value was loaded, if that is noted.
+  func birth(ofValueForKey key: Key) -> UInt64?
+  /// Removes the key's value if `permit.take()` says so under the mutex of the key, and returns what it said.
+  func drop(_ key: Key, _ permit: LoadPermit) -> Bool
   /// The most bytes of ordinary memory to be taken for keys that are remembered as absent.
   var absentByteLimit: Int { get }
   /// The bytes that a key takes beside its own words, as far as they are known.
@@ -83,20 +87,7 @@ extension Loading {
       defer { for seat in seats { loads.leave(seat) } }
       let missing = endKnown(seats, terms, takesNil)
       if !missing.isEmpty {
-        let task = Task {
-          await EnclosingLoads.$current.withValue(EnclosingLoads(call, outer)) {
-            let start = moment
-            var result: Result<[Value?], any Error>
-            do throws(E) {
-              result = .success(try await load(missing.map { $0.flight.loaded.key }))
-            } catch {
-              result = .failure(error)
-            }
-            end(missing, terms, result, since: start)
-            call.hasEnded.store(true, ordering: .relaxed)
-          }
-        }
-        loads.note(task, of: call)
+        begin(call, missing, terms, within: outer, load)
       }
       left = []
       for seat in seats {
@@ -114,6 +105,49 @@ extension Loading {
       }
     }
     return values
+  }
+
+  /// Loads in a task of its own.
+  private func begin<E: Error>(
+    _ call: LoadCall, _ seats: [Seat], _ terms: LoadTerms, within outer: EnclosingLoads?,
+    _ load: @escaping @Sendable ([Key]) async throws(E) -> [Value?]
+  ) {
+    let task = Task {
+      await EnclosingLoads.$current.withValue(EnclosingLoads(call, outer)) {
+        let start = moment
+        var result: Result<[Value?], any Error>
+        do throws(E) {
+          result = .success(try await load(seats.map { $0.flight.loaded.key }))
+        } catch {
+          result = .failure(error)
+        }
+        end(seats, terms, result, since: start)
+        call.hasEnded.store(true, ordering: .relaxed)
+      }
+    }
+    loads.note(task, of: call)
+  }
+
+  /// Has a value that is there loaded anew, where it is older than the asker wants, unless somebody loads the key already. Waits
+  /// for nothing. The asker's place at the flight stays taken, so nobody who leaves it cancels the load.
+  @usableFromInline
+  func refresh<E: Error>(_ key: Key, _ terms: LoadTerms, _ make: @escaping @Sendable () async throws(E) -> Value?) {
+    guard isDue(key, terms) else { return }
+    let call = LoadCall(thread: nil)
+    let outer = EnclosingLoads.current
+    let seat = loads.join(key, 0, version: terms.version, for: call, within: outer)
+    guard seat.isOwn else { return loads.leave(seat) }
+    // Within its own load there is no end to it. And a load may have ended in between.
+    guard !seat.flight.isInner, isDue(key, terms) else { return loads.end(seat.flight, .failure(NothingLoaded())) }
+    var terms = terms
+    terms.isRefresh = true
+    begin(call, [seat], terms, within: outer) { (_) async throws(E) in [try await make()] }
+  }
+
+  private func isDue(_ key: Key, _ terms: LoadTerms) -> Bool {
+    guard let time = terms.refreshTime, let birth = birth(ofValueForKey: key) else { return false }
+    let now = moment
+    return now - min(now, birth) >= time
   }
 
   /// Looks once more, as a load may have ended between the asker's look and its seat. Returns its own seats that are to be
@@ -140,8 +174,9 @@ extension Loading {
         if let value {
           keep(value, forKey: seat.flight.loaded.key, terms, seat.flight.permit, recomputeCost: part)
           loads.endAbsence(seat.flight.loaded.hash)
-        } else if terms.absenceTime > 0 {
-          noteAbsent(seat.flight, for: terms.absenceTime)
+        } else {
+          let hasDropped = terms.isRefresh && drop(seat.flight.loaded.key, seat.flight.permit)
+          if terms.absenceTime > 0 { noteAbsent(seat.flight, for: terms.absenceTime, hasTaken: hasDropped) }
         }
         loads.end(seat.flight, .success(value))
       }
@@ -151,9 +186,10 @@ extension Loading {
     }
   }
 
-  private func noteAbsent(_ flight: Flight<Key, Value>, for time: UInt64) {
+  private func noteAbsent(_ flight: Flight<Key, Value>, for time: UInt64, hasTaken: Bool) {
     loads.noteAbsent(
-      flight, until: moment + time, ownByteCount: ownByteCount(of: flight.loaded.key), mostBytes: absentByteLimit)
+      flight, until: moment + time, ownByteCount: ownByteCount(of: flight.loaded.key), mostBytes: absentByteLimit,
+      hasTaken: hasTaken)
     absenceWasNoted()
   }
 
@@ -164,7 +200,7 @@ extension Loading {
     var failure: E?
     switch seat.flight.outcome {
     case .success(let value) where value != nil || takesNil: values[seat.index] = value
-    case .failure(let error as E): failure = error
+    case .failure(let error as E) where !(error is NothingLoaded): failure = error
     default: return left.append(seat.index)
     }
     if !seat.isOwn { loads.countShared() }

@@ -94,7 +94,9 @@ extension ObjectCache: Loading {
     _ = set(value, key, nil, if: .permit(permit))
   }
 
-  /// Nobody asks for a version.
+  // Nobody asks for a version or an age.
+  @usableFromInline func birth(ofValueForKey key: Key) -> UInt64? { nil }
+  @usableFromInline func drop(_ key: Key, _ permit: LoadPermit) -> Bool { false }
   @usableFromInline func peekValue(forKey key: Key, version: String?) -> Value? { peekValue(forKey: key) }
   @usableFromInline var absentByteLimit: Int { Self.mostAbsentBytes }
   @usableFromInline func absenceWasNoted() {}

@@ -282,6 +282,18 @@ extension CacheEngine {
     return unsafe shards.hold(of: key, prefix) { held in unsafe held.contains(key, prefix) }
   }
 
+  /// When a key's value was loaded, if that is noted.
+  func birth(of key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> UInt64? {
+    search(key, tries: 64) { found, _ -> Look<UInt64?> in
+      let reference = heap.reference(found.slot.place)
+      guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else { return .changed }
+      if !found.slot.hasHead { return .otherKey }
+      let read = unsafe base.elements.compare(reference, hasHead: true, with: prefix)
+      guard read.outcome == .intact, read.matches else { return read.outcome == .busy ? .changed : .otherKey }
+      return .isKeys(read.head.made)
+    } ?? nil
+  }
+
   /// Finds a key's slot by comparing keys, and the position of the shard that has it; nil also where its time is over. Copies no
   /// value and counts no use.
   private func findForAccess(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> (slot: Slot, position: UInt64)? {
@@ -313,6 +325,12 @@ extension HeldShard {
       }
     }
     return unsafe read(key, prefix, into: buffer, countsAsUse: countsAsUse)
+  }
+
+  /// As `CacheEngine.birth`.
+  mutating func birth(of key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> UInt64? {
+    guard let found = unsafe find(key, prefix), found.slot.hasHead else { return nil }
+    return unsafe elements.compare(heap.reference(found.slot.place), hasHead: true, with: prefix).head.made
   }
 
   /// The text of the version of a key's entry, in `text`; nil where there is none.

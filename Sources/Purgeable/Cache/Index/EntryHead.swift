@@ -13,15 +13,17 @@ struct EntryHead: Equatable {
   var deadline: UInt64?
   /// What making the value again takes, in nanoseconds; nil: unknown.
   var recomputeCost: UInt64?
+  /// When the value was loaded, in nanoseconds of the cache's clock; nil: nobody wants to know its age.
+  var made: UInt64?
   /// nil: none.
   var version: VersionText?
   /// Of an entry that is to be stored; nil: pinned if the old one was. Not written: an entry's queue says it.
   var priority: EntryPriority?
 
   /// By flag.
-  private var fields: InlineArray<3, UInt64?> {
-    @inline(__always) get { [cost, deadline, recomputeCost] }
-    set { (cost, deadline, recomputeCost) = (newValue[0], newValue[1], newValue[2]) }
+  private var fields: InlineArray<4, UInt64?> {
+    @inline(__always) get { [cost, deadline, recomputeCost, made] }
+    set { (cost, deadline, recomputeCost, made) = (newValue[0], newValue[1], newValue[2], newValue[3]) }
   }
 
   private static var versionFlag: UInt8 { 1 << 7 }

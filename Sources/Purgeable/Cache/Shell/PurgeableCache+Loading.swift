@@ -109,27 +109,42 @@ extension PurgeableCache: Loading {
   /// - Where `load` asks for its own key, in its task or in a child task, the inner load runs at once. (Not in a detached task,
   ///   which knows nothing of the load.)
   ///
+  /// `refreshAfter`: a value that was loaded with a `refreshAfter`, that long ago by the cache's clock, is returned at once all
+  /// the same, and loaded anew meanwhile, by one task whoever else asks; 0 or less stands for each hit. What that load makes
+  /// takes the value's place, with an age and an expiry that begin anew. Where it throws, the old value stays until it expires,
+  /// and the next hit tries again: only `CacheStatistics.loadFailureCount` tells of the error. A store or a removal meanwhile
+  /// wins, as over any load. Values that were stored, or loaded without it, are never loaded anew. Such an entry takes 9 bytes
+  /// more, and a hit looks at it twice; one that begins a load takes a task.
+  ///
   /// Any thread and any actor; `load` runs where its own isolation says. Cost: a hit as `value(forKey:)`; a miss, beside the load
   /// and the store, a task and two short mutexes.
   @inlinable
   public nonisolated(nonsending) func value<E: Error>(
-    forKey key: Key, version: String? = nil, expiry: Expiry? = nil,
+    forKey key: Key, version: String? = nil, expiry: Expiry? = nil, refreshAfter: Duration? = nil,
     loading load: @escaping @Sendable () async throws(E) -> Value
   ) async throws(E) -> Value {
-    if let value = found(key, version) { return value }
-    return try await loadedValue(forKey: key, LoadTerms(version, expiry), load)
+    let isFound = found(key, version)
+    if let value = isFound, refreshAfter == nil { return value }
+    let terms = LoadTerms(version, expiry, nil, refreshAfter)
+    guard let value = isFound else { return try await loadedValue(forKey: key, terms, load) }
+    refresh(key, terms) { () async throws(E) in try await load() }
+    return value
   }
 
   /// As the async form for loads that always find something. Those who wait get nil too, unless their `load` always makes a
-  /// value: they load by themselves then. `keepingNilFor`: as in the form without `async`. Cancellation, threads and cost as in
-  /// the first async form.
+  /// value: they load by themselves then. `keepingNilFor`: as in the form without `async`. `refreshAfter`, cancellation, threads
+  /// and cost: as in the first async form. A load that finds nothing while there is an older value takes that away (`removed`).
   @inlinable
   public nonisolated(nonsending) func value<E: Error>(
-    forKey key: Key, version: String? = nil, expiry: Expiry? = nil, keepingNilFor: Duration? = nil,
-    loading load: @escaping @Sendable () async throws(E) -> Value?
+    forKey key: Key, version: String? = nil, expiry: Expiry? = nil, refreshAfter: Duration? = nil,
+    keepingNilFor: Duration? = nil, loading load: @escaping @Sendable () async throws(E) -> Value?
   ) async throws(E) -> Value? {
-    if let value = found(key, version) { return value }
-    return try await loadedValueIfAny(forKey: key, LoadTerms(version, expiry, keepingNilFor), load)
+    let isFound = found(key, version)
+    if let value = isFound, refreshAfter == nil { return value }
+    let terms = LoadTerms(version, expiry, keepingNilFor, refreshAfter)
+    guard let value = isFound else { return try await loadedValueIfAny(forKey: key, terms, load) }
+    refresh(key, terms, load)
+    return value
   }
 
   /// The values of keys, in the order of the keys, with one call of `load`, in a task of its own, for those that the cache lacks
@@ -183,7 +198,8 @@ extension PurgeableCache: Loading {
     var outcome = StoreOutcome.notEncodable
     _ = value.withPurgeableBytesIfEncodable { span in
       byteCount = span.byteCount
-      let head = engine.base.head(lifetime: terms.lifetime, recomputeCost: recomputeCost)
+      var head = engine.base.head(lifetime: terms.lifetime, recomputeCost: recomputeCost)
+      if terms.refreshTime != nil { head.made = moment }
       // Without the permit it counts as replaced by what overtook it.
       outcome = unsafe span.withUnsafeBytes { bytes in
         if terms.lifetime == 0 { return refuseAtOnce(key, permit) }
@@ -215,6 +231,24 @@ extension PurgeableCache: Loading {
     if engine.base.isOverLimits { engine.enforceLimits() }
   }
 
+  @usableFromInline
+  func birth(ofValueForKey key: Key) -> UInt64? {
+    unsafe encode(key) { engineKey, prefix in
+      unsafe engine.birth(of: engineKey, prefix)
+    } tracked: { hash in
+      unsafe withTracked(key, hash: hash) { engineKey, prefix, held in unsafe held.birth(of: engineKey, prefix) } ?? nil
+    }
+  }
+
+  @usableFromInline
+  func drop(_ key: Key, _ permit: LoadPermit) -> Bool {
+    unsafe withEntry(key) { engineKey, prefix, held in
+      guard permit.take() else { return false }
+      _ = unsafe held.remove(engineKey, prefix)
+      return true
+    } ?? false
+  }
+
   /// What was loaded is valid for no time: an older value goes all the same.
   private func refuseAtOnce(_ key: Key, _ permit: LoadPermit) -> StoreOutcome {
     _ = unsafe withEntry(key) { engineKey, prefix, held in
@@ -227,9 +261,10 @@ extension PurgeableCache: Loading {
 
 extension LoadTerms {
   @usableFromInline
-  init(_ version: String?, _ expiry: Expiry?, _ absenceTime: Duration? = nil) {
+  init(_ version: String?, _ expiry: Expiry?, _ absenceTime: Duration? = nil, _ refreshTime: Duration? = nil) {
     self.init(keepingNilFor: absenceTime)
     self.version = version
+    self.refreshTime = refreshTime?.wholeNanoseconds
     lifetime = expiry?.lifetime
   }
 }
