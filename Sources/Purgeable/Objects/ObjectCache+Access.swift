@@ -196,8 +196,8 @@ extension ObjectCache {
   /// another thread sees all or none of them, and so do `changes(every:)`; they wait for the call, a second at most. Any
   /// thread.
   @discardableResult
-  public func setValues(_ values: [Key: Value]) -> [Key: StoreOutcome] {
-    store.lazy.batches.run { values.refused { setValue($0, forKey: $1) } }
+  public func setValues(_ values: [Key: Value], priority: EntryPriority? = nil) -> [Key: StoreOutcome] {
+    store.lazy.batches.run { values.refused { setValue($0, forKey: $1, priority: priority) } }
   }
 
   /// Removes the entries of keys. Returns how many there were. As `remove(forKey:)` for each key; to others as `setValues`.

@@ -24,6 +24,7 @@ extension PurgeableCache: Batched where Key == Int, Value == [UInt8] {
 }
 
 extension ObjectCache: Batched where Key == Int, Value == [UInt8] {
+  fileprivate func setValues(_ values: [Int: [UInt8]]) -> [Int: StoreOutcome] { setValues(values, priority: nil) }
   fileprivate func remove(forKeys keys: [Int]) -> Int { remove(forKeys: AnySequence(keys)) }
 }
 

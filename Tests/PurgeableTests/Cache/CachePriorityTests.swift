@@ -288,6 +288,9 @@ struct CachePriorityTests {
     for key in 0..<300 {
       cache.setValue(pattern(50), forKey: key, priority: key % 3 == 0 ? .pinned : key % 3 == 1 ? .speculative : nil)
     }
+    #expect(cache.setValues([1000: pattern(50)], priority: .pinned).isEmpty)
+    #expect(cache.peekEntry(forKey: 1000)?.priority == .pinned)
+    cache.remove(forKey: 1000)
     #expect(cache.snapshot().count == 300)
     let keys = Array(cache.keys)
     #expect(keys.count == 300 && Set(keys).count == 300)

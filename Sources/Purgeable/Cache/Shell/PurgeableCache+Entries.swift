@@ -37,13 +37,15 @@ extension PurgeableCache {
 
   // MARK: Many
 
-  /// Stores values, each as `setValue(_:forKey:expiry:)`. Returns what was refused: empty where all are stored.
+  /// Stores values, each as `setValue(_:forKey:expiry:priority:)`. Returns what was refused: empty where all are stored.
   ///
   /// A `snapshot()` of another thread sees all or none of them, and so do `changes(every:)`; a look-up of one key may see its new
   /// value earlier. They wait for the call, a second at most. Any thread.
   @discardableResult
-  public func setValues(_ values: [Key: Value], expiry: Expiry? = nil) -> [Key: StoreOutcome] {
-    engine.lazy.batches.run { values.refused { setValue($0, forKey: $1, expiry: expiry) } }
+  public func setValues(
+    _ values: [Key: Value], expiry: Expiry? = nil, priority: EntryPriority? = nil
+  ) -> [Key: StoreOutcome] {
+    engine.lazy.batches.run { values.refused { setValue($0, forKey: $1, expiry: expiry, priority: priority) } }
   }
 
   /// Removes the entries of keys. Returns how many there were. As `remove(forKey:)` for each key; to others as `setValues`.
