@@ -286,7 +286,7 @@ extension HeldShard {
     assert(heap.information(slab).map { $0.stream == stream(from) } ?? true, "PurgeableCache: a slab of another lane")
     heap.move(slab, to: stream(lane))
     // The slabs before a mark at this slab have had their turn.
-    lanes[from].idleMarks.removeAll(at: slab)
+    lanes[marksOf: from].removeAll(at: slab)
     // A cursor at the slab would lead into another lane: eviction begins again at the front of this one.
     if lanes[from].cursor.slab.index == slab.index { lanes[from].cursor = EvictionCursor() }
   }

@@ -56,10 +56,13 @@ extension HeldShard {
   /// One round of the eager mode: gives back the slabs that are due, and sets marks. Times are in nanoseconds of the cache's
   /// clock.
   mutating func giveBackIdle(after idleTime: UInt64, now: UInt64) {
+    let before = lanes.byteCount
+    guard lanes.makeMarks() else { return }
+    if lanes.byteCount > before { noteIndexBytes() }
     for lane in evictedLanes {
       let stream = stream(lane)
-      while let mark = lanes[lane].idleMarks.first, now - min(now, mark.time) >= idleTime {
-        lanes[lane].idleMarks.removeFirst()
+      while let mark = lanes[marksOf: lane].first, now - min(now, mark.time) >= idleTime {
+        lanes[marksOf: lane].removeFirst()
         // When the marked slab is gone, so are all slabs before it. When it was moved to the young end, it is due later.
         while heap.information(mark.slab)?.stream == stream, let slab = heap.oldest(of: stream) {
           _ = run(over: slab, .idle)
@@ -67,11 +70,11 @@ extension HeldShard {
           if slab.isSame(as: mark.slab) { break }
         }
       }
-      let newest = lanes[lane].idleMarks.last?.time ?? 0
+      let newest = lanes[marksOf: lane].last?.time ?? 0
       guard now - min(now, newest) >= idleTime / 4 else { continue }
       // Sealed, so that later entries go to a slab after the mark.
       heap.seal(stream)
-      if let slab = heap.youngest(of: stream) { lanes[lane].idleMarks.append(IdleMark(time: now, slab: slab)) }
+      if let slab = heap.youngest(of: stream) { lanes[marksOf: lane].append(IdleMark(time: now, slab: slab)) }
     }
     sweepLost()
     shrinkIndex()

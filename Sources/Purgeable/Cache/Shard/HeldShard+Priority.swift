@@ -26,7 +26,7 @@ extension HeldShard {
   /// Makes the lanes for entries of a queue, unless they are there. `isTimed`: of entries with a deadline. False without memory.
   mutating func makeLanes(for queue: EvictionQueue, isTimed: Bool) -> Bool {
     let isFirst = queue.rawValue < EvictionQueue.firstCount
-    let hadNone = lanes.byteCount == 0
+    let hadNone = !lanes.hasOthers
     let last: EvictionQueue = isFirst ? .main : .pinned
     guard lanes.makeOthers(), base.makeStreams(upTo: Lane(last, isTimed ? Lane.timedCount : 0)) else { return false }
     if !isFirst { queueCount = EvictionQueue.count }

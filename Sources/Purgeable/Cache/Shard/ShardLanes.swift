@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a shard knows of its lanes. Those of entries with a priority or a deadline take memory with the first such entry.
+// What a shard knows of its lanes. Those of entries with a priority or a deadline take memory with the first such entry, and the
+// marks of the eager mode with the first round.
 
 import CPurgeable
 
@@ -14,8 +15,6 @@ struct ShardLane: BitwiseCopyable {
   var cursor = EvictionCursor()
   /// The slab that the last small entry of the lane went to.
   var youngest = purgeable_slab_t.none
-  /// Of the eager mode.
-  var idleMarks = IdleMarks()
 }
 
 struct ShardLanes: ~Copyable {
@@ -23,18 +22,39 @@ struct ShardLanes: ~Copyable {
 
   private var first = InlineArray<2, ShardLane>(repeating: ShardLane())
   private var others: BookkeepingArray<ShardLane>?
+  private var marks: BookkeepingArray<IdleMarks>?
 
   /// Makes the other lanes, unless they are there. False without memory.
   mutating func makeOthers() -> Bool {
-    if byteCount == 0 { others = BookkeepingArray(zeros: Lane.count - Self.firstCount) }
-    return byteCount > 0
+    if !hasOthers { others = BookkeepingArray(zeros: Lane.count - Self.firstCount) }
+    return hasOthers
   }
 
-  var byteCount: Int {
-    switch others {
-    case .some(let others): others.byteCount
+  var hasOthers: Bool { Self.byteCount(others) > 0 }
+  var byteCount: Int { Self.byteCount(others) + Self.byteCount(marks) }
+
+  private static func byteCount<T>(_ array: borrowing BookkeepingArray<T>?) -> Int {
+    switch array {
+    case .some(let array): array.byteCount
     case nil: 0
     }
+  }
+
+  /// Makes room for marks, unless there is. False without memory.
+  mutating func makeMarks() -> Bool {
+    if Self.byteCount(marks) == 0 { marks = BookkeepingArray(zeros: Lane.count) }
+    return Self.byteCount(marks) > 0
+  }
+
+  /// Of the eager mode; no marks without room.
+  subscript(marksOf lane: Lane) -> IdleMarks {
+    get {
+      switch marks {
+      case .some(let marks): marks[lane.index]
+      case nil: IdleMarks()
+      }
+    }
+    set { marks?[lane.index] = newValue }
   }
 
   /// Gets and sets the whole: an accessor that lends something so large takes memory for that.
