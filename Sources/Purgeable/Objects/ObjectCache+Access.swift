@@ -358,7 +358,7 @@ extension CacheEntry {
   @inlinable
   init(_ node: ObjectNode<Key, Value>) {
     (key, value, cost) = (node.key!, node.value!, node.cost)
-    (remainingTime, recomputeCost, version, priority) = (nil, nil, nil, node.queue.priority)
+    (remainingTime, recomputeCost, priority, version) = (nil, nil, node.queue.priority, nil)
   }
 }
 

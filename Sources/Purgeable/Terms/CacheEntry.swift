@@ -23,7 +23,6 @@ public struct CacheEntry<Key: Hashable & Sendable, Value: Sendable>: Sendable {
     priority: EntryPriority = .normal, version: String? = nil
   ) {
     (self.key, self.value, self.cost) = (key, value, cost)
-    (self.remainingTime, self.recomputeCost) = (remainingTime, recomputeCost)
-    (self.priority, self.version) = (priority, version)
+    (self.remainingTime, self.recomputeCost, self.priority, self.version) = (remainingTime, recomputeCost, priority, version)
   }
 }

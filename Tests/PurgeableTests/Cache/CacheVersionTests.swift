@@ -83,6 +83,10 @@ struct CacheVersionTests {
     cache.modifyValue(forKey: 1) { $0?.append(2) }
     #expect(cache.peekEntry(forKey: 1).map { $0.version == "a" && $0.value == [1, 2] && $0.cost == 5 } == true)
     #expect(cache.removeAll { $0.version != "a" } == 0)
+    for priority in [EntryPriority.pinned, .normal] {
+      try cache.setPriority(priority, forKey: 1)
+      #expect(cache.value(forKey: 1, version: "a") == [1, 2])
+    }
     cache[1] = [3]
     #expect(cache.peekEntry(forKey: 1).map { $0.version == nil } == true)
     cache.setValue([4], forKey: 1, version: "b")

@@ -137,6 +137,29 @@ struct LoadingRefreshTests {
     #expect(await ask() == nil && loads.value == 2)
   }
 
+  @Test("a store or a removal during a load that finds nothing wins too", arguments: Overtaker.allCases, [false, true])
+  func nothingOvertaken(_ overtaker: Overtaker, tracksKeys: Bool) async throws {
+    let test = try Refreshed(tracksKeys: tracksKeys)
+    test.allow()
+    #expect(await test.ask() == [1])
+    test.clock.advance(by: .seconds(10))
+    let (began, goes) = (Event(), Event())
+    let (age, time) = (Duration.seconds(10), Duration.seconds(5))
+    let value = await test.cache.value(forKey: 1, refreshAfter: age, keepingNilFor: time) { () async -> [UInt8]? in
+      began.happens()
+      await goes.comes()
+      return nil
+    }
+    #expect(value == [1])
+    #expect(await began.comes())
+    overtaker.act(on: test.cache, 1)
+    goes.happens()
+    #expect(await test.hasEnded(2))
+    #expect(test.cache[1] == overtaker.left)
+    test.cache.trim(toCount: 0)
+    #expect(MissReason.of(test.cache.lookUpValue(forKey: 1)) != .absent)
+  }
+
   @Test("who asks when the old value has left waits for the load that is under way; a load asks for its own key without end")
   func within() async throws {
     let test = try Refreshed(tracksKeys: false)

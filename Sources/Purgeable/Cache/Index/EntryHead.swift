@@ -15,10 +15,10 @@ struct EntryHead: Equatable {
   var recomputeCost: UInt64?
   /// When the value was loaded, in nanoseconds of the cache's clock; nil: nobody wants to know its age.
   var made: UInt64?
-  /// nil: none.
-  var version: VersionText?
   /// Of an entry that is to be stored; nil: pinned if the old one was. Not written: an entry's queue says it.
   var priority: EntryPriority?
+  /// nil: none.
+  var version: VersionText?
 
   /// By flag.
   private var fields: InlineArray<4, UInt64?> {
