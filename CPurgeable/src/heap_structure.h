@@ -153,7 +153,7 @@ typedef struct purgeable__stream {
   // filled is closed; where it was closed last. Stream's mutex.
   uint32_t seen_unit, seen_granules, closed_granules;
   uint8_t idle_rounds, patience;
-  // Its slabs are not offered. Relaxed: set before any element is stored, or a look late by an offer does no harm.
+  // Its slabs are not offered. Relaxed: an offer that is running at that moment may still offer once.
   _Atomic bool is_withheld;
 } purgeable__stream_t;
 

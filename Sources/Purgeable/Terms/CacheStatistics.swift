@@ -42,7 +42,7 @@ public struct CacheStatistics: Sendable, Hashable {
   public var notKeptValueCount: Int
   /// Entries copied to a fresh slab by the policy.
   public var copyCount = 0
-  /// Stores refused: too large, no memory, not encodable, or over at once.
+  /// Stores refused: too large, no memory, beyond the pinned limit, not encodable, or over at once.
   public var refusalCount = 0
   /// Slabs given back to the system.
   public var givenBackSlabCount: Int

@@ -241,6 +241,7 @@ struct CachePriorityTests {
     // Large values are written before they are refused.
     #expect(cache.setValue(pattern(300_000), forKey: 30, priority: .pinned) == .pinnedByteLimit)
     #expect(!cache.containsValue(forKey: 30))
+    #expect(cache.statistics.refusalCount == 2)
     // A lower limit leaves what is pinned.
     let pinned = cache.statistics.pinnedBytes
     try cache.setPinnedByteLimit(0)

@@ -271,7 +271,7 @@ extension CacheEngine {
 
   func contains(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> Bool {
     for _ in 0..<64 {
-      guard let (slot, position) = unsafe findForAccess(key, unsafe prefix) else { return false }
+      guard let (slot, position, _) = unsafe findForAccess(key, unsafe prefix) else { return false }
       let outcome = base.elements.check(heap.reference(slot.place))
       if outcome == .discarded { dropDead(slot, at: position) }
       guard outcome == .intact, let now = base.indexes[position].find(identity: key.identity, place: slot.place),
@@ -283,67 +283,21 @@ extension CacheEngine {
   }
 
   /// When a key's value was loaded, if that is noted.
-  func birth(of key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> UInt64? {
-    search(key, tries: 64) { found, _ -> Look<UInt64?> in
-      let reference = heap.reference(found.slot.place)
-      guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else { return .changed }
-      if !found.slot.hasHead { return .otherKey }
-      let read = unsafe base.elements.compare(reference, hasHead: true, with: prefix)
-      guard read.outcome == .intact, read.matches else { return read.outcome == .busy ? .changed : .otherKey }
-      return .isKeys(read.head.made)
-    } ?? nil
-  }
+  func birth(of key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> UInt64? { unsafe findForAccess(key, prefix)?.head.made }
 
-  /// Finds a key's slot by comparing keys, and the position of the shard that has it; nil also where its time is over. Copies no
-  /// value and counts no use.
-  private func findForAccess(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> (slot: Slot, position: UInt64)? {
-    search(key, tries: 64) { found, position -> Look<(slot: Slot, position: UInt64)?> in
+  /// Finds a key's slot by comparing keys, the position of the shard that has it, and its head; nil also where its time is over.
+  /// Copies no value and counts no use.
+  private func findForAccess(
+    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer
+  ) -> (slot: Slot, position: UInt64, head: EntryHead)? {
+    search(key, tries: 64) { found, position -> Look<(slot: Slot, position: UInt64, head: EntryHead)?> in
       let reference = heap.reference(found.slot.place)
       guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else { return .changed }
       let read = unsafe base.elements.compare(reference, hasHead: found.slot.hasHead, with: prefix)
       // A lost element counts as found: the caller's lock or check makes it certain.
-      if read.outcome == .discarded { return .isKeys((found.slot, position)) }
+      if read.outcome == .discarded { return .isKeys((found.slot, position, read.head)) }
       guard read.outcome == .intact, read.matches else { return read.outcome == .busy ? .changed : .otherKey }
-      return .isKeys(base.isOver(read.head) ? nil : (found.slot, position))
+      return .isKeys(base.isOver(read.head) ? nil : (found.slot, position, read.head))
     } ?? nil
-  }
-}
-
-extension HeldShard {
-  /// As `CacheEngine.read`. `version`: nil for any.
-  mutating func read(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool,
-    version: UnsafeRawBufferPointer?
-  ) -> EngineRead {
-    if let version = unsafe version, let found = unsafe find(key, prefix) {
-      let reference = heap.reference(found.slot.place)
-      let read = unsafe elements.compare(reference, hasHead: found.slot.hasHead, with: prefix)
-      // Where it is lost, the read below says so.
-      if read.outcome == .intact, unsafe elements.isOf(version, reference, read.head, prefix.count) == false {
-        if countsAsUse { index.countMiss() }
-        return .miss(missReason(key, .outdated, counts: countsAsUse))
-      }
-    }
-    return unsafe read(key, prefix, into: buffer, countsAsUse: countsAsUse)
-  }
-
-  /// As `CacheEngine.birth`.
-  mutating func birth(of key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> UInt64? {
-    guard let found = unsafe find(key, prefix), found.slot.hasHead else { return nil }
-    return unsafe elements.compare(heap.reference(found.slot.place), hasHead: true, with: prefix).head.made
-  }
-
-  /// The text of the version of a key's entry, in `text`; nil where there is none.
-  mutating func copyVersion(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into text: inout InlineArray<255, UInt8>
-  ) -> Int? {
-    guard let found = unsafe find(key, prefix) else { return nil }
-    let reference = heap.reference(found.slot.place)
-    let read = unsafe elements.compare(reference, hasHead: found.slot.hasHead, with: prefix)
-    guard read.outcome == .intact, read.head.version != nil else { return nil }
-    return unsafe elements.withVersion(reference, read.head, prefix.count) { bytes in
-      for i in 0..<bytes.count { text[i] = unsafe bytes[i] }
-      return bytes.count
-    }
   }
 }

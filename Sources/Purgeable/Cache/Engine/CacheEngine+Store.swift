@@ -62,7 +62,7 @@ extension CacheEngine {
   /// Called after a store, with no mutex held.
   @inline(__always)
   func finishStore(_ key: EngineKey, _ outcome: StoreOutcome, _ due: DueAfterStore) {
-    if outcome == .outOfMemory { shards.hold(shards.shard(of: key)) { $0.counters.refusals += 1 } }
+    if outcome == .outOfMemory || outcome == .pinnedByteLimit { shards.hold(shards.shard(of: key)) { $0.counters.refusals += 1 } }
     // Compaction comes after the store: it may find the new value lost, and a store tells of one departure of its key only, the
     // old value's.
     if due.isCompaction { shards.hold(shards.shard(of: key)) { $0.compactIfDue() } }

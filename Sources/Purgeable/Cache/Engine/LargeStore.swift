@@ -117,18 +117,18 @@ import Glibc
     }
     let old = unsafe held.find(key, prefix)
     let changesBefore = held.slots.changes
-    guard let place = held.place(of: key, size, old) else {
+    guard let destination = held.destination(of: key, size, old) else {
       held.heap.free(element.reference)
-      return held.refusalOfPlace
+      return held.pinRefusal
     }
-    defer { held.base.totals.endReservation(place.reserved) }
+    defer { held.base.totals.endReservation(destination.reserved) }
     // Others may have used up the room meanwhile.
     if held.base.limits.areStrict { held.makeRoom(for: size.cost, replacing: old, among: shards) }
-    let lane = held.lane(place.queue, size.head)
+    let lane = held.lane(destination.queue, size.head)
     held.heap.move(held.heap.slab(of: element.reference), to: held.stream(lane))
     held.noteBirth(element.reference, lane)
     let replaced = held.slots.changes == changesBefore ? old : unsafe held.find(key, prefix)
     return held.enter(
-      element, key, size, lane, replacing: replaced, hadOld: old != nil, isRemembered: place.isRemembered)
+      element, key, size, lane, replacing: replaced, hadOld: old != nil, isRemembered: destination.isRemembered)
   }
 }

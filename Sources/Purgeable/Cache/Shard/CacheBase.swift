@@ -20,7 +20,7 @@ final class CacheBase: Sendable {
   let indexes: ShardIndexes
   let pageSums: PageSums
   let limits: CacheLimits
-  let totals = CacheTotals()
+  let totals: CacheTotals
   /// What tells of tracked keys. It does not refer to the engine.
   let observer: (any EngineObserver)?
   let clock: MonotonicClock
@@ -47,8 +47,9 @@ final class CacheBase: Sendable {
 
   init(
     heap: SlabHeap, keys: KeyHashing, founder: SlotIndex, limits: consuming CacheLimits, _ observer: (any EngineObserver)?,
-    _ evictionOrder: EvictionOrder, _ entryOrder: (@Sendable () -> any EntryOrder)?
+    _ evictionOrder: EvictionOrder, _ entryOrder: (@Sendable () -> any EntryOrder)?, absentBytes: ByteCount?
   ) {
+    totals = CacheTotals(absentBytes: absentBytes)
     self.heap = heap
     elements = ElementReader(heap: heap, keys: keys)
     indexes = ShardIndexes(founder)
@@ -81,7 +82,7 @@ final class CacheBase: Sendable {
   /// The bytes that the byte limit counts, except slabs.
   var ordinaryBytes: Int {
     heap.ordinaryBytes + totals.indexBytes.load(ordering: .relaxed) + totals.ghostBytes.load(ordering: .relaxed)
-      + (observer?.nodes.byteCount.load(ordering: .relaxed) ?? 0) + (totals.absentBytes.load()?.value ?? 0)
+      + (observer?.nodes.byteCount.load(ordering: .relaxed) ?? 0) + (totals.absentBytes?.value ?? 0)
   }
 
   /// The bytes that the byte limit counts: bookkeeping, and slabs without the pages that are known to be lost.

@@ -261,7 +261,7 @@ extension HeldShard {
     let (found, facts) = (entry.found, entry.facts)
     guard let head = elements.head(of: found.slot, facts) else { return .lost }
     let (from, cost) = (heap.lane(at: found.slot.place), facts.cost(head))
-    if other.queueCount > EvictionQueue.firstCount, !makeLanes(for: from.queue, isTimed: false) { return .noMemory }
+    if other.hasPriorities, !makeLanes(for: from.queue, isTimed: false) { return .noMemory }
     let lane = lane(from.queue, head)
     let old = heap.reference(found.slot.place)
     let slab = heap.slab(of: old)

@@ -56,19 +56,34 @@ extension HeldShard {
     return nil
   }
 
-  /// As `CacheEngine.read`. `removes`: the entry is removed once it is copied, so that no other thread gets the value too.
+  /// As `CacheEngine.read`. `version`: nil for any. `removes`: the entry is removed once it is copied, so that no other thread
+  /// gets the value too.
   mutating func read(
     _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,
-    removes: Bool = false
+    version: UnsafeRawBufferPointer? = nil, removes: Bool = false
   ) -> EngineRead {
     func count(_ reason: DepartureReason) -> UInt64 { counters.departures[reason.rawValue] }
     let before = (lost: count(.discarded), expired: count(.expired))
     while let found = unsafe find(key, prefix) {
       let slot = found.slot
-      let read = unsafe elements.read(heap.reference(slot.place), hasHead: slot.hasHead, prefix, into: buffer)
+      let reference = heap.reference(slot.place)
+      let read = unsafe elements.read(reference, hasHead: slot.hasHead, prefix, into: buffer)
       // Discarded: the key's page is intact, another page of the value is lost. Busy: another try.
       if read.outcome == .discarded { drop(found, .discarded) }
       guard read.outcome == .intact, read.matches else { continue }
+      if let version = unsafe version {
+        var isOf: Bool?
+        // Busy under the mutex, as in `find`.
+        for _ in 0..<64 where isOf == nil { isOf = unsafe elements.isOf(version, reference, read.head, prefix.count) }
+        guard let isOf else {
+          drop(found, .discarded)
+          continue
+        }
+        if !isOf {
+          if countsAsUse { index.countMiss() }
+          return .miss(missReason(key, .outdated, counts: countsAsUse))
+        }
+      }
       let byteCount = read.byteCount
       if countsAsUse, byteCount <= buffer.count {
         index.countHit()
@@ -98,6 +113,20 @@ extension HeldShard {
   /// nil where the key has no entry, or it is lost.
   mutating func peeked(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer, digests: Bool) -> PeekedEntry? {
     unsafe find(key, prefix).flatMap { peekedEntry($0, prefixByteCount: prefix.count, digests: digests) }
+  }
+
+  /// The text of the version of a key's entry, in `text`; nil where there is none.
+  mutating func copyVersion(
+    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into text: inout InlineArray<255, UInt8>
+  ) -> Int? {
+    guard let found = unsafe find(key, prefix) else { return nil }
+    let reference = heap.reference(found.slot.place)
+    let read = unsafe elements.compare(reference, hasHead: found.slot.hasHead, with: prefix)
+    guard read.outcome == .intact, read.head.version != nil else { return nil }
+    return unsafe elements.withVersion(reference, read.head, prefix.count) { bytes in
+      for i in 0..<bytes.count { text[i] = unsafe bytes[i] }
+      return bytes.count
+    }
   }
 
   /// Takes a key's entry out, if it is as it was peeked at, with a digest.

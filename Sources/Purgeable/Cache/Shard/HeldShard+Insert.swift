@@ -19,10 +19,7 @@ extension HeldShard {
     for attempt in 0..<8 {
       if let number = index.insert(slot) {
         slots.fill()
-        if let entryOrder {
-          let priority = queueCount > EvictionQueue.firstCount ? heap.queue(at: slot.place).priority : .normal
-          entryOrder.entered(UInt32(truncatingIfNeeded: number), as: priority)
-        }
+        if let entryOrder { entryOrder.entered(UInt32(truncatingIfNeeded: number), as: priority(of: slot)) }
         if ghost.rememberedLimit == 0 { prepareGhost() }
         return true
       }

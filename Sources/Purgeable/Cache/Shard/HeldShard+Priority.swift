@@ -12,7 +12,7 @@ import CPurgeable
 import Synchronization
 
 /// Where a new value goes.
-struct EntryPlace {
+struct EntryDestination {
   let queue: EvictionQueue
   /// The key left not long ago.
   var isRemembered = false
@@ -34,38 +34,41 @@ extension HeldShard {
     return true
   }
 
-  /// The queue that evicts next, where none is speculative, is the order's to say.
-  @inline(__always) var hasSpeculative: Bool { queueCount > EvictionQueue.firstCount && books[.speculative].count > 0 }
+  /// Whether there may be entries of another priority than normal.
+  @inline(__always) var hasPriorities: Bool { queueCount > EvictionQueue.firstCount }
+  @inline(__always) var hasSpeculative: Bool { hasPriorities && books[.speculative].count > 0 }
 
-  /// The priority of an entry in a queue, with this counter.
+  /// The first hit has made a speculative entry normal.
   func priority(of slot: Slot) -> EntryPriority {
+    guard hasPriorities else { return .normal }
     let priority = heap.queue(at: slot.place).priority
     return priority == .speculative && slot.counter > 0 ? .normal : priority
   }
 
-  func isPinned(_ place: UInt64) -> Bool { queueCount > EvictionQueue.firstCount && heap.queue(at: place) == .pinned }
+  func isPinned(_ place: UInt64) -> Bool { hasPriorities && heap.queue(at: place) == .pinned }
 
   // MARK: Stores
 
-  /// The place of a key's new value, where the entry or the one that it replaces has a priority. nil where it may not be pinned.
-  mutating func place(of key: EngineKey, _ size: EntrySize, replacing old: FoundSlot?) -> EntryPlace? {
+  /// The destination of a key's new value, where the entry or the one that it replaces has a priority. nil where it may not be
+  /// pinned.
+  mutating func destination(of key: EngineKey, _ size: EntrySize, replacing old: FoundSlot?) -> EntryDestination? {
     let oldQueue = old.map { heap.queue(at: $0.slot.place) }
     switch size.head.priority {
     case .pinned:
-      return reserve(size.byteCount, replacing: old, oldQueue).map { EntryPlace(queue: .pinned, reserved: $0) }
+      return reserve(size.byteCount, replacing: old, oldQueue).map { EntryDestination(queue: .pinned, reserved: $0) }
     case nil where oldQueue == .pinned:
       if let reserved = reserve(size.byteCount, replacing: old, oldQueue) {
-        return EntryPlace(queue: .pinned, reserved: reserved)
+        return EntryDestination(queue: .pinned, reserved: reserved)
       }
     case .speculative:
-      if makeLanes(for: .speculative, isTimed: false) { return EntryPlace(queue: .speculative) }
+      if makeLanes(for: .speculative, isTimed: false) { return EntryDestination(queue: .speculative) }
     case .normal, nil: break
     }
     switch oldQueue {
-    case .probation?, .main?: return EntryPlace(queue: oldQueue!)
+    case .probation?, .main?: return EntryDestination(queue: oldQueue!)
     // It was worth the room.
-    case .pinned?: return EntryPlace(queue: .main)
-    case .speculative?, nil: return newPlace(of: key, size)
+    case .pinned?: return EntryDestination(queue: .main)
+    case .speculative?, nil: return newDestination(of: key, size)
     }
   }
 
@@ -77,8 +80,8 @@ extension HeldShard {
     return base.totals.reservePinned(wanted, limit: base.limits.pinned.load(ordering: .relaxed)) ? wanted : nil
   }
 
-  /// Why there was no place.
-  var refusalOfPlace: StoreOutcome { queueCount == EvictionQueue.count ? .pinnedByteLimit : .outOfMemory }
+  /// Why there was no destination.
+  var pinRefusal: StoreOutcome { queueCount == EvictionQueue.count ? .pinnedByteLimit : .outOfMemory }
 
   // MARK: Changing
 
@@ -94,9 +97,9 @@ extension HeldShard {
     switch priority {
     case .pinned:
       queue = .pinned
-      guard base.totals.reservePinned(facts.payloadByteCount, limit: base.limits.pinned.load(ordering: .relaxed))
-      else { return .noRoom }
-      reserved = facts.payloadByteCount
+      guard let room = reserve(facts.payloadByteCount, replacing: nil, nil)
+      else { return pinRefusal == .pinnedByteLimit ? .noRoom : .noMemory }
+      reserved = room
     case .speculative: (queue, counter) = (.speculative, 0)
     case .normal: if old == .speculative, entryOrder == nil { queue = .probation }
     }

@@ -46,16 +46,16 @@ extension HeldShard {
     let old = unsafe find(key, prefix)
     let changesBefore = slots.changes
     if isRefused(size, old) { return .tooLarge }
-    guard let place = place(of: key, size, old) else { return refusalOfPlace }
-    defer { if place.reserved > 0 { base.totals.endReservation(place.reserved) } }
-    let lane = lane(place.queue, size.head)
+    guard let destination = destination(of: key, size, old) else { return pinRefusal }
+    defer { base.totals.endReservation(destination.reserved) }
+    let lane = lane(destination.queue, size.head)
     if base.limits.areStrict { makeRoom(for: size.cost, replacing: old, among: shards) }
     guard let element = allocate(size.byteCount, lane, among: shards) else { return .outOfMemory }
     unsafe EntryPrefix.write(prefix, size.head, value, to: element.bytes)
     // Making room may have evicted the old value, or moved it.
     let replaced = slots.changes == changesBefore ? old : unsafe find(key, prefix)
     return enter(
-      element, key, size, lane, replacing: replaced, hadOld: old != nil, isRemembered: place.isRemembered)
+      element, key, size, lane, replacing: replaced, hadOld: old != nil, isRemembered: destination.isRemembered)
   }
 
   /// Whether an entry exceeds a limit even when it is alone; then the key's old value goes.
@@ -70,24 +70,24 @@ extension HeldShard {
   /// Where a key's new value goes: as its priority says; else a replaced entry stays in its queue, and the store counts as a
   /// use. nil where it may not be pinned.
   @inline(__always)
-  mutating func place(of key: EngineKey, _ size: EntrySize, _ old: FoundSlot?) -> EntryPlace? {
-    let place: EntryPlace?
-    if size.head.priority != nil || queueCount > EvictionQueue.firstCount {
-      place = self.place(of: key, size, replacing: old)
+  mutating func destination(of key: EngineKey, _ size: EntrySize, _ old: FoundSlot?) -> EntryDestination? {
+    let destination: EntryDestination?
+    if size.head.priority != nil || hasPriorities {
+      destination = self.destination(of: key, size, replacing: old)
     } else if let old {
-      place = EntryPlace(queue: heap.queue(at: old.slot.place))
+      destination = EntryDestination(queue: heap.queue(at: old.slot.place))
     } else {
-      place = newPlace(of: key, size)
+      destination = newDestination(of: key, size)
     }
-    if let entryOrder, let old, let queue = place?.queue { entryOrder.used(position(of: old), as: queue.priority) }
-    return place
+    if let entryOrder, let old, let queue = destination?.queue { entryOrder.used(position(of: old), as: queue.priority) }
+    return destination
   }
 
   /// Of a normal entry. A key whose entry was evicted or lost not long ago goes to main.
   @inline(__always)
-  func newPlace(of key: EngineKey, _ size: EntrySize) -> EntryPlace {
+  func newDestination(of key: EngineKey, _ size: EntrySize) -> EntryDestination {
     let reason = ghost.reason(of: key.ghostIdentity)
-    return EntryPlace(
+    return EntryDestination(
       queue: entryOrder == nil ? order.queue(ofNew: reason, credit: size.credit) : .main, isRemembered: reason != nil)
   }
 

@@ -236,7 +236,9 @@ extension PurgeableCache: Loading {
     unsafe encode(key) { engineKey, prefix in
       unsafe engine.birth(of: engineKey, prefix)
     } tracked: { hash in
-      unsafe withTracked(key, hash: hash) { engineKey, prefix, held in unsafe held.birth(of: engineKey, prefix) } ?? nil
+      unsafe withTracked(key, hash: hash) { engineKey, prefix, held in
+        unsafe held.peeked(engineKey, prefix, digests: false)?.head.made
+      } ?? nil
     }
   }
 

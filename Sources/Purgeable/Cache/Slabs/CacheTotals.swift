@@ -9,11 +9,13 @@ final class CacheTotals: Sendable {
   let ghostBytes = Atomic<Int>(0)
   let indexBytes = Atomic<Int>(0)
   /// Of keys that are remembered as absent (Loading/AbsentKeys.swift).
-  let absentBytes = AtomicLazyReference<ByteCount>()
+  let absentBytes: ByteCount?
   /// Payload bytes that evictions copied to fresh slabs.
   let copiedBytes = Atomic<Int>(0)
   /// Payload bytes of pinned entries, and of those that are about to be.
   let pinnedBytes = Atomic<Int>(0)
+
+  init(absentBytes: ByteCount?) { self.absentBytes = absentBytes }
 
   /// False where there is no room below the limit, `Int.max` for none.
   func reservePinned(_ byteCount: Int, limit: Int) -> Bool {
@@ -24,5 +26,5 @@ final class CacheTotals: Sendable {
   }
 
   /// Called when the entry is booked, or will not be.
-  func endReservation(_ byteCount: Int) { pinnedBytes.subtract(byteCount, ordering: .relaxed) }
+  func endReservation(_ byteCount: Int) { if byteCount > 0 { pinnedBytes.subtract(byteCount, ordering: .relaxed) } }
 }
