@@ -25,6 +25,9 @@ enum ExpiryFigures {
         "ordinary memory per entry with a default expiry", .count, try flood.value("ordinary"), .atMost(18), "B an entry",
         note: "by the cache's own count, \(count) entries"),
       Figure(
+        "ordinary memory per entry with a default expiry since the last use", .count, try flood.value("ordinary-last-use"),
+        .atMost(22), "B an entry", note: "by the cache's own count, \(count) entries"),
+      Figure(
         "\(count) entries expire within a second: until their memory is back", .time, try Spread(flood, "back"), .atMost(2),
         "s"),
       Figure(
@@ -114,7 +117,10 @@ enum ExpiryFigures {
       longest.append(found.withLock { $0.call })
       pause = max(pause, found.withLock { $0.pause })
     }
-    var numbers: Numbers = ["pause": pause, "ordinary": ordinary]
+    let cache = try makeCache(nil, .sinceLastUse(.seconds(3600)))
+    for key in 0..<count { cache.setValue(Workload.value(of: key), forKey: key) }
+    let lastUse = Double(cache.statistics.memory.ordinaryBytes) / Double(count)
+    var numbers: Numbers = ["pause": pause, "ordinary": ordinary, "ordinary-last-use": lastUse]
     Spread(back).write(to: &numbers, "back")
     Spread(longest).write(to: &numbers, "longest")
     return numbers

@@ -4,8 +4,8 @@
 /// How what is loaded is kept. Of askers that share a load, the one that loads says it.
 @usableFromInline
 struct LoadTerms: Sendable {
-  /// How long the value is valid, in nanoseconds: 0 for not at all, `.max` for ever; nil for the cache's default.
-  var lifetime: UInt64?
+  /// How long the value is valid; nil for the cache's default.
+  var lifetime: Lifetime?
   /// How long it is remembered that the load found nothing, in nanoseconds; 0 for not at all.
   var absenceTime: UInt64 = 0
   /// From which age on, in nanoseconds, a value is loaded anew; nil: its age is not noted.

@@ -51,7 +51,7 @@ struct CacheExpiryStormTests {
         clock, order, tracksKeys: tracksKeys, countLimit: limits.count, byteLimit: limits.bytes,
         expiry: .sinceCreation(.seconds(40)))
       let isExact = limits.count == nil && limits.bytes == nil
-      var model: [Int: (version: UInt32, deadline: Int)] = [:]
+      var model: [Int: (version: UInt32, idle: Int?, deadline: Int)] = [:]
       var (now, version): (Int, UInt32) = (0, 0)
       for step in 0..<6000 / slowness {
         let key = random.index(below: 700)
@@ -59,16 +59,20 @@ struct CacheExpiryStormTests {
         case 0..<9:
           version += 1
           let seconds = [1, 2, 15, 100, 1000, -1, 0][random.index(below: 7)]
+          let isSinceUse = seconds > 0 && random.index(below: 3) == 0
           let count = random.index(below: 40) == 0 ? 30_000 : 20 + random.index(below: 300)
-          let expiry: Expiry? = seconds < 0 ? .never : seconds == 0 ? nil : .sinceCreation(.seconds(seconds))
+          let expiry: Expiry? =
+            seconds < 0
+            ? .never : seconds == 0 ? nil : isSinceUse ? .sinceLastUse(.seconds(seconds)) : .sinceCreation(.seconds(seconds))
           let outcome = cache.setValue(described(UInt32(key), version: version, count: count), forKey: key, expiry: expiry)
           #expect(outcome == .stored || outcome == .replaced)
-          model[key] = (version, seconds < 0 ? .max : now + (seconds == 0 ? 40 : seconds))
+          model[key] = (version, isSinceUse ? seconds : nil, seconds < 0 ? .max : now + (seconds == 0 ? 40 : seconds))
         case 9..<17:
           let value = step % 2 == 0 ? cache[key] : cache.peekValue(forKey: key)
           let living = model[key].flatMap { $0.deadline > now ? $0.version : nil }
           if let value {
             #expect(versionDescribed(in: value, key: UInt32(key)) == living, "seed \(chosenSeed), step \(step)")
+            if step % 2 == 0, let idle = model[key]?.idle { model[key]?.deadline = now + idle }
           } else if isExact {
             #expect(living == nil, "seed \(chosenSeed), step \(step)")
           }

@@ -45,6 +45,9 @@ private final class ProductRun {
     var value: [UInt8]
     var cost: Int
     var end: Duration?
+    /// How long after the last use its time is over.
+    var idle: Duration?
+    var used: Duration
     var recomputeCost: Duration?
     var priority: EntryPriority
   }
@@ -76,7 +79,7 @@ private final class ProductRun {
     options.tracksKeys = configuration.keys == .tracked
     options.pinnedByteLimit = 5_000
     options.clock = clock
-    if configuration.hasExpiry { options.expiry = .sinceCreation(.seconds(50)) }
+    if configuration.hasExpiry { options.expiry = Expiry(sinceCreation: .seconds(50), sinceLastUse: .seconds(20)) }
     let told = told
     cache =
       configuration.keys == .told
@@ -91,7 +94,7 @@ private final class ProductRun {
   private func chance(_ one: Int, of all: Int) -> Bool { random.index(below: all) < one }
 
   /// What a look-up found.
-  private func check(_ key: Int, _ found: [UInt8]?, _ how: String) {
+  private func check(_ key: Int, _ found: [UInt8]?, _ how: String, isUse: Bool = false) {
     guard let found else {
       // Gone for whatever reason, it stays so.
       if let its = known.removeValue(forKey: key), its.priority == .pinned {
@@ -103,9 +106,11 @@ private final class ProductRun {
     guard let its = known[key] else { return expect(false, "\(how): \(key) is there, and should not be") }
     expect(its.value == found, "\(how): \(key) has another value")
     expect(!isOver(its), "\(how): \(key) is over")
+    if isUse { known[key]?.used = now }
   }
 
-  private func isOver(_ known: Known) -> Bool { known.end.map { $0 <= now } ?? false }
+  private func end(_ known: Known) -> Duration? { [known.end, known.idle.map { $0 + known.used }].compactMap(\.self).min() }
+  private func isOver(_ known: Known) -> Bool { end(known).map { $0 <= now } ?? false }
 
   private func store(_ key: Int) {
     version &+= 1
@@ -113,7 +118,12 @@ private final class ProductRun {
     let value = described(UInt32(key), version: version, count: size)
     let cost: Int? = chance(1, of: 3) ? random.index(below: 600) : nil
     let expiry: Expiry? =
-      chance(1, of: 4) ? (chance(1, of: 4) ? .never : .sinceCreation(.seconds(1 + random.index(below: 100)))) : nil
+      !chance(1, of: 4)
+      ? nil
+      : [
+        .never, .sinceCreation(.seconds(1 + random.index(below: 100))), .sinceLastUse(.seconds(1 + random.index(below: 30))),
+        Expiry(sinceCreation: .seconds(60), sinceLastUse: .seconds(10)),
+      ][random.index(below: 4)]
     let recompute: Duration? = chance(1, of: 3) ? .milliseconds(1 + random.index(below: 5000)) : nil
     let priority = chance(1, of: 4) ? EntryPriority.allCases[random.index(below: 3)] : nil
     let before = cache.peekEntry(forKey: key)
@@ -121,10 +131,10 @@ private final class ProductRun {
     switch outcome {
     case .stored, .replaced:
       expect((outcome == .replaced) == (before != nil) || configuration.limit != .none, "\(key): \(outcome)")
-      let time = expiry == nil ? (configuration.hasExpiry ? Duration.seconds(50) : nil) : expiry!.sinceCreation
+      let expiry = expiry ?? cache.expiry ?? .never
       var its = Known(
-        value: value, cost: cost ?? value.count, end: time.map { now + $0 }, recomputeCost: recompute,
-        priority: priority ?? .normal)
+        value: value, cost: cost ?? value.count, end: expiry.sinceCreation.map { now + $0 }, idle: expiry.sinceLastUse, used: now,
+        recomputeCost: recompute, priority: priority ?? .normal)
       // A pin stays where the value fits; the entry says whether it did.
       if priority == nil, before?.priority == .pinned, cache.peekEntry(forKey: key)?.priority == .pinned {
         its.priority = .pinned
@@ -143,14 +153,17 @@ private final class ProductRun {
     let key = random.index(below: chance(1, of: 2) ? Self.keyCount : 20)
     switch random.index(below: 100) {
     case 0..<40: store(key)
-    case 40..<65: check(key, cache.value(forKey: key), "value")
-    case 65..<70: check(key, cache.withBytes(forKey: key) { $0.array }, "withBytes")
+    case 40..<65: check(key, cache.value(forKey: key), "value", isUse: true)
+    case 65..<70: check(key, cache.withBytes(forKey: key) { $0.array }, "withBytes", isUse: true)
     case 70..<76:
       let entry = cache.peekEntry(forKey: key)
       check(key, entry?.value, "peek")
       if let entry, let its = known[key] {
         expect(entry.cost == its.cost && entry.recomputeCost == its.recomputeCost, "\(key) has other costs")
-        expect(entry.remainingTime == its.end.map { $0 - now }, "\(key) has another time")
+        // The clock began anywhere within 10 ms.
+        let (right, time) = (end(its).map { $0 - now }, entry.remainingTime)
+        let isRight = right.flatMap { right in time.map { $0 <= right && $0 > right - .milliseconds(10) } } ?? (right == time)
+        expect(isRight, "\(key) has another time")
         expect(entry.priority == its.priority || its.priority == .speculative, "\(key) is \(entry.priority)")
       }
     case 76..<80:
@@ -172,7 +185,7 @@ private final class ProductRun {
         var changed = its.value
         changed[0] &+= 1
         expect(value == changed, "\(key) was changed in another way")
-        known[key]!.value = value
+        (known[key]!.value, known[key]!.used) = (value, now)
         if its.cost == its.value.count { known[key]!.cost = value.count }
         if its.priority == .speculative { known[key]!.priority = .normal }
       } else {

@@ -45,7 +45,7 @@ extension CacheEngine {
             // Acquire: pairs with the release that stored the slot.
             let slot = Slot(bits: slots[i].acquired)
             if slot.bits & Slot.identityMask != key.identity || slot.isEmpty { continue }
-            switch unsafe read(slot, at: slots[i], prefix, into: buffer, version) {
+            switch unsafe read(slot, at: slots[i], table, prefix, into: buffer, version) {
             case .otherKey: continue
             case .changed: continue again
             case .lost:
@@ -59,11 +59,12 @@ extension CacheEngine {
               reason = .expired
               continue again
             case .outdated: return countsAsUse ? miss(key, .outdated) : .miss(.outdated)
-            case .found(let byteCount, let now):
+            case .found(let byteCount, let now, let moment):
               if byteCount > buffer.count { return .tooSmall(byteCount: byteCount) }
               if countsAsUse {
                 index.countHit()
                 slots[i].countUse(of: now)
+                if let moment { table.lastUse(of: slots[i]).note(UseTime(moment)) }
                 if base.heedsHits { noteHit(FoundSlot(pointer: slots[i], slot: now), in: table) }
               }
               return .hit(byteCount: byteCount)
@@ -81,8 +82,9 @@ extension CacheEngine {
 
   /// The result of reading a slot with the key's identity.
   private enum SlotRead {
-    /// The value was copied, unless it has more bytes than the buffer. `now`: the slot after the copy.
-    case found(byteCount: Int, now: Slot)
+    /// The value was copied, unless it has more bytes than the buffer. `now`: the slot after the copy. `moment`: what to note as
+    /// the last use; nil where that is not kept.
+    case found(byteCount: Int, now: Slot, moment: UInt64?)
     case otherKey, changed, lost, expired
     /// The entry is of another version, or of none.
     case outdated
@@ -90,8 +92,8 @@ extension CacheEngine {
 
   @inline(__always)
   private func read(
-    _ slot: Slot, at pointer: SlotPointer, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer,
-    _ version: UnsafeRawBufferPointer?
+    _ slot: Slot, at pointer: SlotPointer, _ table: SlotIndex.Table, _ prefix: UnsafeRawBufferPointer,
+    into buffer: UnsafeMutableRawBufferPointer, _ version: UnsafeRawBufferPointer?
   ) -> SlotRead {
     let place = slot.place
     let generation = heap.generation(at: place)
@@ -101,17 +103,20 @@ extension CacheEngine {
     let read = unsafe base.elements.read(reference, hasHead: slot.hasHead, prefix, into: buffer)
     if read.outcome == .busy { return .changed }
     if read.outcome == .intact && !read.matches { return .otherKey }
+    // Before the slot is looked at again (LastUses.swift).
+    let moment = read.head.sinceLastUse == nil ? nil : base.clock.now()
+    let isOver = base.isOver(read.head, table.lastUse(of: pointer).time, at: moment)
     atomicMemoryFence(ordering: .acquiring)
     let now = Slot(bits: pointer.relaxed)
     guard now.isSameEntry(as: slot) else { return .changed }
     if read.outcome == .discarded { return .lost }
-    if base.isOver(read.head) { return .expired }
+    if isOver { return .expired }
     if let version = unsafe version {
       // Of the same element: its bytes do not change, and a later look at a place that got another one fails.
       guard let isOf = unsafe base.elements.isOf(version, reference, read.head, prefix.count) else { return .changed }
       if !isOf { return .outdated }
     }
-    return .found(byteCount: read.byteCount, now: now)
+    return .found(byteCount: read.byteCount, now: now, moment: moment)
   }
 
   /// Whether a mask is still the present one, after the fence in `SlotIndex.isCurrent`: only then is "not found" an answer.
@@ -178,7 +183,7 @@ extension CacheEngine {
   /// none is, or the slots have changed `tries` times.
   @inline(__always)
   private func search<R>(
-    _ key: EngineKey, tries: Int, _ look: (_ found: FoundSlot, _ position: UInt64) -> Look<R>
+    _ key: EngineKey, tries: Int, _ look: (_ found: FoundSlot, _ table: SlotIndex.Table, _ position: UInt64) -> Look<R>
   ) -> R? {
     for _ in 0..<tries {
       let mask = base.indexes.mask.load(ordering: .acquiring)
@@ -191,7 +196,7 @@ extension CacheEngine {
         let index = base.indexes[looks.position]
         let table = index.current()
         for found in table.candidates(of: key.identity) {
-          switch look(found, looks.position) {
+          switch look(found, table, looks.position) {
           case .isKeys(let result): return result
           case .otherKey: continue
           case .changed: changed = true
@@ -207,8 +212,8 @@ extension CacheEngine {
   /// Locks a key's value for the caller to unlock, and counts a hit or a miss. Takes no mutex.
   func lock(_ key: EngineKey, prefix: UnsafeRawBufferPointer) -> EngineLock {
     var reason: MissReason?
-    let result = search(key, tries: 1000) { found, position -> Look<EngineLock> in
-      let look = unsafe lock(prefix, found)
+    let result = search(key, tries: 1000) { found, table, position -> Look<EngineLock> in
+      let look = unsafe lock(prefix, found, table)
       switch look {
       case .locked(let reference, let bytes):
         base.indexes[position].countHit()
@@ -242,7 +247,7 @@ extension CacheEngine {
   /// Locks the element of a slot with the key's identity, and compares the key then: locked, its bytes can be looked at as they
   /// are.
   @inline(__always)
-  private func lock(_ prefix: UnsafeRawBufferPointer, _ found: FoundSlot) -> SlotLock {
+  private func lock(_ prefix: UnsafeRawBufferPointer, _ found: FoundSlot, _ table: SlotIndex.Table) -> SlotLock {
     let reference = heap.reference(found.slot.place)
     guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else { return .changed }
     let (outcome, payload) = unsafe heap.lock(reference)
@@ -257,9 +262,18 @@ extension CacheEngine {
     // The place may have got another entry before the lock. So the slot is looked at once more.
     let isSame = Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot)
     if isSame, payload.count >= prefix.count, unsafe memcmp(payload.baseAddress!, prefix.baseAddress!, prefix.count) == 0 {
-      if found.slot.hasHead, base.isOver(unsafe EntryPrefix.head(of: payload, behind: prefix.count)) {
-        heap.unlock(reference)
-        return .expired
+      if found.slot.hasHead {
+        let head = unsafe EntryPrefix.head(of: payload, behind: prefix.count)
+        let moment = head.sinceLastUse == nil ? nil : base.clock.now()
+        let lastUse = table.lastUse(of: found.pointer)
+        let isOver = base.isOver(head, lastUse.time, at: moment)
+        atomicMemoryFence(ordering: .acquiring)
+        let isStillSame = Slot(bits: found.pointer.relaxed).isSameEntry(as: found.slot)
+        if isOver || !isStillSame {
+          heap.unlock(reference)
+          return isStillSame ? .expired : .changed
+        }
+        if let moment { lastUse.note(UseTime(moment)) }
       }
       return unsafe .locked(reference, EntryPrefix.value(of: payload, behind: prefix.count, hasHead: found.slot.hasHead))
     }
@@ -285,19 +299,23 @@ extension CacheEngine {
   /// When a key's value was loaded, if that is noted.
   func birth(of key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> UInt64? { unsafe findForAccess(key, prefix)?.head.made }
 
-  /// Finds a key's slot by comparing keys, the position of the shard that has it, and its head; nil also where its time is over.
-  /// Copies no value and counts no use.
+  /// Finds a key's slot by comparing keys, the position of the shard that has it, and its head. Copies no value and counts no
+  /// use.
   private func findForAccess(
     _ key: EngineKey, _ prefix: UnsafeRawBufferPointer
   ) -> (slot: Slot, position: UInt64, head: EntryHead)? {
-    search(key, tries: 64) { found, position -> Look<(slot: Slot, position: UInt64, head: EntryHead)?> in
+    search(key, tries: 64) { found, table, position -> Look<(slot: Slot, position: UInt64, head: EntryHead)?> in
       let reference = heap.reference(found.slot.place)
       guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else { return .changed }
       let read = unsafe base.elements.compare(reference, hasHead: found.slot.hasHead, with: prefix)
       // A lost element counts as found: the caller's lock or check makes it certain.
       if read.outcome == .discarded { return .isKeys((found.slot, position, read.head)) }
       guard read.outcome == .intact, read.matches else { return read.outcome == .busy ? .changed : .otherKey }
-      return .isKeys(base.isOver(read.head) ? nil : (found.slot, position, read.head))
+      guard base.isOver(read.head, table.lastUse(of: found.pointer).time) else {
+        return .isKeys((found.slot, position, read.head))
+      }
+      dropDead(found.slot, at: position)
+      return .changed
     } ?? nil
   }
 }

@@ -99,7 +99,7 @@ struct ElementReader: Sendable {
   }
 
   /// The head of the entry at a place, which has one.
-  private func head(at place: UInt64, _ facts: EntryFacts) -> EntryHead? {
+  func head(at place: UInt64, _ facts: EntryFacts) -> EntryHead? {
     unsafe withUnsafeTemporaryAllocation(byteCount: EntryHead.mostBytes, alignment: 8) { all in
       let byteCount = min(all.count, facts.payloadByteCount - facts.prefixByteCount)
       let bytes = unsafe UnsafeMutableRawBufferPointer(rebasing: all[..<byteCount])
@@ -139,11 +139,6 @@ struct ElementReader: Sendable {
     return unsafe withVersion(reference, head, prefixByteCount) { text in
       unsafe text.elementsEqual(version)
     }
-  }
-
-  /// When the time of the entry at a place is over, which has a head; nil for never, and where the head cannot be read.
-  func deadline(at place: UInt64) -> UInt64? {
-    facts(of: heap.reference(place)).flatMap { head(at: place, $0)?.deadline }
   }
 
   /// An entry's cost. nil when the head is on a lost page.

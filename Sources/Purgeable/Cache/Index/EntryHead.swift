@@ -4,41 +4,71 @@
 //   | flags, 1 byte | 8 bytes for each of the lower 7 flags that is set, the lowest first | version |
 //   version, where the highest flag is set:   | length, 1 byte | text |
 //
-// An entry that has nothing of it has no head. To add an attribute: a property here, and its place in `fields`.
+// An entry that has nothing of it has no head. To add an attribute: a property here, and room in `fields`.
 
 struct EntryHead: Equatable {
   /// nil where it is the number of the value's bytes.
-  var cost: UInt64?
+  var cost: UInt64? {
+    get { self[0] }
+    set { self[0] = newValue }
+  }
   /// When the entry's time is over, in nanoseconds of the cache's clock; nil: never.
-  var deadline: UInt64?
+  var deadline: UInt64? {
+    get { self[1] }
+    set { self[1] = newValue }
+  }
   /// What making the value again takes, in nanoseconds; nil: unknown.
-  var recomputeCost: UInt64?
+  var recomputeCost: UInt64? {
+    get { self[2] }
+    set { self[2] = newValue }
+  }
   /// When the value was loaded, in nanoseconds of the cache's clock; nil: nobody wants to know its age.
-  var made: UInt64?
+  var made: UInt64? {
+    get { self[3] }
+    set { self[3] = newValue }
+  }
+  /// How long after its last use the entry's time is over, in nanoseconds; nil: that is no bound (LastUses.swift).
+  var sinceLastUse: UInt64? {
+    get { self[4] }
+    set { self[4] = newValue }
+  }
+  /// nil: none.
+  var version: VersionText? {
+    get { flags & Self.versionFlag == 0 ? nil : versionText }
+    set {
+      flags = flags & ~Self.versionFlag | (newValue == nil ? 0 : Self.versionFlag)
+      versionText = newValue ?? VersionText(byteCount: 0)
+    }
+  }
   /// Of an entry that is to be stored; nil: pinned if the old one was. Not written: an entry's queue says it.
   var priority: EntryPriority?
-  /// nil: none.
-  var version: VersionText?
 
-  /// By flag.
-  private var fields: InlineArray<4, UInt64?> {
-    @inline(__always) get { [cost, deadline, recomputeCost, made] }
-    set { (cost, deadline, recomputeCost, made) = (newValue[0], newValue[1], newValue[2], newValue[3]) }
-  }
+  private var flags: UInt8 = 0
+  /// By flag; 0 where it is not set.
+  private var fields = InlineArray<5, UInt64>(repeating: 0)
+  private var versionText = VersionText(byteCount: 0)
 
   private static var versionFlag: UInt8 { 1 << 7 }
 
   /// Room for a head with all attributes, up to the version's text.
   static var mostBytes: Int { 1 + 8 * EntryHead().fields.count + 1 }
 
-  @inline(__always) private var flags: UInt8 {
-    let fields = fields
-    var flags: UInt8 = version == nil ? 0 : Self.versionFlag
-    for i in fields.indices where fields[i] != nil { flags |= 1 << UInt8(i) }
-    return flags
+  @inline(__always) private subscript(i: Int) -> UInt64? {
+    get { flags & 1 << UInt8(i) == 0 ? nil : fields[i] }
+    set {
+      flags = flags & ~(1 << UInt8(i)) | (newValue == nil ? 0 : 1 << UInt8(i))
+      fields[i] = newValue ?? 0
+    }
+  }
+
+  static func == (left: Self, right: Self) -> Bool {
+    left.flags == right.flags && left.fields.indices.allSatisfy { left.fields[$0] == right.fields[$0] }
+      && left.versionText == right.versionText && left.priority == right.priority
   }
 
   @inline(__always) var isEmpty: Bool { flags == 0 }
+  /// Whether the entry's time is ever over.
+  @inline(__always) var isTimed: Bool { flags & (1 << 1 | 1 << 4) != 0 }
   @inline(__always) var byteCount: Int {
     isEmpty ? 0 : Self.byteCount(flags) + (version.map { 1 + Int($0.byteCount) } ?? 0)
   }
@@ -57,10 +87,8 @@ struct EntryHead: Equatable {
     assert(!isEmpty && bytes.count - start >= byteCount, "PurgeableCache: an empty head, or no room for it")
     unsafe bytes[start] = flags
     var at = start + 1
-    let fields = fields
-    for i in fields.indices {
-      guard let field = fields[i] else { continue }
-      unsafe bytes.storeBytes(of: field, toByteOffset: at, as: UInt64.self)
+    for i in fields.indices where self[i] != nil {
+      unsafe bytes.storeBytes(of: fields[i], toByteOffset: at, as: UInt64.self)
       at += 8
     }
     if let version { unsafe version.write(to: UnsafeMutableRawBufferPointer(rebasing: bytes[at...])) }
@@ -72,12 +100,10 @@ struct EntryHead: Equatable {
     let flags = unsafe bytes.unsafeLoad(as: UInt8.self)
     guard bytes.byteCount >= Self.byteCount(flags) else { return }
     var at = 1
-    var fields = fields
     for i in fields.indices where flags & 1 << UInt8(i) != 0 {
-      fields[i] = unsafe bytes.unsafeLoadUnaligned(fromByteOffset: at, as: UInt64.self)
+      self[i] = unsafe bytes.unsafeLoadUnaligned(fromByteOffset: at, as: UInt64.self)
       at += 8
     }
-    self.fields = fields
     if flags & Self.versionFlag != 0, bytes.byteCount > at {
       version = VersionText(byteCount: unsafe bytes.unsafeLoad(fromByteOffset: at, as: UInt8.self))
     }

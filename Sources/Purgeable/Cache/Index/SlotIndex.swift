@@ -17,14 +17,16 @@ import Synchronization
 /// `@unchecked Sendable`: the words are atomics; everything but look-ups happens under the shard's mutex.
 @safe struct SlotIndex: @unchecked Sendable {
   /// The home: 4 KiB, of which the words take 1,280 bytes, an owner's notes 768 (`notes`), and the smallest table the other half.
+  /// Behind it, on a page that is not touched before, the last uses of that table's entries.
   /// What every look-up loads is rarely written, and shares no cache line (8 words) with what stores or look-ups write.
   ///
   /// [0] `current`: a version in the upper bits, the size class in the lower 8; 0 in a forked child, where all of this is wiped.
   /// [1] whether the ghost may remember a key (`remembersKeys`). [2], [3] tables of the cache (`sumsWord`, `deadlinesWord`).
   /// From 8 on the tables' addresses by size class, from 72 on their numbers of buckets. The last class of all has the first word
   /// of a line of counters; a table of that size, of 800 MB, does not notice.
-  /// From 65 on: the ageing hand's steps; the same when the policy last evicted for a limit; births; and the shard's sums
-  /// (`publish`). From 129 on, a line for every few processors: hits, misses, and misses with no reason known.
+  /// From 65 on: the ageing hand's steps; the same when the policy last evicted for a limit; births; the shard's sums
+  /// (`publish`); whether last uses are kept. From 129 on, a line for every few processors: hits, misses, and misses with no
+  /// reason known.
   private let words: SlotPointer
 
   private static let basesAt = 8
@@ -35,6 +37,7 @@ import Synchronization
   private static let countAt = 68
   private static let lowCostAt = 69
   private static let highCostAt = 70
+  private static let keepsUsesAt = 71
   private static let lookUpsAt = 129
   /// A power of two.
   private static let lookUpLineCount = 4
@@ -62,6 +65,14 @@ import Synchronization
     }
 
     var slotCount: Int { Int(bucketCount) * SlotIndex.slotsPerBucket }
+
+    /// Of the entry of one of the table's slots.
+    @inline(__always) func lastUse(of slot: SlotPointer) -> LastUse {
+      unsafe lastUse(at: (slot.raw - (slots ?? slot).raw) / MemoryLayout<UInt64>.stride)
+    }
+    @inline(__always) fileprivate func lastUse(at number: Int) -> LastUse {
+      LastUse(at: number, behind: slots!, slotCount: slotCount)
+    }
 
     /// The slots in use in an identity's two buckets, whatever their identity.
     @inline(__always) func neighbours(of identity: UInt64) -> Neighbours { Neighbours(self, identity) }
@@ -116,7 +127,7 @@ import Synchronization
 
   /// An empty index of the smallest size; nil when there is no memory.
   init?() {
-    guard let raw = unsafe purgeable_bookkeeping_map(Self.homeBytes) else { return nil }
+    guard let raw = unsafe purgeable_bookkeeping_map(Self.mappedHomeBytes) else { return nil }
     words = unsafe SlotPointer(raw, count: Self.homeBytes / 8)
     beginAnew()
   }
@@ -125,10 +136,10 @@ import Synchronization
   func destroy() {
     for sizeClass in 1..<Self.classCount {
       if let slots = table(sizeClass).slots {
-        unsafe purgeable_bookkeeping_unmap(slots.raw, Self.byteCount(of: sizeClass))
+        unsafe purgeable_bookkeeping_unmap(slots.raw, Self.mappedBytes(of: sizeClass))
       }
     }
-    unsafe purgeable_bookkeeping_unmap(words.raw, Self.homeBytes)
+    unsafe purgeable_bookkeeping_unmap(words.raw, Self.mappedHomeBytes)
   }
 
   // MARK: Home
@@ -200,8 +211,20 @@ import Synchronization
 
   var sizeClass: Int { Int(words[0].relaxed & 0xFF) }
 
-  /// Ordinary memory in use: the home, and the present table where that lies elsewhere.
-  var byteCount: Int { Self.homeBytes + (sizeClass == 0 ? 0 : Self.byteCount(of: sizeClass)) }
+  private static func lastUseBytes(of sizeClass: Int) -> Int { byteCount(of: sizeClass) / 2 }
+  private static func mappedBytes(of sizeClass: Int) -> Int { byteCount(of: sizeClass) + lastUseBytes(of: sizeClass) }
+  private static var mappedHomeBytes: Int { homeBytes + lastUseBytes(of: 0) }
+
+  /// Ordinary memory in use: the home, the present table where that lies elsewhere, and last uses.
+  var byteCount: Int { byteCount(ofSize: sizeClass) }
+  func byteCount(ofSize sizeClass: Int) -> Int {
+    Self.homeBytes + (sizeClass == 0 ? 0 : Self.byteCount(of: sizeClass))
+      + (keepsLastUses ? Self.lastUseBytes(of: sizeClass) : 0)
+  }
+
+  /// Whether last uses are kept, of all entries. Changed under the shard's mutex.
+  var keepsLastUses: Bool { words[Self.keepsUsesAt].relaxed != 0 }
+  func keepLastUses() { words[Self.keepsUsesAt].store(relaxed: 1) }
 
   /// Whether this is a forked child in which the index reads as zeros.
   var isWiped: Bool { words[0].acquired == 0 }
@@ -209,7 +232,7 @@ import Synchronization
   /// Maps the table of a size, if it is not mapped yet.
   private func map(_ sizeClass: Int) -> Bool {
     if words[Self.basesAt + sizeClass].relaxed != 0 { return true }
-    guard let raw = unsafe purgeable_bookkeeping_map(Self.byteCount(of: sizeClass)) else { return false }
+    guard let raw = unsafe purgeable_bookkeeping_map(Self.mappedBytes(of: sizeClass)) else { return false }
     words[Self.basesAt + sizeClass].store(relaxed: UInt64(UInt(bitPattern: raw)))
     return true
   }
@@ -306,13 +329,14 @@ import Synchronization
 
   // MARK: Changing (the shard's mutex held)
 
-  /// Puts a slot into the emptier of its two buckets. Answers its number in the table; nil: both are full.
-  func insert(_ slot: Slot) -> Int? {
+  /// Puts a slot into the emptier of its two buckets. Answers its number in the table; nil: both are full. `lastUse`: of its
+  /// entry, where that is kept.
+  func insert(_ slot: Slot, lastUse: UseTime? = nil) -> Int? {
     assert(!slot.isEmpty, "PurgeableCache: an empty slot is inserted")
-    return insert(slot, into: current())
+    return insert(slot, lastUse, into: current())
   }
 
-  private func insert(_ slot: Slot, into table: Table) -> Int? {
+  private func insert(_ slot: Slot, _ lastUse: UseTime?, into table: Table) -> Int? {
     guard let slots = table.slots else { return nil }
     let (first, second) = table.buckets(of: slot.identity)
     let inFirst = Self.room(in: slots, at: first)
@@ -320,7 +344,8 @@ import Synchronization
     let inSecond = inFirst.count > Self.slotsPerBucket / 2 ? (count: 0, at: 0) : Self.room(in: slots, at: second)
     guard inFirst.count + inSecond.count > 0 else { return nil }
     let best = inFirst.count >= inSecond.count ? inFirst.at : inSecond.at
-    // Release: a reader that sees the slot sees the committed element.
+    if let lastUse { table.lastUse(at: best).set(lastUse) }
+    // Release: a reader that sees the slot sees the committed element, and its last use.
     slots[best].store(releasing: slot.bits)
     return best
   }
@@ -352,6 +377,11 @@ import Synchronization
     return nil
   }
 
+  /// The last use of an entry whose place is known, where last uses are kept.
+  func lastUse(identity: UInt64, place: UInt64) -> UseTime? {
+    keepsLastUses ? find(identity: identity, place: place).map { current().lastUse(of: $0.pointer).time } : nil
+  }
+
   /// Moves every slot into the table of another size. False, with nothing changed, when there is no memory or the slots do not
   /// fit. `order`: whose positions are the numbers of slots, where there is one. Allocates nothing: a closure in place of `order`
   /// would, where it is made of an optional.
@@ -367,7 +397,10 @@ import Synchronization
     if let newSlots = new.slots {
       for i in stride(from: 0, to: new.slotCount, by: Self.slotsPerTouch) { newSlots[i].store(relaxed: 0) }
     }
-    func carry(_ number: Int) -> Int? { insert(Slot(bits: slots[number].relaxed), into: new) }
+    let keepsLastUses = keepsLastUses
+    func carry(_ number: Int) -> Int? {
+      insert(Slot(bits: slots[number].relaxed), keepsLastUses ? old.lastUse(at: number).time : nil, into: new)
+    }
     let isDone =
       if let order {
         order.resize(slotCount: new.slotCount) { carry(Int($0)).map { UInt32(truncatingIfNeeded: $0) } }
@@ -388,7 +421,8 @@ import Synchronization
 
   private func clear(_ slots: SlotPointer, _ sizeClass: Int) {
     // The smallest table shares its page with other data, so it is cleared slot by slot.
-    if sizeClass > 0, unsafe purgeable_bookkeeping_clear(slots.raw, Self.byteCount(of: sizeClass)) == 0 { return }
+    let byteCount = keepsLastUses ? Self.mappedBytes(of: sizeClass) : Self.byteCount(of: sizeClass)
+    if sizeClass > 0, unsafe purgeable_bookkeeping_clear(slots.raw, byteCount) == 0 { return }
     // So is memory that the kernel did not take back. Release: as in `empty`.
     for i in 0..<Self.bucketCount(of: sizeClass) * Self.slotsPerBucket { slots[i].store(releasing: 0) }
   }
@@ -400,6 +434,7 @@ import Synchronization
     // The table of the smallest size is mapped from the beginning, and was cleared when it was left.
     words[0].store(releasing: ((old.word >> 8) &+ 1) << 8)
     if let slots = old.slots { clear(slots, Int(old.word & 0xFF)) }
+    words[Self.keepsUsesAt].store(relaxed: 0)
   }
 
   /// The number of a slot in the present table. Shard's mutex held.

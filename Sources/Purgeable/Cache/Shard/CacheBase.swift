@@ -142,14 +142,34 @@ final class CacheBase: Sendable {
   // MARK: Heads
 
   /// The head of an entry that is stored now. `lifetime`: nil for the default.
-  func head(cost: UInt64? = nil, lifetime: UInt64? = nil, recomputeCost: UInt64? = nil) -> EntryHead {
-    let lifetime = lifetime ?? limits.lifetime.load(ordering: .relaxed)
-    return EntryHead(
-      cost: cost, deadline: lifetime == .max ? nil : clock.now() + lifetime, recomputeCost: recomputeCost)
+  func head(cost: UInt64? = nil, lifetime: Lifetime? = nil, recomputeCost: UInt64? = nil) -> EntryHead {
+    let lifetime = lifetime ?? limits.lifetime
+    var head = EntryHead(
+      cost: cost, deadline: lifetime.sinceCreation.map { clock.now() + $0 }, recomputeCost: recomputeCost)
+    head.sinceLastUse = lifetime.sinceLastUse
+    return head
   }
 
-  /// Whether the time of an entry with this head is over.
-  @inline(__always) func isOver(_ head: EntryHead) -> Bool { head.deadline.map { clock.hasReached($0) } ?? false }
+  /// When the time of an entry is over, which was last used at a moment, unless it is used again; nil: never.
+  func end(_ head: EntryHead, _ lastUse: UseTime?, asOf now: UInt64) -> UInt64? {
+    guard let time = head.sinceLastUse, let lastUse else { return head.deadline }
+    return min(head.deadline ?? .max, lastUse.moment(asOf: now) + time)
+  }
+
+  /// As above, of the entry at a place, which has a head, and is in a shard's index; nil also where the head cannot be read.
+  func end(at place: UInt64, in index: SlotIndex, asOf now: UInt64) -> UInt64? {
+    guard let facts = elements.facts(of: heap.reference(place)), let head = elements.head(at: place, facts) else { return nil }
+    return end(head, index.lastUse(identity: facts.identity, place: place), asOf: now)
+  }
+
+  /// Whether the time of an entry with this head is over. `moment`: nil for now.
+  @inline(__always)
+  func isOver(_ head: EntryHead, _ lastUse: @autoclosure () -> UseTime?, at moment: UInt64? = nil) -> Bool {
+    if let deadline = head.deadline, clock.hasReached(deadline) { return true }
+    if head.sinceLastUse == nil { return false }
+    let moment = moment ?? clock.now()
+    return end(head, lastUse(), asOf: moment).map { $0 <= moment } ?? false
+  }
 
   /// Makes the streams of lanes up to this one, unless they are there. False without memory. Threads that do so at the same time
   /// make one more each.

@@ -295,7 +295,8 @@ extension HeldShard {
     #if DEBUG
       base.moveHook.load()?.body(1)
     #endif
-    guard insert(slot) else {
+    let use = other.lastUse(of: found.slot)
+    guard insert(slot, lastUse: use) else {
       if !isLarge { heap.free(new) }
       // It gets the number back that it had: nobody has asked for one since.
       if slot.isTracked { _ = other.keys.adopt(EngineKey.trackedNumber(of: slot), of: &keys) }
@@ -320,7 +321,7 @@ extension HeldShard {
     } else {
       heap.free(old)
     }
-    noteDeadline(head.deadline, of: new)
+    noteEnd(head, use, of: new)
     return .isHome
   }
 

@@ -238,7 +238,8 @@ extension HeldShard {
     let lane = heap.lane(at: slot.place)
     let (from, to) = (lane.queue, Lane(queue, lane.number))
     guard let head = elements.head(of: slot, facts) else { return .lost }
-    if base.isOver(head) {
+    let use = lastUse(of: slot)
+    if base.isOver(head, use) {
       drop(found, .expired, facts: facts)
       return .left
     }
@@ -274,7 +275,7 @@ extension HeldShard {
     books.unbook(slot.place, from, cost: cost, byteCount: facts.payloadByteCount)
     if freesOld { heap.free(old) }
     books.book(new.reference.place, queue, cost: cost, byteCount: facts.payloadByteCount)
-    noteDeadline(head.deadline, of: new.reference)
+    noteEnd(head, use, of: new.reference)
     counters.copies += 1
     base.totals.copiedBytes.add(facts.payloadByteCount, ordering: .relaxed)
     slots.exchange()

@@ -2,10 +2,12 @@
 // Dropping entries whose time is over, without a look at those that live.
 //
 //   store          the deadline is in the entry's head; the entry goes to the lane of its time to live (LaneTimes.swift), whose
-//                  slab has its first and its last deadline noted
+//                  slab has its first and its last deadline noted. A time since the last use (LastUses.swift) is there as well:
+//                  it is noted as if the entry were not used again
 //   look-up        compares the deadline with the clock, and drops the entry (HeldShard+Find.swift)
-//   slab due       its last deadline is over: all its entries go, and its memory goes back. In a lane slabs become due in about
-//                  the order in which they were filled: whoever needs room looks at the oldest, upkeep at all
+//   slab due       its last deadline is over: all its entries go, and its memory goes back; where some were used meanwhile, these
+//                  stay, and it is due again with the last of them. In a lane slabs become due in about the order in which they
+//                  were filled: whoever needs room looks at the oldest, upkeep at all
 //   entries        whoever needs room for one entry searches the oldest slab of each lane too, `removeExpired` all slabs whose
 //                  first deadline is over
 
@@ -17,19 +19,24 @@ extension HeldShard {
   /// The lane of a new entry.
   @inline(__always)
   mutating func lane(_ queue: EvictionQueue, _ head: EntryHead) -> Lane {
-    head.deadline.map { lane(queue, until: $0) } ?? Lane(queue)
+    head.isTimed ? timedLane(queue, head) : Lane(queue)
   }
 
   @inline(never)
-  private mutating func lane(_ queue: EvictionQueue, until deadline: UInt64) -> Lane {
+  private mutating func timedLane(_ queue: EvictionQueue, _ head: EntryHead) -> Lane {
+    if head.sinceLastUse != nil, !index.keepsLastUses {
+      index.keepLastUses()
+      noteIndexBytes()
+    }
     // In a small cache, open slabs of many lanes would leave no room.
     let slabCount = base.limits.bytes.load(ordering: .relaxed) / heap.slabBytes
     let most = slabCount < 4 ? 1 : slabCount < 32 ? 2 : Lane.numberLimit
     // Without a lane, it leaves when it is looked up, or as any other does.
     guard most > 1, makeLanes(for: queue, isTimed: true) else { return Lane(queue) }
     base.hasDeadlines.store(true, ordering: .relaxed)
-    nextSearch = min(nextSearch, deadline)
     let now = base.clock.now()
+    let deadline = base.end(head, UseTime(now), asOf: now) ?? .max
+    nextSearch = min(nextSearch, deadline)
     let (heap, place) = (heap, place)
     let number = laneTimes.lane(for: deadline - min(deadline, now), most: most) { number in
       EvictionQueue.all.allSatisfy { heap.oldest(of: heap.streams[Lane($0, number), place]) == nil }
@@ -37,10 +44,24 @@ extension HeldShard {
     return Lane(queue, number)
   }
 
-  /// Notes the deadline of an entry that came to a lane, if it has one.
+  /// Notes when the time of an entry that came to a lane is over, if it is ever.
   @inline(__always)
-  mutating func noteDeadline(_ deadline: UInt64?, of reference: purgeable_reference_t) {
-    if let deadline { base.deadlines.include(deadline, heap.slab(of: reference)) }
+  mutating func noteEnd(_ head: EntryHead, _ lastUse: UseTime?, of reference: purgeable_reference_t) {
+    if head.isTimed, let end = base.end(head, lastUse, asOf: base.clock.now()) {
+      base.deadlines.include(end, heap.slab(of: reference))
+    }
+  }
+
+  /// The last use of an entry that is used now; nil where it does not matter.
+  @inline(__always) func useNow(_ head: EntryHead) -> UseTime? {
+    head.sinceLastUse == nil ? nil : UseTime(base.clock.now())
+  }
+
+  func lastUse(of slot: Slot) -> UseTime? { index.lastUse(identity: slot.identity, place: slot.place) }
+
+  /// Notes a use of an entry whose time is over some time after it.
+  @inline(__always) func noteLastUse(of found: FoundSlot, _ head: EntryHead) {
+    if let use = useNow(head) { index.current().lastUse(of: found.pointer).note(use) }
   }
 
   // MARK: Slabs that are due
@@ -55,7 +76,11 @@ extension HeldShard {
         guard let range = base.deadlines[slab], range.last <= now, let information = heap.information(slab) else { continue }
         if information.is_open { heap.seal(stream(lane)) }
         let before = slots.count
-        _ = run(over: slab, .expiry)
+        if index.keepsLastUses {
+          _ = dropExpired(in: slab, now: now, dropsLost: true)
+        } else {
+          _ = run(over: slab, .expiry)
+        }
         if slots.count < before { return true }
       }
     }
@@ -104,19 +129,21 @@ extension HeldShard {
     base.deadlines[slab].map { $0.first <= now } ?? false
   }
 
-  /// Drops the entries of a slab that have expired, and notes the first deadline of those that live.
-  private mutating func dropExpired(in slab: purgeable_slab_t, now: UInt64) -> Int {
-    let (before, elements) = (slots.count, elements)
-    var first = UInt64.max
+  /// Drops the entries of a slab that have expired, and notes the deadlines of those that live.
+  private mutating func dropExpired(in slab: purgeable_slab_t, now: UInt64, dropsLost: Bool = false) -> Int {
+    let (before, base, index) = (slots.count, base, index)
+    var (first, last) = (UInt64.max, UInt64(0))
     _ = run(over: slab, .expiry) { place in
       // In such a lane all have a head with a deadline.
-      guard let deadline = elements.deadline(at: place) else { return false }
-      if deadline > now { first = min(first, deadline) }
-      return deadline <= now
+      guard let end = base.end(at: place, in: index, asOf: now) else { return dropsLost }
+      if end > now { (first, last) = (min(first, end), max(last, end)) }
+      return end <= now
     }
     // A slab in which elements live does not end under the shard's mutex; without any, it may be another shard's by now.
     // What cannot be read is lost, and is not looked at again.
-    if heap.information(slab)?.element_count ?? 0 > 0 { base.deadlines[slab]?.first = first }
+    if heap.information(slab)?.element_count ?? 0 > 0, let old = base.deadlines[slab] {
+      base.deadlines[slab] = DeadlineRange(first: first, last: last == 0 ? old.last : last)
+    }
     return before - slots.count
   }
 }

@@ -20,8 +20,10 @@ struct PeekedEntry: Equatable {
   /// Of the value's bytes; 0 where it was not asked for.
   let digest: Int
   let priority: EntryPriority
+  /// When its time is over, unless it is used meanwhile; nil: never.
+  let end: UInt64?
 
-  /// Another priority makes no other entry: a hit may change it.
+  /// Another priority makes no other entry, nor does another end: a hit may change both.
   static func == (left: PeekedEntry, right: PeekedEntry) -> Bool {
     left.head == right.head && left.cost == right.cost && left.digest == right.digest
   }
@@ -47,7 +49,7 @@ extension HeldShard {
       }
       if compared.outcome == .intact {
         guard compared.matches else { continue }
-        guard base.isOver(compared.head) else { return found }
+        guard base.isOver(compared.head, index.current().lastUse(of: found.pointer).time) else { return found }
         drop(found, .expired)
       } else {
         drop(found, .discarded)
@@ -89,6 +91,7 @@ extension HeldShard {
         index.countHit()
         found.pointer.countUse(of: slot)
         noteUse(of: found)
+        noteLastUse(of: found, read.head)
       }
       if byteCount > buffer.count { return .tooSmall(byteCount: byteCount) }
       if removes { drop(found, .removed) }
@@ -148,9 +151,10 @@ extension HeldShard {
     guard let head = elements.head(of: found.slot, facts) else { return nil }
     let cost = facts.cost(head)
     let priority = priority(of: found.slot)
-    guard digests else { return PeekedEntry(head: head, cost: cost, digest: 0, priority: priority) }
+    let end = base.end(head, lastUse(of: found.slot), asOf: base.clock.now())
+    guard digests else { return PeekedEntry(head: head, cost: cost, digest: 0, priority: priority, end: end) }
     return elements.digest(of: reference, from: prefixByteCount + head.byteCount, to: length).map {
-      PeekedEntry(head: head, cost: cost, digest: $0, priority: priority)
+      PeekedEntry(head: head, cost: cost, digest: $0, priority: priority, end: end)
     }
   }
 
@@ -174,6 +178,7 @@ extension HeldShard {
       index.countHit()
       found.pointer.countUse(of: found.slot)
       noteUse(of: found)
+      if found.slot.hasHead { noteLastUse(of: found, unsafe EntryPrefix.head(of: payload, behind: prefix.count)) }
       return unsafe .locked(reference, EntryPrefix.value(of: payload, behind: prefix.count, hasHead: found.slot.hasHead))
     }
     return .absent
@@ -211,7 +216,7 @@ extension HeldShard {
   func isExpired(_ slot: Slot, facts known: EntryFacts? = nil) -> Bool {
     guard slot.hasHead, let facts = known ?? elements.facts(of: slot), let head = elements.head(of: slot, facts)
     else { return false }
-    return base.isOver(head)
+    return base.isOver(head, lastUse(of: slot))
   }
 }
 

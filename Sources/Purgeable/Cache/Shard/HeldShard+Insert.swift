@@ -6,7 +6,7 @@ import Synchronization
 
 extension HeldShard {
   /// Inserts the slot of a new entry. False when there is no memory for it; the slot is not inserted then.
-  mutating func insert(_ slot: Slot) -> Bool {
+  mutating func insert(_ slot: Slot, lastUse: UseTime?) -> Bool {
     assert(index.find(identity: slot.identity, place: slot.place) == nil, "PurgeableCache: an element has a slot already")
     if isIndexFull {
       sweepBeforeGrowth()
@@ -17,7 +17,7 @@ extension HeldShard {
       noteIndexBytes()
     }
     for attempt in 0..<8 {
-      if let number = index.insert(slot) {
+      if let number = index.insert(slot, lastUse: lastUse) {
         slots.fill()
         if let entryOrder { entryOrder.entered(UInt32(truncatingIfNeeded: number), as: priority(of: slot)) }
         if ghost.rememberedLimit == 0 { prepareGhost() }
@@ -65,7 +65,8 @@ extension HeldShard {
     for _ in 0..<3 {
       sizeClass = SlotIndex.nextSizeClass(after: sizeClass)
       guard sizeClass < SlotIndex.classCount else { return false }
-      let growth = SlotIndex.byteCount(of: sizeClass) - before
+      // Less the home, a page: a limit that is exceeded by so little is enforced after the store, from all shards.
+      let growth = index.byteCount(ofSize: sizeClass) - SlotIndex.homeBytes - before
       if limit != .max, base.chargedBytes + growth > limit, evictSlab(.bytes) { return true }
       if resizeIndex(to: sizeClass) {
         if base.limits.bytes.load(ordering: .relaxed) == .max { prepareGhost() }

@@ -102,11 +102,12 @@ extension HeldShard {
     let isSpeculative = lane.queue == .speculative
     let counter = isSpeculative ? 0 : order.counter(ofNew: size.credit, replacing: replaced?.slot.counter)
     let slot = Slot(identity: key.identity, place: element.reference.place, counter: counter, hasHead: !size.head.isEmpty)
+    let use = useNow(size.head)
     if let replaced {
-      replace(replaced, by: slot)
+      replace(replaced, by: slot, use)
       counters.replacements += 1
     } else {
-      guard insert(slot) else {
+      guard insert(slot, lastUse: use) else {
         heap.free(element.reference)
         return .outOfMemory
       }
@@ -116,13 +117,13 @@ extension HeldShard {
     }
     assert(index.find(identity: slot.identity, place: slot.place) != nil, "PurgeableCache: a stored entry is not found")
     books.book(slot.place, lane.queue, cost: size.cost, byteCount: size.byteCount)
-    noteDeadline(size.head.deadline, of: element.reference)
+    noteEnd(size.head, use, of: element.reference)
     compaction.stored += size.byteCount
     return replaced == nil && !hadOld ? .stored : .replaced
   }
 
   /// Exchanges an entry's slot for one with the new place. Readers see either the old value or the new one.
-  private mutating func replace(_ old: FoundSlot, by slot: Slot) {
+  private mutating func replace(_ old: FoundSlot, by slot: Slot, _ lastUse: UseTime?) {
     assert(old.slot.identity == slot.identity, "PurgeableCache: another key's entry is replaced")
     let place = old.slot.place
     let reference = heap.reference(place)
@@ -136,6 +137,7 @@ extension HeldShard {
     }
     // Release: a reader that sees the slot sees the committed element.
     old.pointer.store(releasing: slot.bits)
+    if let lastUse { index.current().lastUse(of: old.pointer).set(lastUse) }
     heap.free(reference)
     report(old.slot, .replaced, copy)
   }

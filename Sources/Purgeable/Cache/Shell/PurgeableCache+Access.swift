@@ -342,7 +342,7 @@ extension PurgeableCache {
     if let version, version.utf8.count > VersionText.mostBytes { return .notEncodable }
     loads.overtake(key)
     let lifetime = expiry?.lifetime
-    if lifetime == 0 {
+    if lifetime?.isOver == true {
       _ = unsafe withEntry(key) { engineKey, prefix, held in unsafe held.remove(engineKey, prefix, .replaced) }
       countRefusal()
       return .expired

@@ -143,7 +143,7 @@ extension PurgeableCache {
     let now = engine.base.clock.now()
     let entry = CacheEntry(
       key: key, value: value, cost: Int(clamping: peeked.cost),
-      remainingTime: peeked.head.deadline.map { .nanoseconds(Int64(clamping: $0 - min($0, now))) },
+      remainingTime: peeked.end.map { .nanoseconds(Int64(clamping: $0 - min($0, now))) },
       recomputeCost: peeked.head.recomputeCost.map { .nanoseconds(Int64(clamping: $0)) },
       priority: peeked.priority,
       version: textByteCount.map { String(decoding: (0..<$0).map { text[$0] }, as: UTF8.self) })

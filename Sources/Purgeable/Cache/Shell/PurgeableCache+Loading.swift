@@ -202,7 +202,7 @@ extension PurgeableCache: Loading {
       if terms.refreshTime != nil { head.made = moment }
       // Without the permit it counts as replaced by what overtook it.
       outcome = unsafe span.withUnsafeBytes { bytes in
-        if terms.lifetime == 0 { return refuseAtOnce(key, permit) }
+        if terms.lifetime?.isOver == true { return refuseAtOnce(key, permit) }
         if let version = terms.version, version.utf8.count > VersionText.mostBytes { return .notEncodable }
         return unsafe store(bytes, forKey: key, head, terms.version, if: .permit(permit)) ?? .replaced
       }

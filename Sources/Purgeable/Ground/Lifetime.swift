@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT
+// How long something is valid, in nanoseconds of a clock.
+
+/// By either bound, whichever comes first; nil for no bound.
+@usableFromInline
+struct Lifetime: Sendable, Equatable {
+  var sinceCreation: UInt64?
+  var sinceLastUse: UInt64?
+
+  /// Whether its time is over at once.
+  var isOver: Bool { sinceCreation == 0 || sinceLastUse == 0 }
+
+  /// Last uses are known in steps of 10 ms, and for half as long as 32 bits of them can tell apart.
+  static let useStep: UInt64 = 10_000_000
+  static let longestSinceLastUse = UInt64(Int32.max) * useStep
+}
