@@ -116,6 +116,23 @@ struct CacheVetoTests {
     for cache in [cache, bytes] { cache.checkBooksSwept() }
   }
 
+  @Test("an entry whose key has the tag of one that was kept is not taken for it", arguments: EvictionOrder.allCases)
+  func sameTag(order: EvictionOrder) throws {
+    let cache = try Self.make(order)
+    // Two of some ten thousand keys have the same 26 bits.
+    var known: [UInt64: Int] = [:]
+    var pair: (kept: Int, other: Int)?
+    for key in 0..<100_000 where pair == nil {
+      let identity = unsafe withUnsafeBytes(of: key) { unsafe cache.engine.base.elements.keys.key(prefix: $0).identity }
+      if let kept = known.updateValue(key, forKey: identity) { pair = (kept, key) }
+    }
+    let (kept, other) = try #require(pair)
+    cache.shouldEvict = { key, _ in key != kept }
+    for key in [kept, other, -1, -2, -3] { cache[key] = Self.value(1, 40) }
+    try cache.setCountLimit(1)
+    #expect(Array(cache.keys) == [kept])
+  }
+
   @Test("a lowered limit holds at once, however many of the oldest entries are kept", arguments: EvictionOrder.allCases)
   func lowered(order: EvictionOrder) throws {
     for limit in ["count", "cost", "bytes"] {

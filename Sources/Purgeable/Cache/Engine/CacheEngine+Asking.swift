@@ -34,6 +34,8 @@ struct EvictionCandidate {
   let generation: UInt64
   let byteCount: Int
   let ghostIdentity: UInt64?
+  /// Of the key's bytes. Tags would not do: among thousands of entries two have the same.
+  let keyDigest: Int
 }
 
 extension CacheEngine {
@@ -98,7 +100,7 @@ private struct EvictionPasses {
   /// Numbers of shards are below 32.
   private var counts = InlineArray<128, Int>(repeating: 0)
   /// The first entries that were passed over. One that comes again has gone round.
-  private var first = InlineArray<64, UInt64>(repeating: 0)
+  private var first = InlineArray<64, Int>(repeating: 0)
   private var firstCount = 0
   private let most: Int
 
@@ -109,7 +111,7 @@ private struct EvictionPasses {
 
   /// Whether an entry was passed over in this call; then its queue rests.
   mutating func hasPassed(_ candidate: EvictionCandidate) -> Bool {
-    guard (0..<firstCount).contains(where: { first[$0] == candidate.slot.identity }) else { return false }
+    guard (0..<firstCount).contains(where: { first[$0] == candidate.keyDigest }) else { return false }
     counts[at(candidate.shard.number, candidate.queue)] = .max / 2
     return true
   }
@@ -117,7 +119,7 @@ private struct EvictionPasses {
   mutating func add(_ candidate: EvictionCandidate) {
     counts[at(candidate.shard.number, candidate.queue)] += 1
     if firstCount < first.count {
-      first[firstCount] = candidate.slot.identity
+      first[firstCount] = candidate.keyDigest
       firstCount += 1
     }
   }
@@ -169,10 +171,15 @@ extension HeldShard {
     guard let next = nextToGo(reason, resting: passes.resting(of: self)) else { return false }
     guard case .entry(let entry) = next else { return true }
     let slot = entry.found.slot
+    guard let digest = elements.digest(of: heap.reference(slot.place), from: 0, to: entry.facts.prefixByteCount) else {
+      drop(entry.found, elements.isGone(slot.place) ? .discarded : reason)
+      return true
+    }
     candidate = EvictionCandidate(
       shard: shards.positions[UInt64(number)], queue: heap.queue(at: slot.place), slot: slot,
       generation: heap.reference(slot.place).generation,
-      byteCount: entry.facts.payloadByteCount + SlabHeap.elementOverhead, ghostIdentity: ghostIdentity(of: slot))
+      byteCount: entry.facts.payloadByteCount + SlabHeap.elementOverhead, ghostIdentity: ghostIdentity(of: slot),
+      keyDigest: digest)
     note(self, entry.found)
     return true
   }
