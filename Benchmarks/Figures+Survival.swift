@@ -12,7 +12,7 @@ enum Survival {
 
   static func figures(_ scale: Scale) throws -> [Figure] {
     // In full every scenario once; else only those that are measured.
-    let words = scale.isQuick ? [["neighbour"], ["hot"]] : [["--all"]]
+    let words = scale.isQuick ? [["neighbour"], ["core"], ["hot"]] : [["--all"]]
     var reports: [String: Report] = [:]
     var missing: String?
     for words in words {
@@ -56,6 +56,10 @@ enum Survival {
         "hit p99.9 during the sudden neighbour, against before", .time, median("neighbour", "slowdownReacting"), .atMost(10),
         "times", "neighbour"),
     ]
+    figures.append(
+      figure(
+        "entries lost to the kernel beside 5 s of files read once, all of the cache in the core", .count,
+        (reports["core"]?["core100Lost"] as? NSNumber)?.doubleValue, .atMost(500), "entries", "core"))
     for (size, name, reaches) in [(4096, "4 KiB", [true: 0.9, false: 0.97]), (100, "100-byte", [true: 0, false: 0.95])] {
       for isAlone in [true, false] {
         let who = isAlone ? "kernel alone" : "with the reaction"

@@ -105,6 +105,10 @@ int purgeable_slab_information(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgea
 /// (NULL, or a heap without `keeps_ages`), ESTALE.
 int purgeable_slab_note_age(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab, uint64_t first, uint64_t last);
 
+/// Keeps one slab off offer for the rest of its life, or lets it go on offer again, as `purgeable_stream_withhold` does with all
+/// of a stream: a slab is offered where neither is withheld. Returns 0, EINVAL (NULL), ESTALE (the slab's life is over).
+int purgeable_slab_withhold(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab, bool withholds);
+
 /// The next living element of a slab at or after `*cursor` (start with 0; moved past the element found), in order of birth.
 /// The element may be discarded. ENOENT at the end, ESTALE when the slab is gone, EINVAL. Needs no lock; what is freed meanwhile
 /// may or may not be seen.

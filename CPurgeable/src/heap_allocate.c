@@ -183,7 +183,7 @@ static int allocate_small(purgeable_heap_t *heap, purgeable_stream_t stream, siz
     if (load_relaxed(&slab->filler) != filler) {
       store_relaxed(&slab->filler, used == 0 ? filler : 0);
     }
-    if (layout.more_pages > 0) store_relaxed(&slab->spans_pages, true);
+    if (layout.more_pages > 0) purgeable__set_trait(slab, trait_spans_pages, true);
     // The end of the used part never moves back, even if this element is abandoned.
     store_release(&slab->used_granule_count, (uint32_t)(end / PURGEABLE_GRANULE_BYTES));
     return 0;

@@ -216,7 +216,7 @@ void purgeable__close_idle_page(purgeable_heap_t *heap, purgeable_stream_t strea
   if (list->open != 0) {
     spot = purgeable__find_unit(heap, list->open - 1);
     uint32_t used = load_relaxed(&spot.slab->used_granule_count);
-    bool is_partial = used % (heap->page_bytes / PURGEABLE_GRANULE_BYTES) != 0 && !load_relaxed(&list->is_withheld) &&
+    bool is_partial = used % (heap->page_bytes / PURGEABLE_GRANULE_BYTES) != 0 && !purgeable__is_withheld(heap, spot.slab) &&
                       PURGEABLE_RULE(no_append_after_offer);
     bool is_held = purgeable__lock_count(purgeable__slab_word_relaxed(spot.slab)) != 0;
     uint64_t offered = load_relaxed(&spot.slab->offered);

@@ -78,7 +78,7 @@ size_t purgeable_heap_find_losses(const purgeable_heap_t *heap, const void *slot
     size_t unit = (size_t)((place & within) >> slab_shift);
     if (!purgeable__may_be_lossy(chunk, unit)) continue;
     // In a slab of small elements the header's page decides; larger elements have to be looked at.
-    bool spans = load_relaxed(&purgeable__slab_at(chunk, (uint32_t)unit)->spans_pages);
+    bool spans = (load_relaxed(&purgeable__slab_at(chunk, (uint32_t)unit)->traits) & trait_spans_pages) != 0;
     if (spans || purgeable_heap_page_is_lost(heap, place)) found[count++] = (uint32_t)number;
   }
   *cursor = number == end ? slot_count : number;

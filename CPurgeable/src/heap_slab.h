@@ -34,8 +34,17 @@ static inline uint64_t purgeable__page_bit(purgeable__slab_t *slab, size_t page)
 }
 // The bits of a slab's first pages.
 uint64_t purgeable__pages_mask(purgeable__slab_t *slab, size_t pages);
-// Whether the slab's stream is kept off offer (`purgeable_stream_withhold`).
+static inline void purgeable__set_trait(purgeable__slab_t *slab, purgeable__trait_t trait, bool holds) {
+  if (((load_relaxed(&slab->traits) & trait) != 0) == holds) return;
+  if (holds) {
+    (void)atomic_fetch_or_explicit(&slab->traits, (uint8_t)trait, memory_order_relaxed);
+  } else {
+    (void)atomic_fetch_and_explicit(&slab->traits, (uint8_t)~trait, memory_order_relaxed);
+  }
+}
+// Whether the slab, or its whole stream, is kept off offer (`purgeable_slab_withhold`, `purgeable_stream_withhold`).
 static inline bool purgeable__is_withheld(const purgeable_heap_t *heap, const purgeable__slab_t *slab) {
+  if ((load_relaxed(&slab->traits) & trait_withheld) != 0) return true;
   purgeable_stream_t stream = load_relaxed(&slab->stream);
   const purgeable__stream_t *block =
       stream < STREAM_FIRST ? heap->first_streams : heap->stream_blocks[stream / STREAM_BLOCK];
@@ -43,7 +52,7 @@ static inline bool purgeable__is_withheld(const purgeable_heap_t *heap, const pu
 }
 // How many pages of a slab are not written any more: all of a sealed one, those before the page being filled of an open one.
 size_t purgeable__filled_pages(const purgeable_heap_t *heap, purgeable__slab_t *slab);
-// How many of them may go on offer: all, or none where the stream is withheld.
+// How many of them may go on offer: all, or none where the slab is withheld.
 size_t purgeable__offerable_pages(const purgeable_heap_t *heap, purgeable__slab_t *slab);
 
 // A number of the calling thread, never 0; two threads may have the same one by chance.

@@ -3,6 +3,7 @@
 
 #include "heap_stream.h"
 
+#include "heap_books.h"
 #include "heap_fork.h"
 #include "heap_kept.h"
 #include "heap_overdue.h"
@@ -157,6 +158,26 @@ int purgeable_slab_note_age(purgeable_heap_t *heap, purgeable_slab_t slab, uint6
   purgeable__ages_t *ages = purgeable__ages_at(heap, spot);
   if (first != 0) store_relaxed(&ages->first, first);
   if (last != 0) store_relaxed(&ages->last, last);
+  return 0;
+}
+
+int purgeable_slab_withhold(purgeable_heap_t *heap, purgeable_slab_t slab, bool withholds) {
+  if (heap == NULL) return EINVAL;
+  purgeable__enter(heap);
+  // Under the mutex its life neither ends nor begins.
+  pthread_mutex_lock(&heap->control->mutex);
+  purgeable__spot_t spot = purgeable__find_slab(heap, slab);
+  if (spot.slab != NULL) {
+    purgeable__set_trait(spot.slab, trait_withheld, withholds);
+    if (withholds) {
+      purgeable__stop_waiting(heap, spot.slab);
+    } else if (purgeable__is_unheld(purgeable__slab_word_ordered(spot.slab))) {
+      purgeable__begin_waiting(heap, spot.slab, true);
+    }
+  }
+  pthread_mutex_unlock(&heap->control->mutex);
+  if (spot.slab == NULL) return ESTALE;
+  if (!withholds) purgeable__note_pending(heap);
   return 0;
 }
 

@@ -39,6 +39,13 @@ typedef enum purgeable__slab_state {
   slab_kept,
 } purgeable__slab_state_t;
 
+typedef enum purgeable__trait {
+  // Some element touches more than one page.
+  trait_spans_pages = 1,
+  // The slab is not offered (`purgeable_slab_withhold`).
+  trait_withheld = 2,
+} purgeable__trait_t;
+
 typedef struct purgeable__slab {
   // Read and changed by heap_word.h and heap_word.c only.
   _Atomic uint64_t word;
@@ -67,8 +74,8 @@ typedef struct purgeable__slab {
   _Atomic uint8_t state;
   // How often the whole sealed slab was offered: 0, 1, 2. Written under OFFERING.
   _Atomic uint8_t offer_count;
-  // Some element of this life touches more than one page. Stream's mutex.
-  _Atomic bool spans_pages;
+  // What holds for this life: bits of `purgeable__trait_t`. Relaxed.
+  _Atomic uint8_t traits;
   // Offers in a row that found the slab locked although pages of it were waiting. Relaxed: a hint.
   _Atomic uint8_t busy_round_count;
   // The stream it belongs to. Heap's mutex; read without it by statistics.

@@ -123,7 +123,7 @@ static void begin_life(purgeable_heap_t *heap, purgeable__spot_t one, bool is_fi
   store_relaxed(&slab->unit_count, is_first ? count : 1);
   store_relaxed(&slab->used_granule_count, 0);
   store_relaxed(&slab->offer_count, 0);
-  store_relaxed(&slab->spans_pages, state == slab_large);
+  store_relaxed(&slab->traits, state == slab_large ? trait_spans_pages : 0);
   store_relaxed(&slab->stuck, 0);
   if (heap->keeps_ages && is_first) {
     purgeable__ages_t *ages = purgeable__ages_at(heap, one);

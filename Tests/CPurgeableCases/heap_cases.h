@@ -175,6 +175,7 @@ void owners_mutex(case_report_t *report);
 void hot_elements_move(case_report_t *report);
 void offers_are_merged(case_report_t *report);
 void withheld_streams_stay(case_report_t *report);
+void withheld_slabs_stay(case_report_t *report);
 void open_slabs_offer_full_pages(case_report_t *report);
 void trimming(case_report_t *report);
 void sweeps_with_swap(case_report_t *report);

@@ -302,6 +302,7 @@ const test_case_t stream_cases[] = {
     CASE("stream: hot elements leave slabs that stay locked", hot_elements_move),
     CASE("stream: offers are merged and repeated once", offers_are_merged),
     CASE("stream: withheld streams stay off offer", withheld_streams_stay),
+    CASE("stream: withheld slabs stay off offer", withheld_slabs_stay),
     CASE("stream: open slabs offer full pages only", open_slabs_offer_full_pages),
     CASE("stream: trimming", trimming),
     CASE("stream: sweeps where there is swap", sweeps_with_swap),

@@ -93,6 +93,63 @@ void offers_are_merged(case_report_t *report) {
   END_HEAP(heap);
 }
 
+// Single slabs are withheld as streams are, also while they wait for their offer or after they were on offer, and for this life
+// only; the core books nothing as waiting that will not be offered.
+void withheld_slabs_stay(case_report_t *report) {
+  NEED_OFFERS();
+  MAKE_HEAP(heap, .slab_bytes = 4 * PAGE, .offering = purgeable_offering_deferred);
+  enum { COUNT = 60, PER_SLAB = 4 };
+  element_t elements[COUNT], large;
+  for (size_t i = 0; i < COUNT; i++) REQUIRE(make_in(heap, 0, 3900, i, &elements[i]) == 0);
+  REQUIRE(make_in(heap, 0, 20 * PAGE, 7, &large) == 0);
+  EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
+  purgeable_slab_t slab, run;
+  for (size_t i = 0; i < COUNT; i += 2 * PER_SLAB) {
+    REQUIRE(purgeable_slab_of(heap, elements[i].reference, &slab) == 0);
+    EXPECT_EQUAL(purgeable_slab_withhold(heap, slab, true), 0);
+  }
+  REQUIRE(purgeable_slab_of(heap, large.reference, &run) == 0);
+  EXPECT_EQUAL(purgeable_slab_withhold(heap, run, true), 0);
+  EXPECT_EQUAL(offer_all(heap), 0);
+  EXPECT(!purgeable_heap_has_pending(heap));
+  purgeable_heap_statistics_t statistics;
+  REQUIRE(purgeable_heap_statistics(heap, &statistics) == 0);
+  EXPECT_EQUAL(statistics.memory.pending_bytes, 0);
+  for (size_t i = 0; i < COUNT; i++) {
+    REQUIRE(purgeable_slab_of(heap, elements[i].reference, &slab) == 0);
+    purgeable_slab_t first;
+    REQUIRE(purgeable_slab_of(heap, elements[i / (2 * PER_SLAB) * (2 * PER_SLAB)].reference, &first) == 0);
+    bool is_withheld = slab.index == first.index;
+    EXPECT_EQUAL(purgeable_heap_is_on_offer(heap, elements[i].reference.place), !is_withheld);
+  }
+  EXPECT(!purgeable_heap_is_on_offer(heap, large.reference.place));
+  // What is on offer stays so until it is locked, and then off.
+  element_t *offered = &elements[PER_SLAB];
+  REQUIRE(purgeable_slab_of(heap, offered->reference, &slab) == 0);
+  EXPECT_EQUAL(purgeable_slab_withhold(heap, slab, true), 0);
+  EXPECT(purgeable_heap_is_on_offer(heap, offered->reference.place));
+  EXPECT(locks_intact(heap, offered));
+  EXPECT_EQUAL(offer_all(heap), 0);
+  EXPECT(!purgeable_heap_is_on_offer(heap, offered->reference.place));
+  // Let go, all of it follows.
+  EXPECT_EQUAL(purgeable_slab_withhold(heap, slab, false), 0);
+  EXPECT_EQUAL(purgeable_slab_withhold(heap, run, false), 0);
+  EXPECT(purgeable_heap_has_pending(heap));
+  EXPECT_EQUAL(offer_all(heap), 0);
+  EXPECT(purgeable_heap_is_on_offer(heap, offered->reference.place));
+  EXPECT(purgeable_heap_is_on_offer(heap, large.reference.place));
+  // The next life of a slab begins without.
+  REQUIRE(purgeable_slab_of(heap, elements[0].reference, &slab) == 0);
+  for (size_t i = 0; i < COUNT; i++) EXPECT_EQUAL(purgeable_heap_free(heap, elements[i].reference), 0);
+  EXPECT_EQUAL(purgeable_slab_withhold(heap, slab, true), ESTALE);
+  for (size_t i = 0; i < COUNT; i++) REQUIRE(make_in(heap, 0, 3900, i, &elements[i]) == 0);
+  EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
+  EXPECT_EQUAL(offer_all(heap), 0);
+  for (size_t i = 0; i < COUNT; i++) EXPECT(purgeable_heap_is_on_offer(heap, elements[i].reference.place));
+  EXPECT_EQUAL(purgeable_slab_withhold(NULL, slab, true), EINVAL);
+  END_HEAP(heap);
+}
+
 // Nothing of a withheld stream goes on offer, by whichever way: small and large, sealed and open, after locks, when too much
 // waits. Others go on offer as ever, and what was withheld follows when it is let go.
 void withheld_streams_stay(case_report_t *report) {

@@ -105,10 +105,15 @@ struct StressTests {
     #expect(try hits < Self.number(object, "reads"))
   }
 
-  @Test("streaming, forks, locked: under pressure, all right", .fullRun, arguments: ["streaming", "forks", "locked"])
+  @Test(
+    "streaming, core, forks, locked: under pressure, all right", .fullRun,
+    arguments: ["streaming", "core", "forks", "locked"])
   func others(scenario: String) throws {
     guard let object = try Self.short(scenario) else { return }
     switch scenario {
+    case "core":
+      // How many of them hangs on the kernel and the disk; the figures say.
+      #expect(try Self.number(object, "core0Entries") > 0 && Self.number(object, "core100Reads") > 0)
     case "streaming": #expect(try Self.number(object, "readBytes") > 0)
     case "forks":
       #expect(try Self.number(object, "childrenOfMisses") + Self.number(object, "childrenWithHits") > 0)

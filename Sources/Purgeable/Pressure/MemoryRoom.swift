@@ -91,15 +91,29 @@ extension MemoryRoom {
   package static func missingBytes(
     in group: MemoryGroup?, isShort: Bool, offeredBytes: UInt64, root: String = "/"
   ) -> UInt64 {
-    let account = Account.pageCache(offeredBytes: offeredBytes)
     var most: UInt64 = 0
-    if let machine = MachineMemory.current(root: root) {
-      most = MemoryRoom(of: machine, counting: account).missingBytes(isShort: isShort)
-    }
-    group?.forEachLevel { level in
-      guard let room = MemoryRoom(of: level, counting: account) else { return }
-      most = max(most, room.missingBytes(isShort: isShort))
-    }
+    forEach(in: group, offeredBytes: offeredBytes, root: root) { most = max(most, $0.missingBytes(isShort: isShort)) }
     return most
+  }
+
+  /// Calls `body` with the machine's room, and that of each group that limits us, as reactions count it.
+  private static func forEach(in group: MemoryGroup?, offeredBytes: UInt64, root: String, _ body: (MemoryRoom) -> Void) {
+    let account = Account.pageCache(offeredBytes: offeredBytes)
+    if let machine = MachineMemory.current(root: root) { body(MemoryRoom(of: machine, counting: account)) }
+    group?.forEachLevel { level in
+      if let room = MemoryRoom(of: level, counting: account) { body(room) }
+    }
+  }
+
+  /// How much more may be taken until there is too little room to keep anything off offer: a quarter of the memory or, after that
+  /// (`wasTight`), three eighths. 0 for too little now. The kernel cannot take what is kept, so there is some time to let it go.
+  package static func spareBytes(
+    in group: MemoryGroup?, wasTight: Bool, offeredBytes: UInt64, root: String = "/"
+  ) -> UInt64 {
+    var least = UInt64.max
+    forEach(in: group, offeredBytes: offeredBytes, root: root) { room in
+      least = min(least, room.byteCount - min(room.byteCount, room.total / 8 * (wasTight ? 3 : 2)))
+    }
+    return least
   }
 }

@@ -24,6 +24,9 @@ protocol PressureClient: ForkProtected {
   /// another round: 0 for the next one, `.max` for none before there is new work.
   func upkeepRound() -> UInt64
   func setPressure(_ level: PressureLevel)
+  /// Lets go what it keeps off offer, if there is little room. Returns after how many nanoseconds it wants to look again; `.max`:
+  /// not before the next round. Called after each round, with each event of pressure, and when that time is over.
+  func lookAtRoom() -> UInt64
   /// Step 1 of a reaction (PressureReaction.swift). Returns the bytes put on offer.
   func offerAll() -> Int
   /// Step 2. Returns how many entries were lost.
@@ -41,6 +44,7 @@ protocol PressureClient: ForkProtected {
 
 extension PressureClient {
   func forEachCompanion(_ body: (any ForkProtected) -> Void) {}
+  func lookAtRoom() -> UInt64 { .max }
 }
 
 /// A client as the list knows it. `@safe`: the client leaves the list before it ends, under the mutex under which this is read.

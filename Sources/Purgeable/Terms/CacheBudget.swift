@@ -33,6 +33,8 @@ struct CacheBudget: Sendable {
   var lockedByteLimit: Int?
   /// The most payload to be pinned; nil for an eighth of the memory.
   var pinnedByteLimit: Int?
+  /// What stays off offer; nil for nothing.
+  var core: CacheCore?
   /// How long an entry may go unused before it is given back; nil for ever.
   var idleNanoseconds: UInt64?
 

@@ -30,6 +30,8 @@ public struct CacheOptions: Sendable {
   public var idleTime: Duration?
   /// How long entries are valid that are stored without an expiry of their own; nil: for ever. For caches of bytes.
   public var expiry: Expiry?
+  /// What stays off offer while there is room beside it; nil: nothing. For caches of bytes.
+  public var core: CacheCore?
   /// Which entry goes first. For caches of bytes; caches of objects are exactly least recently used.
   public var evictionOrder = EvictionOrder.s3FIFO
   /// Keep keys in ordinary memory, where the kernel cannot take them. Caches of objects always do.
@@ -58,6 +60,7 @@ public struct CacheOptions: Sendable {
     try LimitCheck.share(memoryShare, "memoryShare", in: operation)
     try LimitCheck.time(idleTime, "idleTime", in: operation)
     try Expiry.check(expiry, in: operation)
+    try CacheCore.check(core, in: operation)
   }
 
   var monotonicClock: MonotonicClock { clock.map { MonotonicClock($0) } ?? .system }
@@ -76,6 +79,7 @@ extension CacheOptions: CustomStringConvertible {
     add("pinnedByteLimit", pinnedByteLimit)
     add("idleTime", idleTime)
     add("expiry", expiry)
+    add("core", core)
     add("evictionOrder", evictionOrder == .s3FIFO ? nil : evictionOrder)
     add("tracksKeys", tracksKeys ? true : nil)
     add("evictsEntriesWithDiscardedContent", evictsEntriesWithDiscardedContent ? nil : false)

@@ -14,6 +14,8 @@ public struct CacheStatistics: Sendable, Hashable {
   public var totalCost: Int
   /// The payload of pinned entries, in bytes (`EntryPriority`). Caches of objects: 0.
   public var pinnedBytes = 0
+  /// What the last round kept off offer beside that, in bytes of slabs (`CacheCore`). Caches of objects: 0.
+  public var coreBytes = 0
   /// Look-ups that found a value.
   public var hitCount = 0
   /// Look-ups that found none. `peekValue` and `containsValue` count as neither.
@@ -117,6 +119,7 @@ extension CacheStatistics: CustomStringConvertible {
     text += " MiB"
     if let limitReason { text += " (\(limitReason))" }
     if memory.offeredBytes > 0 { text += ", \(Self.mebibytes(memory.offeredBytes)) on offer" }
+    if coreBytes > 0 { text += ", \(Self.mebibytes(coreBytes)) in the core" }
     if pinnedBytes > 0 { text += ", \(Self.mebibytes(pinnedBytes)) pinned" }
     if memory.discardedBytes > 0 { text += ", \(Self.mebibytes(memory.discardedBytes)) more discarded" }
     if hitCount + missCount > 0 { text += ", hits \(Self.tenths(hitRate * 100)) %" }

@@ -13,6 +13,8 @@ private struct Watch {
   var shared: PressureFeed?
   var pace = ReactionPace()
   var roundDue: UInt64?
+  /// When to look whether clients may keep what they keep off offer.
+  var lookDue: UInt64?
   /// When to try again what failed for lack of memory.
   var retryDue: UInt64?
   /// Our group. Where it lies hardly ever changes.
@@ -49,6 +51,7 @@ extension Maintainer {
         if due == 0 { WorkBell.isRung.store(true, ordering: .releasing) }
         if due != .max { watch.roundDue = woken + max(Self.roundDelay, due * 1_000_000) }
       }
+      if worksRound || woken >= watch.lookDue ?? .max { look(&watch, woken) }
       watch.retryDue = nil
       refresh(&watch)
       listen(&watch, ready, woken: woken, isAwake: worksRound)
@@ -63,6 +66,7 @@ extension Maintainer {
     let holds = holdsAnything
     var deadline = watch.roundDue
     if let due = watch.retryDue { deadline = min(deadline ?? .max, due) }
+    if let due = watch.lookDue { deadline = min(deadline ?? .max, due) }
     var descriptors = DescriptorList()
     func take(_ feed: PressureFeed) {
       feed.addDescriptors(to: &descriptors, at: now)
@@ -213,7 +217,13 @@ extension Maintainer {
     }
   }
 
+  private func look(_ watch: inout Watch, _ woken: UInt64) {
+    let pause = ListedClients().reduce(.max) { min($0, $1.lookAtRoom()) }
+    watch.lookDue = pause == .max ? nil : woken + pause
+  }
+
   private func react(to answer: PressureFeed.Answer, _ watch: inout Watch, woken: UInt64) {
+    if answer.raw > .normal { look(&watch, woken) }
     switch watch.pace.step(after: answer, at: woken) {
     case .rest: break
     case .ease: PressureReaction.run(ListedClients(), .normal) { _ in false }

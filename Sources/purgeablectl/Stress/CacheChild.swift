@@ -11,10 +11,10 @@ struct CacheChild {
   private var child: LoadChild<PurgeableCache<UInt64, [UInt8]>>
   private var cache: PurgeableCache<UInt64, [UInt8]> { child.store }
 
-  init(_ load: StressContent, spoils: Bool) throws {
+  init(_ load: StressContent, _ options: CacheOptions, spoils: Bool) throws {
     self.load = load
     self.spoils = spoils
-    child = LoadChild(load, try PurgeableCache<UInt64, [UInt8]>(name: "stress"), spoils: spoils)
+    child = LoadChild(load, try PurgeableCache<UInt64, [UInt8]>(options), spoils: spoils)
   }
 
   /// Runs until the input ends.

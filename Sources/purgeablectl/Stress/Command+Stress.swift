@@ -40,10 +40,20 @@ extension Command {
   static let stressChildren: [Command] = [
     Command(
       name: StressRole.cache.command, summary: "The process with the cache.", description: "Started by stress.",
-      options: GroupProcess.groupOptions + StressContent.options + [Option("spoil", value: "WHAT", "What to spoil, for a test.")]
+      options: GroupProcess.groupOptions + StressContent.options + [
+        Option("spoil", value: "WHAT", "What to spoil, for a test."),
+        Option("share", value: "PERCENT", "The cache's share of the memory."),
+        Option("core", value: "PERCENT", "What of it stays off offer."),
+      ]
     ) { arguments in
       _ = try GroupProcess.settle(arguments, seconds: StressTimes.childSeconds)
-      var child = try CacheChild(try StressContent(arguments), spoils: arguments.text("spoil") == "hits")
+      var options = CacheOptions(name: "stress")
+      func share(_ name: String) throws -> Double? {
+        try arguments.number(name).flatMap { $0 == 0 ? nil : Double($0) / 100 }
+      }
+      options.memoryShare = try share("share")
+      options.core = try share("core").map { .share($0) }
+      var child = try CacheChild(try StressContent(arguments), options, spoils: arguments.text("spoil") == "hits")
       try child.run()
       // At once: the kernel takes a cache apart faster than the cache does, and all was said through the pipe.
       return withExtendedLifetime(child) { _exit(0) }

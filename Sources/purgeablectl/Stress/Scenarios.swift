@@ -2,5 +2,5 @@
 // The table of scenarios, in the order in which `--all` runs them.
 
 enum Scenarios {
-  static let all: [Scenario] = [.overcommit, .compare, .neighbour, .stopped, .streaming, .forks, .locked, .hot]
+  static let all: [Scenario] = [.overcommit, .compare, .neighbour, .stopped, .streaming, .core, .forks, .locked, .hot]
 }

@@ -73,8 +73,9 @@ final class StressStage {
 
   // MARK: Processes
 
-  func startCache(_ content: StressContent) throws -> StressChild {
-    var words = [StressRole.cache.command] + content.words
+  /// `settings`: options of the cache's process beside its content.
+  func startCache(_ content: StressContent, _ settings: [String] = []) throws -> StressChild {
+    var words = [StressRole.cache.command] + content.words + settings
     if let spoiling { words.append("--spoil=\(spoiling)") }
     return try start("the cache", words)
   }

@@ -39,6 +39,7 @@ extension PurgeableCache: StressStore where Key == UInt64, Value == [UInt8] {
     ]
     tally["discardedEntries"] = UInt64(statistics.departures[.discarded] ?? 0)
     tally["evictedEntries"] = UInt64(statistics.departures[.pressure] ?? 0)
+    tally["coreBytes"] = UInt64(statistics.coreBytes)
     tally["copies"] = UInt64(statistics.copyCount)
     return tally
   }

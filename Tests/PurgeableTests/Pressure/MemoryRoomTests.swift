@@ -58,6 +58,25 @@ struct MemoryRoomTests {
     #expect(MemoryRoom(of: unlimited, counting: .pageCache(offeredBytes: 0)) == nil)
   }
 
+  @Test("what is spare is room beyond a quarter, of the machine or of the group that has least; beyond three eighths after that")
+  func spare() throws {
+    func spare(available: Int, usage: Int, cache: Int, wasTight: Bool = false) throws -> UInt64 {
+      let root = try FakeRoot([
+        "proc/meminfo": "MemTotal: 1600 kB\nMemFree: 0 kB\nMemAvailable: \(available) kB\n",
+        "own/memory.max": "1600\n", "own/memory.current": "\(usage)\n", "own/memory.stat": "file \(cache)\n",
+      ])
+      defer { root.remove() }
+      let group = MemoryGroup(version: .v2, path: "/own", directories: [root.path + "/own"], isOwnDirectory: true)
+      return MemoryRoom.spareBytes(in: group, wasTight: wasTight, offeredBytes: 0, root: root.path)
+    }
+    #expect(try spare(available: 800, usage: 1000, cache: 0) == 200)
+    #expect(try spare(available: 800, usage: 1000, cache: 0, wasTight: true) == 0)
+    #expect(try spare(available: 800, usage: 1550, cache: 500, wasTight: false) == 150)
+    #expect(try spare(available: 800, usage: 1200, cache: 0) == 0)
+    #expect(try spare(available: 800, usage: 1600, cache: 0) == 0)
+    #expect(try spare(available: 400, usage: 0, cache: 0) == 0, "the machine")
+  }
+
   @Test("what is missing now is the most that the machine or any group around us misses")
   func worst() throws {
     func missing(available: Int, usage: Int, cache: Int, isShort: Bool = false, offered: UInt64 = 0) throws -> UInt64 {

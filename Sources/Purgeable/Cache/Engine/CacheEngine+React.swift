@@ -17,7 +17,7 @@ extension CacheEngine: PressureClient {
 
   var holdsAnything: Bool { base.heldBytes > 0 }
 
-  var offeredBytes: Int { base.heldBytes }
+  var offeredBytes: Int { max(0, base.heldBytes - base.totals.coreBytes.load(ordering: .relaxed)) }
 
   var returnedBytes: Int { freedBytes - base.ordinaryBytes }
 

@@ -104,7 +104,7 @@ extension CacheEngine {
     if read.outcome == .busy { return .changed }
     if read.outcome == .intact && !read.matches { return .otherKey }
     // Before the slot is looked at again (LastUses.swift).
-    let moment = read.head.sinceLastUse == nil ? nil : base.clock.now()
+    let moment = base.useMoment(read.head)
     let isOver = base.isOver(read.head, table.lastUse(of: pointer).time, at: moment)
     atomicMemoryFence(ordering: .acquiring)
     let now = Slot(bits: pointer.relaxed)
@@ -262,9 +262,9 @@ extension CacheEngine {
     // The place may have got another entry before the lock. So the slot is looked at once more.
     let isSame = Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot)
     if isSame, payload.count >= prefix.count, unsafe memcmp(payload.baseAddress!, prefix.baseAddress!, prefix.count) == 0 {
-      if found.slot.hasHead {
-        let head = unsafe EntryPrefix.head(of: payload, behind: prefix.count)
-        let moment = head.sinceLastUse == nil ? nil : base.clock.now()
+      if found.slot.hasHead || base.notesUses.load(ordering: .relaxed) {
+        let head = unsafe found.slot.hasHead ? EntryPrefix.head(of: payload, behind: prefix.count) : EntryHead()
+        let moment = base.useMoment(head)
         let lastUse = table.lastUse(of: found.pointer)
         let isOver = base.isOver(head, lastUse.time, at: moment)
         atomicMemoryFence(ordering: .acquiring)

@@ -18,6 +18,7 @@ extension CacheEngine {
   /// The work of the library's thread for a cache in each of its rounds.
   func upkeepRound() -> UInt64 {
     lazy.knownIntervals?.resume()
+    let untilCore = reviewCore()
     offerIdle()
     if base.limits.budget.withLock({ $0.memoryShare }) != nil {
       base.limits.apply(to: heap)
@@ -27,7 +28,7 @@ extension CacheEngine {
     }
     shards.reviewOpening()
     let untilDue = dropDueSlabs()
-    guard let due = nextIdleRound() else { return heap.hasPending ? 0 : untilDue }
+    guard let due = nextIdleRound() else { return heap.hasPending ? 0 : min(untilCore, untilDue) }
     if base.clock.now() >= due { giveBackIdle() }
     return 0
   }

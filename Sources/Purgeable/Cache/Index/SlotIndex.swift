@@ -21,7 +21,7 @@ import Synchronization
   /// What every look-up loads is rarely written, and shares no cache line (8 words) with what stores or look-ups write.
   ///
   /// [0] `current`: a version in the upper bits, the size class in the lower 8; 0 in a forked child, where all of this is wiped.
-  /// [1] whether the ghost may remember a key (`remembersKeys`). [2], [3] tables of the cache (`sumsWord`, `deadlinesWord`).
+  /// [1] whether the ghost may remember a key (`remembersKeys`). [2] to [4] tables of the cache (`sumsWord` and others).
   /// From 8 on the tables' addresses by size class, from 72 on their numbers of buckets. The last class of all has the first word
   /// of a line of counters; a table of that size, of 800 MB, does not notice.
   /// From 65 on: the ageing hand's steps; the same when the policy last evicted for a limit; births; the shard's sums
@@ -152,6 +152,7 @@ import Synchronization
   /// Words for what begins in the founder's home: the tables of page sums and of slabs' deadlines.
   var sumsWord: SlotPointer { words[2] }
   var deadlinesWord: SlotPointer { words[3] }
+  var usedSlabsWord: SlotPointer { words[4] }
 
   /// How many elements were ever allocated in the shard. Changed under its mutex.
   var births: UInt64 { words[Self.birthsAt].relaxed }

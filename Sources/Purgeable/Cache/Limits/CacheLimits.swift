@@ -42,7 +42,7 @@ struct CacheLimits: ~Copyable, Sendable {
     let budget = CacheBudget(
       memoryShare: options.memoryShare, byteLimit: options.byteLimit, isDefault: isDefault,
       lockedByteLimit: options.lockedByteLimit, pinnedByteLimit: options.pinnedByteLimit,
-      idleNanoseconds: options.idleTime.map(CacheBudget.nanoseconds))
+      core: options.core, idleNanoseconds: options.idleTime.map(CacheBudget.nanoseconds))
     count = Atomic(options.countLimit ?? .max)
     cost = Atomic(options.costLimit.map { UInt64($0) } ?? .max)
     bytes = Atomic(budget.byteLimitInForce.limit)

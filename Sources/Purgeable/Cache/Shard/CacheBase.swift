@@ -38,6 +38,11 @@ final class CacheBase: Sendable {
   /// How many streams of shards' lanes there are.
   private let streamCount = Atomic<Int>(QueueStreams.firstCount)
   let deadlines: SlabDeadlines
+  /// From when on there is a core: 0 for now, `UInt64.max` for never (Engine/CacheEngine+Core.swift).
+  let coreFrom: Atomic<UInt64>
+  /// Whether last uses are noted of all entries.
+  let notesUses = Atomic<Bool>(false)
+  let usedSlabs: SlabMoments
   #if DEBUG
     /// Called by an eviction run when it has taken notes, so that a test can do something before they are used.
     let notesHook = AtomicLazyReference<NotesHook>()
@@ -55,6 +60,9 @@ final class CacheBase: Sendable {
     indexes = ShardIndexes(founder)
     pageSums = PageSums(founder)
     deadlines = SlabDeadlines(at: founder.deadlinesWord)
+    usedSlabs = SlabMoments(at: founder.usedSlabsWord)
+    let core = limits.budget.withLock { $0.core }
+    coreFrom = Atomic(core == nil ? .max : 0)
     clock = limits.clock
     self.limits = limits
     self.observer = observer
@@ -148,6 +156,11 @@ final class CacheBase: Sendable {
       cost: cost, deadline: lifetime.sinceCreation.map { clock.now() + $0 }, recomputeCost: recomputeCost)
     head.sinceLastUse = lifetime.sinceLastUse
     return head
+  }
+
+  /// The moment to note as an entry's last use; nil where it does not matter.
+  @inline(__always) func useMoment(_ head: EntryHead) -> UInt64? {
+    head.sinceLastUse != nil || notesUses.load(ordering: .relaxed) ? clock.now() : nil
   }
 
   /// When the time of an entry is over, which was last used at a moment, unless it is used again; nil: never.

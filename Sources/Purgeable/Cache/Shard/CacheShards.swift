@@ -29,6 +29,7 @@ struct CacheShards: ~Copyable, Sendable {
     // These begin in the home of the founder's index, so they end before it does.
     base.pageSums.destroy()
     base.deadlines.destroy()
+    base.usedSlabs.destroy()
     positions.destroy()
   }
 

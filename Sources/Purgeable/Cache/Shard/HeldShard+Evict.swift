@@ -286,6 +286,7 @@ extension HeldShard {
   mutating func restream(_ slab: purgeable_slab_t, _ from: Lane, to lane: Lane) {
     assert(heap.information(slab).map { $0.stream == stream(from) } ?? true, "PurgeableCache: a slab of another lane")
     heap.move(slab, to: stream(lane))
+    noteCore(slab, in: lane)
     // The slabs before a mark at this slab have had their turn.
     lanes[marksOf: from].removeAll(at: slab)
     // A cursor at the slab would lead into another lane: eviction begins again at the front of this one.

@@ -53,9 +53,7 @@ extension HeldShard {
   }
 
   /// The last use of an entry that is used now; nil where it does not matter.
-  @inline(__always) func useNow(_ head: EntryHead) -> UseTime? {
-    head.sinceLastUse == nil ? nil : UseTime(base.clock.now())
-  }
+  @inline(__always) func useNow(_ head: EntryHead) -> UseTime? { base.useMoment(head).map { UseTime($0) } }
 
   func lastUse(of slot: Slot) -> UseTime? { index.lastUse(identity: slot.identity, place: slot.place) }
 

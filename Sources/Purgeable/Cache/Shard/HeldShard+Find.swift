@@ -178,7 +178,8 @@ extension HeldShard {
       index.countHit()
       found.pointer.countUse(of: found.slot)
       noteUse(of: found)
-      if found.slot.hasHead { noteLastUse(of: found, unsafe EntryPrefix.head(of: payload, behind: prefix.count)) }
+      noteLastUse(
+        of: found, unsafe found.slot.hasHead ? EntryPrefix.head(of: payload, behind: prefix.count) : EntryHead())
       return unsafe .locked(reference, EntryPrefix.value(of: payload, behind: prefix.count, hasHead: found.slot.hasHead))
     }
     return .absent

@@ -263,6 +263,7 @@ extension HeldShard {
     guard let information = heap.information(slab) else { return }
     let now = max(1, base.indexes.birthCount)
     heap.noteAge(of: slab, first: now, last: information.is_large ? now : 0)
+    noteCore(slab, in: lane)
     if lane.number > 0 { base.deadlines.forget(slab) }
     if information.is_large { return }
     heap.noteAge(of: lanes[lane].youngest, first: 0, last: now)

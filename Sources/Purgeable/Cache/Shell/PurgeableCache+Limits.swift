@@ -87,6 +87,21 @@ extension PurgeableCache {
     engine.base.limits.change(engine.heap) { $0.lockedByteLimit = limit }
   }
 
+  // MARK: What is on offer
+
+  /// What stays off offer while there is room beside it; nil, the default, for nothing. `CacheCore` says what it gives up.
+  public var core: CacheCore? { engine.base.limits.budget.withLock { $0.core } }
+
+  /// Sets `core`; takes effect with the library's next round, half a second later at most. nil lets everything go on offer before
+  /// this returns. Any thread.
+  ///
+  /// - Throws: `PurgeableError` of kind `invalidArgument` for a share that is not above 0 and at most 1, and a time of 0 or less;
+  ///   the core stays as it was then.
+  public func setCore(_ core: CacheCore?) throws(PurgeableError) {
+    try CacheCore.check(core, in: "PurgeableCache '\(name)'.setCore")
+    engine.setCore(core)
+  }
+
   // MARK: Idleness
 
   /// The eager mode: entries that were not read for this long are given back to the system, even when memory is not short; nil,

@@ -14,6 +14,8 @@ final class CacheTotals: Sendable {
   let copiedBytes = Atomic<Int>(0)
   /// Payload bytes of pinned entries, and of those that are about to be.
   let pinnedBytes = Atomic<Int>(0)
+  /// What the last round kept off offer.
+  let coreBytes = Atomic<Int>(0)
 
   init(absentBytes: ByteCount?) { self.absentBytes = absentBytes }
 

@@ -79,6 +79,9 @@ typealias SlabInformation = purgeable_slab_information_t
   /// Nothing of the stream goes on offer from now on.
   func withhold(_ stream: purgeable_stream_t) { _ = unsafe purgeable_stream_withhold(raw, stream, true) }
 
+  /// Keeps a slab off offer, or lets it go there.
+  func withhold(_ slab: purgeable_slab_t, _ withholds: Bool) { _ = unsafe purgeable_slab_withhold(raw, slab, withholds) }
+
   /// A value of this length or more is copied under no mutex (Engine/LargeStore.swift): it has a slab of its own, and to copy it
   /// takes far longer than to take a mutex once more.
   var largeByteCount: Int { max(128 << 10, slabBytes) }
