@@ -14,6 +14,12 @@ struct LoadTerms: Sendable {
   var isRefresh = false
   /// What the value has to be a version of; nil: whatever there is.
   var version: String?
+  /// nil for the number of the value's bytes.
+  var cost: UInt64?
+  /// In nanoseconds; nil for the time of the load.
+  var recomputeCost: UInt64?
+  /// Where the load itself says how what it makes is kept.
+  var answer: LoadAnswer?
 
   @usableFromInline
   init(keepingNilFor time: Duration? = nil) { absenceTime = time?.wholeNanoseconds ?? 0 }

@@ -144,7 +144,8 @@ extension Loading {
     begin(call, [seat], terms, within: outer) { (_) async throws(E) in [try await make()] }
   }
 
-  private func isDue(_ key: Key, _ terms: LoadTerms) -> Bool {
+  /// Whether there is a value that is older than the asker wants.
+  func isDue(_ key: Key, _ terms: LoadTerms) -> Bool {
     guard let time = terms.refreshTime, let birth = birth(ofValueForKey: key) else { return false }
     let now = moment
     return now - min(now, birth) >= time
@@ -167,15 +168,17 @@ extension Loading {
   private func end(_ seats: [Seat], _ terms: LoadTerms, _ result: Result<[Value?], any Error>, since start: UInt64) {
     switch result {
     case .success(let values):
+      let isRefresh = terms.isRefresh
+      let terms = terms.answer?.terms ?? terms
       let time = moment - start
       let part = time / UInt64(seats.count)
       loads.count(time, failed: false)
       for (seat, value) in zip(seats, values) {
         if let value {
-          keep(value, forKey: seat.flight.loaded.key, terms, seat.flight.permit, recomputeCost: part)
+          keep(value, forKey: seat.flight.loaded.key, terms, seat.flight.permit, recomputeCost: terms.recomputeCost ?? part)
           loads.endAbsence(seat.flight.loaded.hash)
         } else {
-          let hasDropped = terms.isRefresh && drop(seat.flight.loaded.key, seat.flight.permit)
+          let hasDropped = isRefresh && drop(seat.flight.loaded.key, seat.flight.permit)
           if terms.absenceTime > 0 { noteAbsent(seat.flight, for: terms.absenceTime, hasTaken: hasDropped) }
         }
         loads.end(seat.flight, .success(value))

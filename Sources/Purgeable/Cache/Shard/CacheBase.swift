@@ -149,11 +149,13 @@ final class CacheBase: Sendable {
 
   // MARK: Heads
 
-  /// The head of an entry that is stored now. `lifetime`: nil for the default.
-  func head(cost: UInt64? = nil, lifetime: Lifetime? = nil, recomputeCost: UInt64? = nil) -> EntryHead {
+  /// The head of an entry that is stored at a moment, nil for now. `lifetime`: nil for the default.
+  func head(
+    cost: UInt64? = nil, lifetime: Lifetime? = nil, recomputeCost: UInt64? = nil, at moment: UInt64? = nil
+  ) -> EntryHead {
     let lifetime = lifetime ?? limits.lifetime
     var head = EntryHead(
-      cost: cost, deadline: lifetime.sinceCreation.map { clock.now() + $0 }, recomputeCost: recomputeCost)
+      cost: cost, deadline: lifetime.sinceCreation.map { (moment ?? clock.now()) + $0 }, recomputeCost: recomputeCost)
     head.sinceLastUse = lifetime.sinceLastUse
     return head
   }

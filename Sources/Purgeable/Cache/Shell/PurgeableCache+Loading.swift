@@ -198,8 +198,9 @@ extension PurgeableCache: Loading {
     var outcome = StoreOutcome.notEncodable
     _ = value.withPurgeableBytesIfEncodable { span in
       byteCount = span.byteCount
-      var head = engine.base.head(lifetime: terms.lifetime, recomputeCost: recomputeCost)
-      if terms.refreshTime != nil { head.made = moment }
+      let now = moment
+      var head = engine.base.head(cost: terms.cost, lifetime: terms.lifetime, recomputeCost: recomputeCost, at: now)
+      if terms.refreshTime != nil { head.made = now }
       // Without the permit it counts as replaced by what overtook it.
       outcome = unsafe span.withUnsafeBytes { bytes in
         if terms.lifetime?.isOver == true { return refuseAtOnce(key, permit) }
@@ -207,7 +208,7 @@ extension PurgeableCache: Loading {
         return unsafe store(bytes, forKey: key, head, terms.version, if: .permit(permit)) ?? .replaced
       }
     }
-    noteRefusal(outcome, of: value, forKey: key, cost: UInt64(byteCount))
+    noteRefusal(outcome, of: value, forKey: key, cost: terms.cost ?? UInt64(byteCount))
   }
 
   @usableFromInline
