@@ -56,6 +56,27 @@ let objectOperations: [Operation] = [
       return stored == 5000
     }
   },
+  // Times and ends take memory with the first of them, and as tables grow.
+  Operation("objects: stores that expire, and what has expired", takes: .result) {
+    let clock = ManualClock()
+    var options = CacheOptions()
+    options.clock = clock
+    let cache = try Objects(options)
+    let value = bytes(10)
+    for key in 0..<1000 { cache[key] = value }
+    return {
+      var stored = 0
+      for key in 1000..<4000 where cache.setValue(value, forKey: key, expiry: .sinceLastUse(.seconds(1))) == .stored {
+        stored += 1
+      }
+      if cache.count != 1000 + stored { fail("entries were lost") }
+      clock.advance(by: .seconds(1))
+      let isAll = cache.removeExpired() == stored
+      if (1000..<4000).contains(where: { cache[$0] != nil }) { fail("a value whose time is over") }
+      if cache.count != 1000 { fail("\(cache.count) entries, not 1000") }
+      return isAll && stored == 3000
+    }
+  },
   // The table shrinks with the last entry, and grows again.
   Operation("objects: removals, trims, limits", takes: .result) {
     let cache = try filled()

@@ -63,6 +63,11 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
   /// The last type of a value that was found to have no content to discard.
   private final let plainType = Atomic<UInt>(0)
   final let clock: MonotonicClock
+  /// How long entries are valid that are stored without an expiry.
+  final let lifetime: SharedLifetime
+  /// No end of an entry that is noted is earlier; `.max` where none is. While what is over is dropped, later than some. Signed:
+  /// `min` of unsigned ones compares them as signed in Swift 6.3.1.
+  final let nextEnd = Atomic<Int>(.max)
   /// The queues, a bit for each, that ever had an entry.
   private final let queuesSeen = Atomic<UInt16>(0)
 
@@ -75,6 +80,7 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
     self.budget = Guarded(budget)
     evictsDiscarded = Atomic(options.evictsEntriesWithDiscardedContent)
     self.clock = clock
+    lifetime = SharedLifetime(options.expiry)
   }
 
   // MARK: Sums

@@ -9,28 +9,45 @@ extension ObjectCache {
   /// The value of a key, nil when there is none. Counts as a use. One mutex, no allocation.
   @inlinable
   public func value(forKey key: Key) -> Value? {
-    guard let found = use(key) else { return nil }
+    var isExpired = false
+    guard let found = use(key, &isExpired) else { return nil }
     return found.isDiscardable && dropIfDiscarded(found.value, found.birth, forKey: key) ? nil : found.value
   }
 
-  /// Uses a key's entry, whose content may be discarded.
+  /// Uses a key's entry, whose content may be discarded; or drops it, if its time is over.
   @inlinable
-  func use(_ key: Key) -> (value: Value, isDiscardable: Bool, birth: UInt64)? {
-    store.hold(key) { shard, position, _ -> (value: Value, isDiscardable: Bool, birth: UInt64)? in
+  func use(_ key: Key, _ isExpired: inout Bool) -> (value: Value, isDiscardable: Bool, birth: UInt64)? {
+    var isOver = false
+    let found = store.hold(key) { shard, position, _ -> (value: Value, isDiscardable: Bool, birth: UInt64)? in
       guard position != noPosition else {
         shard.counters.misses += 1
+        return nil
+      }
+      if shard.table[position].isTimed, !store.use(position, shard.table.times) {
+        shard.counters.misses += 1
+        shard.counters.expiredMisses += 1
+        isOver = true
         return nil
       }
       shard.counters.hits += 1
       shard.table.use(position, at: MonotonicTime.now)
       return (shard.table[position].value!, shard.table[position].queue.isDiscardable, shard.table[position].birth)
     }
+    if isOver {
+      isExpired = true
+      store.dropIfExpired(key)
+    }
+    return found
   }
 
-  /// As `value(forKey:)`, with the reason of a miss: `discarded` where this look-up found the entry's content discarded, `absent`
-  /// where a load found nothing not long ago, else `unknown`. Nothing is remembered of keys that left.
+  /// As `value(forKey:)`, with the reason of a miss: `discarded` where this look-up found the entry's content discarded,
+  /// `expired` where it found its time over, `absent` where a load found nothing not long ago, else `unknown`. Nothing is
+  /// remembered of keys that left.
   public func lookUpValue(forKey key: Key) -> Lookup<Value> {
-    guard let found = use(key) else { return .miss(loads.isAbsent(key, at: moment) ? .absent : .unknown) }
+    var isExpired = false
+    guard let found = use(key, &isExpired) else {
+      return .miss(isExpired ? .expired : loads.isAbsent(key, at: moment) ? .absent : .unknown)
+    }
     return found.isDiscardable && dropIfDiscarded(found.value, found.birth, forKey: key)
       ? .miss(.discarded) : .hit(found.value)
   }
@@ -45,7 +62,9 @@ extension ObjectCache {
   /// A key's entry, without counting as a use.
   public func peekEntry(forKey key: Key) -> CacheEntry<Key, Value>? {
     let found = store.hold(key) { shard, position, _ -> (entry: CacheEntry<Key, Value>, isDiscardable: Bool)? in
-      position == noPosition ? nil : (CacheEntry(shard.table[position]), shard.table[position].queue.isDiscardable)
+      guard position != noPosition, !store.isOver(position, in: shard.table) else { return nil }
+      let now = shard.table[position].isTimed ? moment : 0
+      return (CacheEntry(shard.table, position, now: now), shard.table[position].queue.isDiscardable)
     }
     return found.flatMap { $0.isDiscardable && isLeaving($0.entry.value) ? nil : $0.entry }
   }
@@ -60,11 +79,14 @@ extension ObjectCache {
   /// The limits hold when it returns; while N threads store, they are exceeded by N entries at most. A value whose cost is above
   /// the whole limit is refused: every other entry stays, and the key's old value is gone. Without memory the value is refused,
   /// and the old value stays. `priority`: nil stands for pinned where the old value was, else for normal. What is pinned is the
-  /// program's concern: there is no limit of it.
+  /// program's concern: there is no limit of it. `expiry`: how long the value is valid; nil stands for the cache's default. With
+  /// a time of 0 or less the value is refused, and the key's old value is gone.
   @discardableResult
   @inlinable
-  public func setValue(_ value: Value, forKey key: Key, cost: Int? = nil, priority: EntryPriority? = nil) -> StoreOutcome {
-    set(value, key, cost, priority).outcome ?? .replaced
+  public func setValue(
+    _ value: Value, forKey key: Key, cost: Int? = nil, expiry: Expiry? = nil, priority: EntryPriority? = nil
+  ) -> StoreOutcome {
+    set(value, key, cost, store.time(expiry?.lifetime), priority).outcome ?? .replaced
   }
 
   /// Changes the priority of a key's entry, which goes last among those of its new one then. False where there is none. Any
@@ -72,7 +94,7 @@ extension ObjectCache {
   @discardableResult
   public func setPriority(_ priority: EntryPriority, forKey key: Key) -> Bool {
     let isThere = store.hold(key) { shard, position, _ in
-      guard position != noPosition else { return false }
+      guard position != noPosition, !store.isOver(position, in: shard.table) else { return false }
       let queue = shard.table[position].queue
       store.noteQueue(queue.with(priority))
       if queue.priority != priority {
@@ -89,26 +111,31 @@ extension ObjectCache {
   /// Stores a value, and returns the one it replaced, to one thread of several.
   @discardableResult
   @inlinable
-  public func updateValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> Value? { set(value, key, cost).old }
+  public func updateValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> Value? {
+    set(value, key, cost, store.time(nil)).old
+  }
 
   /// Changes a value in one step. `body` gets the value, nil where there is none; what it leaves is stored, nil removes the
   /// entry. Returns what `body` returns.
   ///
   /// `body` runs under no mutex, and runs again where another value was stored or removed meanwhile, so that no change of another
   /// thread is lost; an object that it changes in place is the one that others have. An error of `body` leaves the entry. The
-  /// cost is `costOfValue`'s, or else stays. Any thread.
+  /// cost is `costOfValue`'s, or else stays; the time of a value that is replaced stays, but for its last use. Any thread.
   @discardableResult
   public func modifyValue<R, E: Error>(forKey key: Key, _ body: (inout Value?) throws(E) -> R) throws(E) -> R {
     while true {
-      let found = store.hold(key) { shard, position, _ -> (entry: CacheEntry<Key, Value>, birth: UInt64)? in
-        position == noPosition ? nil : (CacheEntry(shard.table[position]), shard.table[position].birth)
+      let found = store.hold(key) { shard, position, _ -> (entry: CacheEntry<Key, Value>, birth: UInt64, time: ObjectTime)? in
+        guard position != noPosition else { return nil }
+        let now = shard.table[position].isTimed ? moment : 0
+        return (CacheEntry(shard.table, position, now: now), shard.table[position].birth, shard.table.time(position))
       }
-      let old = found.flatMap { isLeaving($0.entry.value) ? nil : $0 }
+      let old = found.flatMap { $0.entry.isOver || isLeaving($0.entry.value) ? nil : $0 }
       var value = old?.entry.value
       let result = try body(&value)
       if let value {
         let cost = store.findsCosts ? nil : old?.entry.cost
-        if set(value, key, cost, if: .birth(found?.birth)).outcome != nil { return result }
+        let time = old.map { store.usedNow($0.time) } ?? store.time(nil)
+        if set(value, key, cost, time, if: .birth(found?.birth)).outcome != nil { return result }
       } else {
         guard let old else { return result }
         if let departed = take(key, .removed, birth: old.birth) {
@@ -122,32 +149,40 @@ extension ObjectCache {
   /// The outcome is nil, and nothing is stored, where the condition does not hold.
   @inlinable
   func set(
-    _ value: Value, _ key: Key, _ cost: Int?, _ priority: EntryPriority? = nil, if condition: ObjectCondition? = nil
+    _ value: Value, _ key: Key, _ cost: Int?, _ time: ObjectTime, _ priority: EntryPriority? = nil,
+    if condition: ObjectCondition? = nil
   ) -> (outcome: StoreOutcome?, old: Value?) {
     let cost = max(0, cost ?? store.cost(of: value))
     let isLoaded = condition?.isPermit ?? false
     if !isLoaded { store.overtakeLoad(of: key) }
-    if store.refuses(cost) { return (.tooLarge, refuse(value, key, cost, isLoaded: isLoaded)) }
+    if time.isOver { return (.expired, refuse(value, key, cost, .expired, isLoaded: isLoaded)) }
+    if store.refuses(cost) { return (.tooLarge, refuse(value, key, cost, .tooLarge, isLoaded: isLoaded)) }
     let kind = ObjectQueue(hasCost: cost > 0, isDiscardable: store.isDiscardable(value), priority ?? .normal)
     store.noteQueue(kind)
-    let time = MonotonicTime.now
+    let moment = MonotonicTime.now
     let (outcome, stamp, old) = store.hold(key) {
       shard, position, hash -> (StoreOutcome?, UInt64, DepartedObject<Key, Value>?) in
       let birth = position == noPosition ? nil : shard.table[position].birth
       if let condition, !condition.holds(birth: birth) { return (nil, 0, nil) }
       if position != noPosition {
+        let isOver = store.isOver(position, in: shard.table)
         var queue = kind
-        if priority == nil, shard.table[position].queue.isPinned {
+        if priority == nil, !isOver, shard.table[position].queue.isPinned {
           queue = kind.with(.pinned)
           store.noteQueue(queue)
         }
-        let old = shard.table.replace(position, value, cost: cost, queue, at: time)
-        shard.counters.replacements += 1
-        shard.counters.count(.replaced)
+        let reason: DepartureReason = isOver ? .expired : .replaced
+        guard let old = shard.table.replace(position, value, cost: cost, queue, time, at: moment, reason) else {
+          return (.outOfMemory, 0, nil)
+        }
+        if isOver { shard.counters.insertions += 1 } else { shard.counters.replacements += 1 }
+        shard.counters.count(reason)
         store.book(entries: 0, cost: cost, less: old.cost)
-        return (.replaced, shard.table.lastStamp, old)
+        return (isOver ? .stored : .replaced, shard.table.lastStamp, old)
       }
-      guard shard.table.insert(key, hash: hash, value, cost: cost, kind, at: time) else { return (.outOfMemory, 0, nil) }
+      guard shard.table.insert(key, hash: hash, value, cost: cost, kind, time, at: moment) else {
+        return (.outOfMemory, 0, nil)
+      }
       shard.counters.insertions += 1
       store.book(entries: 1, cost: cost, less: 0)
       return (.stored, shard.table.lastStamp, nil)
@@ -155,10 +190,11 @@ extension ObjectCache {
     guard let outcome else { return (nil, nil) }
     if outcome == .outOfMemory { return (countRefusal(.outOfMemory), nil) }
     if store.isWatched { store.noteChange(of: key) }
+    if time.isTimed { store.noteEnd(time) }
     store.noteStore()
     if let old { finishReplaced(old, by: value) }
     if store.isOverLimit { store.enforceLimits(sparing: stamp) }
-    return (outcome, old?.value)
+    return (outcome, old?.validValue)
   }
 
   /// The key's value, or the default where there is none, which is not stored. Setting stores. Not one step: to count, use
@@ -189,15 +225,17 @@ extension ObjectCache {
   public func removeValue(forKey key: Key) -> Value? {
     let departed = take(key, .removed)
     if let departed { store.finish(departed) }
-    return departed?.value
+    return departed?.validValue
   }
 
-  /// Stores values, each as `setValue(_:forKey:)`. Returns what was refused: empty where all are stored. A `snapshot()` of
-  /// another thread sees all or none of them, and so do `changes(every:)`; they wait for the call, a second at most. Any
-  /// thread.
+  /// Stores values, each as `setValue(_:forKey:expiry:priority:)`. Returns what was refused: empty where all are stored. A
+  /// `snapshot()` of another thread sees all or none of them, and so do `changes(every:)`; they wait for the call, a second at
+  /// most. Any thread.
   @discardableResult
-  public func setValues(_ values: [Key: Value], priority: EntryPriority? = nil) -> [Key: StoreOutcome] {
-    store.lazy.batches.run { values.refused { setValue($0, forKey: $1, priority: priority) } }
+  public func setValues(
+    _ values: [Key: Value], expiry: Expiry? = nil, priority: EntryPriority? = nil
+  ) -> [Key: StoreOutcome] {
+    store.lazy.batches.run { values.refused { setValue($0, forKey: $1, expiry: expiry, priority: priority) } }
   }
 
   /// Removes the entries of keys. Returns how many there were. As `remove(forKey:)` for each key; to others as `setValues`.
@@ -209,6 +247,7 @@ extension ObjectCache {
   /// Removes every entry that is there now, in no order. Any thread.
   public func removeAll() {
     loads.overtakeAll()
+    if store.mayHaveExpired { store.dropExpired() }
     for at in 0..<ObjectGate.count {
       // What handlers and others store meanwhile comes into the new table.
       var old = store.takeTable(ofShard: at)
@@ -237,9 +276,10 @@ extension ObjectCache {
   private func takeOutAll<E: Error>(
     _ reason: DepartureReason, where mayGo: (CacheEntry<Key, Value>) throws(E) -> Bool
   ) throws(E) -> Int {
+    let now = moment
     var count = 0
-    for noted in store.all({ NotedObject($0, $1, shard: $2) }) {
-      guard reason == .removed || noted.entry.priority != .pinned, try mayGo(noted.entry) else { continue }
+    for noted in store.all({ NotedObject($0, $1, shard: $2, now: now) }) {
+      guard !noted.entry.isOver, reason == .removed || noted.entry.priority != .pinned, try mayGo(noted.entry) else { continue }
       loads.overtake(noted.entry.key)
       if store.remove(noted, reason, evenIfUsed: true) { count += 1 }
     }
@@ -252,8 +292,11 @@ extension ObjectCache {
   /// use. Each entry that stays meanwhile is there once. Takes the memory of the list; holds one shard's mutex at a time.
   @inlinable
   public var entries: [CacheEntry<Key, Value>] {
-    let all = store.all { table, position, _ in (CacheEntry(table[position]), table[position].queue.isDiscardable) }
-    return all.compactMap { entry, isDiscardable in isDiscardable && isLeaving(entry.value) ? nil : entry }
+    let now = moment
+    let all = store.all { table, position, _ in (CacheEntry(table, position, now: now), table[position].queue.isDiscardable) }
+    return all.compactMap { entry, isDiscardable in
+      entry.isOver || isDiscardable && isLeaving(entry.value) ? nil : entry
+    }
   }
 
   /// The keys of `entries`.
@@ -315,14 +358,14 @@ extension ObjectCache {
     store.overtakeLoad(of: key)
     return store.hold(key) { shard, position, _ in
       guard position != noPosition, birth == nil || shard.table[position].birth == birth else { return nil }
-      return store.remove(position, reason, from: &shard)
+      return store.remove(position, store.isOver(position, in: shard.table) ? .expired : reason, from: &shard)
     }
   }
 
   /// The old value of a refused one is gone. Where that was loaded the old one stays, because it came during the load; the
   /// loaded object keeps its content, because who asked gets it.
   @usableFromInline
-  func refuse(_ value: Value, _ key: Key, _ cost: Int, isLoaded: Bool) -> Value? {
+  func refuse(_ value: Value, _ key: Key, _ cost: Int, _ reason: DepartureReason, isLoaded: Bool) -> Value? {
     _ = countRefusal(.tooLarge)
     let old = isLoaded ? nil : take(key, .replaced)
     if let old {
@@ -331,9 +374,9 @@ extension ObjectCache {
     }
     store.finish(
       DepartedObject(
-        key: key, value: value, cost: cost, reason: .tooLarge,
+        key: key, value: value, cost: cost, reason: reason,
         isDiscardable: !isLoaded && store.isDiscardable(value)))
-    return old?.value
+    return old?.validValue
   }
 
   @usableFromInline
@@ -356,10 +399,14 @@ extension ObjectCache {
 
 extension CacheEntry {
   @inlinable
-  init(_ node: ObjectNode<Key, Value>) {
-    (key, value, cost) = (node.key!, node.value!, node.cost)
-    (remainingTime, recomputeCost, priority, version) = (nil, nil, node.queue.priority, nil)
+  init(_ table: borrowing ObjectTable<Key, Value>, _ position: UInt32, now: UInt64) {
+    (key, value, cost) = (table[position].key!, table[position].value!, table[position].cost)
+    remainingTime = table[position].isTimed ? table.times.remaining(position, now: now) : nil
+    (recomputeCost, priority, version) = (nil, table[position].queue.priority, nil)
   }
+
+  /// Whether its time was over when it was noted.
+  @inlinable var isOver: Bool { remainingTime == .zero }
 }
 
 /// What has to hold for an object to be stored. Asked once, under the mutex of the key's shard.

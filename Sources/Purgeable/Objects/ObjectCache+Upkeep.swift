@@ -64,7 +64,8 @@ extension ObjectCache {
       result.replacementCount += counters.replacements
       result.refusalCount += counters.refusals
       result.missesByReason[.discarded, default: 0] += counters.discardedMisses
-      result.missesByReason[.unknown, default: 0] += counters.misses - counters.discardedMisses
+      if counters.expiredMisses > 0 { result.missesByReason[.expired, default: 0] += counters.expiredMisses }
+      result.missesByReason[.unknown, default: 0] += counters.misses - counters.discardedMisses - counters.expiredMisses
       for reason in DepartureReason.allCases {
         result.departures[reason, default: 0] += counters.departures[reason.rawValue]
       }

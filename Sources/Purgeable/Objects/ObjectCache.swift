@@ -51,7 +51,7 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
   /// then. `tracksKeys` has no meaning: keys of objects are always in ordinary memory.
   ///
   /// - Throws: as the initializer with all parameters; and `PurgeableError` of kind `invalidArgument` for `lockedByteLimit` and
-  ///   `idleTime`, which are about purgeable pages, and for `expiry`.
+  ///   `idleTime`, which are about purgeable pages, and for an `expiry` of 0 or less.
   public convenience init(
     _ options: CacheOptions, onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
@@ -64,7 +64,7 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
     try self.init(CacheOptions(name: name), clock: nil, isSurelyEqual: isSurelyEqual)
   }
 
-  /// `clock`: of slow growth; nil for the one of the options.
+  /// `clock`: of slow growth and expiry; nil for the one of the options.
   init(
     _ options: CacheOptions = CacheOptions(), clock: MonotonicClock?,
     isSurelyEqual: @escaping @Sendable (Key, Key) -> Bool = { _, _ in false },
@@ -74,10 +74,7 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
     // Swift's runtime ends the program when it gets no memory for objects and arrays.
     guard MemoryReserve.isThere(MemoryReserve.ofObjects) else { throw PurgeableError.withoutMemory(in: operation) }
     try options.check(in: operation)
-    let ofBytes = [
-      ("lockedByteLimit", options.lockedByteLimit != nil), ("idleTime", options.idleTime != nil),
-      ("expiry", options.expiry != nil),
-    ]
+    let ofBytes = [("lockedByteLimit", options.lockedByteLimit != nil), ("idleTime", options.idleTime != nil)]
     for (label, isSet) in ofBytes where isSet {
       throw PurgeableError(.invalidArgument(label), in: operation, explanation: "this option is for caches of bytes")
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Eviction: speculative entries first, then the least recently used one of all shards goes, if the program does not object; none
-// that is pinned.
+// Eviction: what has expired goes first, then speculative entries, then the least recently used one of all shards, if the program
+// does not object; none that is pinned, unless it has expired.
 
 import Synchronization
 
@@ -12,7 +12,9 @@ extension ObjectStore {
     if asks { return enforceLimitsAsking(sparing: stamp) }
     while true {
       let growthLimit = growthLimit
-      guard let reason = exceededLimit(growing: growthLimit),
+      guard let reason = exceededLimit(growing: growthLimit) else { return }
+      if mayHaveExpired, dropExpired(while: { exceededLimit(growing: growthLimit) != nil }) > 0 { continue }
+      guard
         evictOldest(reason, onlyWithCost: reason.isOfCosts, sparing: stamp, { exceededLimit(growing: growthLimit) == reason })
       else { return }
     }
@@ -45,6 +47,8 @@ extension ObjectStore {
   /// of costs.
   @usableFromInline
   func enforceLimitsAsking(sparing stamp: UInt64) {
+    // Nobody is asked about these.
+    if mayHaveExpired { dropExpired { isOverLimit } }
     guard let first = exceededLimit(growing: growthLimit) else { return }
     let end = MonotonicTime.now
     var isOfCosts = first.isOfCosts
@@ -66,6 +70,7 @@ extension ObjectStore {
 
   /// Evicts the oldest entries until `isDone`.
   func trim(_ reason: DepartureReason, onlyWithCost: Bool = false, until isDone: () -> Bool) {
+    if mayHaveExpired { dropExpired { !isDone() } }
     // Bounded, because other threads may store meanwhile.
     var left = count
     while left > 0, !isDone() {

@@ -93,6 +93,7 @@ struct ObjectCounters: Sendable {
   @usableFromInline var hits = 0
   @usableFromInline var misses = 0
   var discardedMisses = 0
+  @usableFromInline var expiredMisses = 0
   @usableFromInline var insertions = 0
   @usableFromInline var replacements = 0
   var refusals = 0
@@ -304,15 +305,17 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   override var size: Int { count }
   override func beginRelief() -> Bool {
     loads.forgetAbsent(endsKeys: true)
-    return sweep() > 0
+    return dropExpired() + sweep() > 0
   }
   override func giveSlice() -> Bool { evictSixteenth() }
 
   override func upkeepRound() -> UInt64 {
     lazy.knownIntervals?.resume()
     change()
-    return .max
+    return untilDue()
   }
+
+  override func upkeep() { dropExpired() }
 
   override func endRelief(before: Int) {
     for shard in 0..<ObjectGate.count { hold(shard: shard) { $0.table.shrink() } }

@@ -57,6 +57,8 @@ struct ObjectNode<Key: Hashable & Sendable, Value: Sendable> {
   /// nil in a free node, as the value.
   @usableFromInline var key: Key?
   @usableFromInline var queue = ObjectQueue(hasCost: false, isDiscardable: false)
+  /// Whether the table's times have one of this entry.
+  @usableFromInline var isTimed = false
   @usableFromInline var value: Value?
   /// The lower half of the key's hash, which the buckets go by.
   @usableFromInline var hash: UInt32 = 0
@@ -80,6 +82,9 @@ struct DepartedObject<Key: Hashable & Sendable, Value: Sendable> {
   @usableFromInline var isDiscardable: Bool
   /// The object was stored again under its own key.
   @usableFromInline var isStoredAgain = false
+
+  /// nil where its time was over.
+  @inlinable var validValue: Value? { reason == .expired ? nil : value }
 
   @inlinable
   init(key: Key, value: Value, cost: Int, reason: DepartureReason, isDiscardable: Bool) {
@@ -129,6 +134,7 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   @usableFromInline var newest = InlineArray<12, UInt32>(repeating: noPosition)
   /// The queues, a bit for each, whose oldest entry has another stamp than the one that was published last.
   @usableFromInline var unpublished: UInt16 = 0
+  @usableFromInline var times = ObjectTimes()
 
   @inlinable init() {}
 
@@ -138,11 +144,12 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
     unsafe nodes?.deinitialize(count: capacity)
     unsafe TableMemory.giveBack(nodes)
     unsafe TableMemory.giveBack(buckets)
+    times.destroy()
     unsafe (nodes, buckets, capacity, count) = (nil, nil, 0, 0)
   }
 
   /// Ordinary memory that the table takes, without what its keys and values refer to.
-  var byteCount: Int { capacity * (MemoryLayout<Node>.stride + MemoryLayout<UInt32>.stride) }
+  var byteCount: Int { capacity * (MemoryLayout<Node>.stride + MemoryLayout<UInt32>.stride) + times.byteCount }
 
   // MARK: Finding
 
@@ -283,9 +290,10 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   /// A new entry, its queue's newest. False without memory for it: nothing has changed.
   @inlinable
   mutating func insert(
-    _ key: Key, hash: UInt32, _ value: Value, cost: Int, _ queue: ObjectQueue, at time: UInt64
+    _ key: Key, hash: UInt32, _ value: Value, cost: Int, _ queue: ObjectQueue, _ time: ObjectTime, at moment: UInt64
   ) -> Bool {
     if firstFree == noPosition, !resize(to: max(8, capacity * 2)) { return false }
+    if time.isTimed, !times.reserve(capacity) { return false }
     let position = firstFree
     firstFree = self[position].chain
     self[position].hash = hash
@@ -297,18 +305,22 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
     self[position].chain = unsafe bucket.pointee
     unsafe bucket.pointee = position
     link(position)
-    stamp(position, time)
+    stamp(position, moment)
     count += 1
     entered += 1
     self[position].birth = entered
+    if time.isTimed { setTime(time, position) }
     return true
   }
 
-  /// Puts another value in an entry's place, and makes it its queue's newest. Returns the old value.
+  /// Puts another value in an entry's place, and makes it its queue's newest. Returns the old value; nil without memory for the
+  /// time: nothing has changed.
   @inlinable
   mutating func replace(
-    _ position: UInt32, _ value: Value, cost: Int, _ queue: ObjectQueue, at time: UInt64
-  ) -> DepartedObject<Key, Value> {
+    _ position: UInt32, _ value: Value, cost: Int, _ queue: ObjectQueue, _ time: ObjectTime, at moment: UInt64,
+    _ reason: DepartureReason
+  ) -> DepartedObject<Key, Value>? {
+    if time.isTimed, !times.reserve(capacity) { return nil }
     unlink(position)
     entered += 1
     let pointer = unsafe nodes.unsafelyUnwrapped + Int(position)
@@ -319,8 +331,9 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
     (new.hash, new.chain) = (old.hash, old.chain)
     unsafe pointer.initialize(to: new)
     link(position)
-    stamp(position, time)
-    return DepartedObject(old, .replaced)
+    stamp(position, moment)
+    if time.isTimed { setTime(time, position) }
+    return DepartedObject(old, reason)
   }
 
   /// Takes an entry out.
@@ -358,6 +371,11 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
       unsafe TableMemory.giveBack(raw)
       return false
     }
+    guard times.beginMove(to: wanted) else {
+      unsafe TableMemory.giveBack(raw)
+      unsafe TableMemory.giveBack(rawBuckets)
+      return false
+    }
     let fresh = unsafe raw.bindMemory(to: Node.self, capacity: wanted)
     let freshBuckets = unsafe rawBuckets.bindMemory(to: UInt32.self, capacity: wanted)
     unsafe freshBuckets.initialize(repeating: noPosition, count: wanted)
@@ -369,6 +387,7 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
       if position != noPosition { oldest[queue] = used }
       while position != noPosition {
         let next = self[position].newer
+        if self[position].isTimed { times.move(position, to: Int(used)) }
         unsafe (fresh + Int(used)).moveInitialize(from: nodes! + Int(position), count: 1)
         unsafe (nodes! + Int(position)).initialize(to: Node())
         unsafe (fresh + Int(used)).pointee.older = before
@@ -390,6 +409,7 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
     unsafe TableMemory.giveBack(nodes)
     unsafe TableMemory.giveBack(buckets)
     unsafe (nodes, buckets, capacity) = (fresh, freshBuckets, wanted)
+    if times.endMove(to: wanted) { noteEndsAnew() }
     return true
   }
 

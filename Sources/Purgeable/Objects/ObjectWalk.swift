@@ -11,8 +11,9 @@ struct NotedObject<Key: Hashable & Sendable, Value: Sendable> {
   let birth: UInt64
   let isDiscardable: Bool
 
-  init(_ table: borrowing ObjectTable<Key, Value>, _ position: UInt32, shard: Int) {
-    entry = CacheEntry(table[position])
+  /// Without `now`, the entry's remaining time has no meaning.
+  init(_ table: borrowing ObjectTable<Key, Value>, _ position: UInt32, shard: Int, now: UInt64 = 0) {
+    entry = CacheEntry(table, position, now: now)
     (self.shard, self.position) = (shard, position)
     (stamp, birth) = (table[position].stamp, table[position].birth)
     isDiscardable = table[position].queue.isDiscardable

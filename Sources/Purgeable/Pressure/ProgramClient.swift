@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Clients that run code of the program when memory is short: the content of objects, their ends, handlers. The library's thread
-// must not wait for that, so a thread of the client's own does it, and ends when it is done.
+// Clients that run code of the program when memory is short or entries expire: the content of objects, their ends, handlers. The
+// library's thread must not wait for that, so a thread of the client's own does it, and ends when it is done.
 //
 //   library's thread --giveSlice(ofParts:)--> notes, a thread if there is none --> relieve: slices, as long as memory is short
 
@@ -9,6 +9,7 @@ import Synchronization
 
 struct ReliefNotes {
   var isWanted = false
+  var wantsUpkeep = false
   var hasThread = false
 }
 
@@ -30,6 +31,8 @@ class ProgramClient: Teller, PressureClient, @unchecked Sendable {
   /// After the last slice of a reaction that gave something; `before` is what `size` was before the first.
   func endRelief(before: Int) {}
   var size: Int { 0 }
+  /// After `begin { $0.wantsUpkeep = true }`.
+  func upkeep() {}
 
   // MARK: For the library's thread
 
@@ -48,21 +51,29 @@ class ProgramClient: Teller, PressureClient, @unchecked Sendable {
   /// False: what the others give decides when the reaction ends.
   final func giveSlice(ofParts parts: Int, isFelt: Bool) -> Bool {
     guard holdsAnything else { return false }
-    let needsThread = relief.withLock { notes -> Bool in
-      notes.isWanted = true
-      defer { notes.hasThread = true }
-      return !notes.hasThread
-    }
-    // Without a thread, the next event tries again.
-    if needsThread, !startTelling() { relief.withLock { $0.hasThread = false } }
+    begin { $0.isWanted = true }
     return false
   }
 
+  /// Notes what is wanted, and starts a thread if there is none. Without memory for one, the next event tries again.
+  final func begin(_ want: (inout ReliefNotes) -> Void) {
+    let needsThread = relief.withLock { notes -> Bool in
+      want(&notes)
+      defer { notes.hasThread = true }
+      return !notes.hasThread
+    }
+    if needsThread, !startTelling() { relief.withLock { $0.hasThread = false } }
+  }
+
   final override func run() {
-    while relief.withLock({ notes -> Bool in
-      defer { (notes.isWanted, notes.hasThread) = (false, notes.isWanted) }
-      return notes.isWanted
-    }) {
+    while true {
+      let notes = relief.withLock { notes -> ReliefNotes in
+        defer { notes = ReliefNotes(hasThread: notes.isWanted || notes.wantsUpkeep) }
+        return notes
+      }
+      guard notes.isWanted || notes.wantsUpkeep else { return }
+      if notes.wantsUpkeep { upkeep() }
+      guard notes.isWanted else { continue }
       let begin = MonotonicTime.now
       let before = size
       var hasGiven = beginRelief()

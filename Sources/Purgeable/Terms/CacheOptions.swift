@@ -28,7 +28,7 @@ public struct CacheOptions: Sendable {
   public var pinnedByteLimit: Int?
   /// Give back entries that were not read for this long; nil: never. For caches of bytes.
   public var idleTime: Duration?
-  /// How long entries are valid that are stored without an expiry of their own; nil: for ever. For caches of bytes.
+  /// How long entries are valid that are stored without an expiry of their own; nil: for ever.
   public var expiry: Expiry?
   /// What stays off offer while there is room beside it; nil: nothing. For caches of bytes.
   public var core: CacheCore?

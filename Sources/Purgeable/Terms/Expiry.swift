@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // How long an entry is valid.
 
+import Synchronization
+
 /// When an entry's time is over. From then on its value is not returned any more, to no one, and the entry leaves for the reason
 /// `expired`: when it is looked up, when its memory is wanted for another entry, or some time later by itself.
 ///
@@ -13,9 +15,10 @@ public struct Expiry: Sendable, Hashable {
   /// Time from the store on; nil: no bound. A store in place of another begins anew. More than some hundred years is no bound.
   public var sinceCreation: Duration?
 
-  /// Time from the last hit or store on; nil: no bound. An entry may go up to 10 ms early, never late. What is no use does not
-  /// prolong it: peeks, `containsValue(forKey:)`, enumerations, snapshots. More than some 248 days is no bound. Cost: 9 bytes
-  /// more an entry on purgeable pages, and some 5 bytes in ordinary memory for each entry of a cache that has such entries.
+  /// Time from the last hit or store on; nil: no bound. An entry of a cache of bytes may go up to 10 ms early, none goes
+  /// late. What is no use does not prolong it: peeks, `containsValue(forKey:)`, enumerations, snapshots. More than
+  /// some 248 days is no bound. Cost in a cache of bytes: 9 bytes more an entry on purgeable pages, and some 5 bytes in ordinary
+  /// memory for each entry of a cache that has such entries.
   public var sinceLastUse: Duration?
 
   /// Whichever bound comes first. Without one: never.
@@ -32,7 +35,7 @@ public struct Expiry: Sendable, Hashable {
   /// Also where the cache has a default.
   public static let never = Expiry()
 
-  var lifetime: Lifetime {
+  @usableFromInline var lifetime: Lifetime {
     Lifetime(
       sinceCreation: sinceCreation.map(\.wholeNanoseconds).flatMap { $0 < .max / 4 ? $0 : nil },
       sinceLastUse: sinceLastUse.map(\.wholeNanoseconds).flatMap { $0 < Lifetime.longestSinceLastUse ? $0 : nil })
@@ -42,6 +45,48 @@ public struct Expiry: Sendable, Hashable {
   static func check(_ expiry: Expiry?, in operation: @autoclosure () -> String) throws(PurgeableError) {
     try LimitCheck.time(expiry?.sinceCreation, "expiry", in: operation())
     try LimitCheck.time(expiry?.sinceLastUse, "expiry", in: operation())
+  }
+}
+
+extension Expiry {
+  /// nil for ever.
+  init?(_ lifetime: Lifetime) {
+    if lifetime == Lifetime() { return nil }
+    func time(_ nanoseconds: UInt64) -> Duration { .nanoseconds(Int64(clamping: nanoseconds)) }
+    self.init(sinceCreation: lifetime.sinceCreation.map(time), sinceLastUse: lifetime.sinceLastUse.map(time))
+  }
+}
+
+/// A cache's default, which may change while others read it. The two bounds are not read at one moment.
+struct SharedLifetime: ~Copyable, Sendable {
+  /// `UInt64.max` for no bound.
+  private let sinceCreation: Atomic<UInt64>
+  private let sinceLastUse: Atomic<UInt64>
+
+  init(_ expiry: Expiry?) {
+    sinceCreation = Atomic(expiry?.lifetime.sinceCreation ?? .max)
+    sinceLastUse = Atomic(expiry?.lifetime.sinceLastUse ?? .max)
+  }
+
+  var value: Lifetime {
+    get {
+      let (creation, use) = (sinceCreation.load(ordering: .relaxed), sinceLastUse.load(ordering: .relaxed))
+      return Lifetime(sinceCreation: creation == .max ? nil : creation, sinceLastUse: use == .max ? nil : use)
+    }
+    nonmutating set {
+      sinceCreation.store(newValue.sinceCreation ?? .max, ordering: .relaxed)
+      sinceLastUse.store(newValue.sinceLastUse ?? .max, ordering: .relaxed)
+    }
+  }
+}
+
+extension LoadTerms {
+  @usableFromInline
+  init(_ version: String?, _ expiry: Expiry?, _ absenceTime: Duration? = nil, _ refreshTime: Duration? = nil) {
+    self.init(keepingNilFor: absenceTime)
+    self.version = version
+    self.refreshTime = refreshTime?.wholeNanoseconds
+    lifetime = expiry?.lifetime
   }
 }
 

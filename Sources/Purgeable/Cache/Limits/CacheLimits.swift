@@ -18,9 +18,8 @@ struct CacheLimits: ~Copyable, Sendable {
   let bytes: Atomic<Int>
   /// The least byte limit: with less, nothing could be stored.
   let leastBytes = Atomic<Int>(0)
-  /// Of entries that are stored without an expiry, in nanoseconds; `UInt64.max` for no bound.
-  private let sinceCreation: Atomic<UInt64>
-  private let sinceLastUse: Atomic<UInt64>
+  /// How long entries are valid that are stored without an expiry.
+  let lifetime: SharedLifetime
   /// The most payload to be pinned.
   let pinned = Atomic<Int>(0)
   let growth = SlowGrowth()
@@ -46,22 +45,9 @@ struct CacheLimits: ~Copyable, Sendable {
     count = Atomic(options.countLimit ?? .max)
     cost = Atomic(options.costLimit.map { UInt64($0) } ?? .max)
     bytes = Atomic(budget.byteLimitInForce.limit)
-    sinceCreation = Atomic(options.expiry?.lifetime.sinceCreation ?? .max)
-    sinceLastUse = Atomic(options.expiry?.lifetime.sinceLastUse ?? .max)
+    lifetime = SharedLifetime(options.expiry)
     self.budget = Guarded(budget)
     self.clock = clock
-  }
-
-  /// How long entries are valid that are stored without an expiry.
-  var lifetime: Lifetime {
-    Lifetime(
-      sinceCreation: sinceCreation.load(ordering: .relaxed).unlessMax,
-      sinceLastUse: sinceLastUse.load(ordering: .relaxed).unlessMax)
-  }
-
-  func setLifetime(_ lifetime: Lifetime) {
-    sinceCreation.store(lifetime.sinceCreation ?? .max, ordering: .relaxed)
-    sinceLastUse.store(lifetime.sinceLastUse ?? .max, ordering: .relaxed)
   }
 
   // What takes system calls to find out is no lazy `static let`: a child that is forked while another thread initialises one
@@ -153,9 +139,4 @@ struct CacheLimits: ~Copyable, Sendable {
     }
     return (strict, .memoryShare)
   }
-}
-
-extension UInt64 {
-  /// nil for the greatest number.
-  fileprivate var unlessMax: UInt64? { self == .max ? nil : self }
 }

@@ -153,7 +153,7 @@ final class CacheBase: Sendable {
   func head(
     cost: UInt64? = nil, lifetime: Lifetime? = nil, recomputeCost: UInt64? = nil, at moment: UInt64? = nil
   ) -> EntryHead {
-    let lifetime = lifetime ?? limits.lifetime
+    let lifetime = lifetime ?? limits.lifetime.value
     var head = EntryHead(
       cost: cost, deadline: lifetime.sinceCreation.map { (moment ?? clock.now()) + $0 }, recomputeCost: recomputeCost)
     head.sinceLastUse = lifetime.sinceLastUse

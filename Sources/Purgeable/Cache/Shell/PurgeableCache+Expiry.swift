@@ -5,19 +5,14 @@ import Synchronization
 
 extension PurgeableCache {
   /// How long entries are valid that are stored without an expiry of their own; nil: for ever.
-  public var expiry: Expiry? {
-    let lifetime = engine.base.limits.lifetime
-    func time(_ nanoseconds: UInt64) -> Duration { .nanoseconds(Int64(clamping: nanoseconds)) }
-    let expiry = Expiry(sinceCreation: lifetime.sinceCreation.map(time), sinceLastUse: lifetime.sinceLastUse.map(time))
-    return expiry == .never ? nil : expiry
-  }
+  public var expiry: Expiry? { Expiry(engine.base.limits.lifetime.value) }
 
   /// Sets `expiry`, for values stored from now on: what is in the cache keeps its own. Any thread.
   ///
   /// - Throws: `PurgeableError` of kind `invalidArgument` for a time of 0 or less; the expiry stays as it was then.
   public func setExpiry(_ expiry: Expiry?) throws(PurgeableError) {
     try Expiry.check(expiry, in: "PurgeableCache '\(name)'.setExpiry")
-    engine.base.limits.setLifetime(expiry?.lifetime ?? Lifetime())
+    engine.base.limits.lifetime.value = expiry?.lifetime ?? Lifetime()
   }
 
   /// Drops what has expired, now. Returns how many entries.

@@ -261,13 +261,3 @@ extension PurgeableCache: Loading {
     return .expired
   }
 }
-
-extension LoadTerms {
-  @usableFromInline
-  init(_ version: String?, _ expiry: Expiry?, _ absenceTime: Duration? = nil, _ refreshTime: Duration? = nil) {
-    self.init(keepingNilFor: absenceTime)
-    self.version = version
-    self.refreshTime = refreshTime?.wholeNanoseconds
-    lifetime = expiry?.lifetime
-  }
-}
