@@ -263,7 +263,7 @@ extension CacheEngine {
     let isSame = Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot)
     if isSame, payload.count >= prefix.count, unsafe memcmp(payload.baseAddress!, prefix.baseAddress!, prefix.count) == 0 {
       if found.slot.hasHead || base.notesUses.load(ordering: .relaxed) {
-        let head = unsafe found.slot.hasHead ? EntryPrefix.head(of: payload, behind: prefix.count) : EntryHead()
+        let head = unsafe EntryPrefix.head(of: payload, behind: prefix.count, hasHead: found.slot.hasHead)
         let moment = base.useMoment(head)
         let lastUse = table.lastUse(of: found.pointer)
         let isOver = base.isOver(head, lastUse.time, at: moment)

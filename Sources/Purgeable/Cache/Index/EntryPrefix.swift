@@ -50,9 +50,10 @@ enum EntryPrefix {
     return unsafe UnsafeRawBufferPointer(rebasing: rest[min(rest.count, skip)...])
   }
 
-  /// The head in a payload whose pages stay.
-  static func head(of payload: UnsafeRawBufferPointer, behind prefixByteCount: Int) -> EntryHead {
-    unsafe EntryHead(UnsafeRawBufferPointer(rebasing: payload[min(payload.count, prefixByteCount)...]).bytes)
+  /// The head in a payload whose pages stay; empty where the slot has none.
+  static func head(of payload: UnsafeRawBufferPointer, behind prefixByteCount: Int, hasHead: Bool) -> EntryHead {
+    guard hasHead else { return EntryHead() }
+    return unsafe EntryHead(UnsafeRawBufferPointer(rebasing: payload[min(payload.count, prefixByteCount)...]).bytes)
   }
 
   enum Parsed {

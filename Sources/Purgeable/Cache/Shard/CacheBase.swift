@@ -165,10 +165,12 @@ final class CacheBase: Sendable {
     head.sinceLastUse != nil || notesUses.load(ordering: .relaxed) ? clock.now() : nil
   }
 
-  /// When the time of an entry is over, which was last used at a moment, unless it is used again; nil: never.
-  func end(_ head: EntryHead, _ lastUse: UseTime?, asOf now: UInt64) -> UInt64? {
+  /// When the time of an entry is over, which was last used at a moment, unless it is used again; nil: never. `now` is asked for
+  /// only where that hangs on the last use.
+  @inline(__always)
+  func end(_ head: EntryHead, _ lastUse: UseTime?, asOf now: @autoclosure () -> UInt64) -> UInt64? {
     guard let time = head.sinceLastUse, let lastUse else { return head.deadline }
-    return min(head.deadline ?? .max, lastUse.moment(asOf: now) + time)
+    return min(head.deadline ?? .max, lastUse.moment(asOf: now()) + time)
   }
 
   /// As above, of the entry at a place, which has a head, and is in a shard's index; nil also where the head cannot be read.

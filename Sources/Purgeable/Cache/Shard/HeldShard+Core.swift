@@ -72,10 +72,7 @@ extension HeldShard {
 
   /// Marks the slabs in which an entry was used within a time. A pass over the index.
   private mutating func markUsed(within time: UInt64, _ now: UInt64) {
-    if !index.keepsLastUses {
-      index.keepLastUses()
-      noteIndexBytes()
-    }
+    keepLastUses()
     let (table, steps) = (index.current(), UInt32(clamping: time / Lifetime.useStep))
     guard let slots = table.slots else { return }
     for i in 0..<table.slotCount {

@@ -24,10 +24,7 @@ extension HeldShard {
 
   @inline(never)
   private mutating func timedLane(_ queue: EvictionQueue, _ head: EntryHead) -> Lane {
-    if head.sinceLastUse != nil, !index.keepsLastUses {
-      index.keepLastUses()
-      noteIndexBytes()
-    }
+    if head.sinceLastUse != nil { keepLastUses() }
     // In a small cache, open slabs of many lanes would leave no room.
     let slabCount = base.limits.bytes.load(ordering: .relaxed) / heap.slabBytes
     let most = slabCount < 4 ? 1 : slabCount < 32 ? 2 : Lane.numberLimit
@@ -54,6 +51,13 @@ extension HeldShard {
 
   /// The last use of an entry that is used now; nil where it does not matter.
   @inline(__always) func useNow(_ head: EntryHead) -> UseTime? { base.useMoment(head).map { UseTime($0) } }
+
+  /// From here on, of all entries.
+  mutating func keepLastUses() {
+    if index.keepsLastUses { return }
+    index.keepLastUses()
+    noteIndexBytes()
+  }
 
   func lastUse(of slot: Slot) -> UseTime? { index.lastUse(identity: slot.identity, place: slot.place) }
 

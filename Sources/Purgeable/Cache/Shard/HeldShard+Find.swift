@@ -178,8 +178,7 @@ extension HeldShard {
       index.countHit()
       found.pointer.countUse(of: found.slot)
       noteUse(of: found)
-      noteLastUse(
-        of: found, unsafe found.slot.hasHead ? EntryPrefix.head(of: payload, behind: prefix.count) : EntryHead())
+      noteLastUse(of: found, unsafe EntryPrefix.head(of: payload, behind: prefix.count, hasHead: found.slot.hasHead))
       return unsafe .locked(reference, EntryPrefix.value(of: payload, behind: prefix.count, hasHead: found.slot.hasHead))
     }
     return .absent
