@@ -77,7 +77,7 @@ extension Maintainer {
     for monitor in ListedMonitors() {
       if let feed = monitor.notes.withLock({ $0.sleeper == watch.sleeper ? $0.feed : nil }) { take(feed) }
     }
-    if let due = watch.pace.deadline(at: now) { deadline = min(deadline ?? .max, due) }
+    if let due = watch.pace.deadline(watch.shared?.level ?? .normal, at: now) { deadline = min(deadline ?? .max, due) }
     return signal.wait(watch.sleeper, for: deadline.map { $0 - min($0, now) }, descriptors)
   }
 

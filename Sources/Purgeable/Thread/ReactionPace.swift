@@ -3,8 +3,8 @@
 //
 //   raw     ____some______________________some__________________none___________________
 //   level   ____some__________________________________________________________none_____
-//   step        react  follow follow ...  react  follow ...                   ease
-//               |-- 0.1 s at least -------|
+//   step        react  follow follow ...  react  follow ...  look ... look    ease
+//               |-- 0.1 s at least -------|                  |--| 0.1 s
 
 /// The stamps and pauses of reactions. A value without a clock of its own: times are nanoseconds of any clock that does not go
 /// back.
@@ -28,6 +28,10 @@ struct ReactionPace: Equatable, Sendable {
   static let followPause: UInt64 = 4_000_000
   static let followTime: UInt64 = 100_000_000
 
+  /// As long as the level is above normal the thread looks so often without any event. An event may come in the middle of a
+  /// demand for memory, and what is asked for after it need not cause another.
+  static let watchPause: UInt64 = 100_000_000
+
   /// An event this soon after a reaction is worth a look at the figures: the reaction may have preceded the demand for memory.
   static let lookPause: UInt64 = 10_000_000
 
@@ -50,7 +54,7 @@ struct ReactionPace: Equatable, Sendable {
 
   /// Whether the thread looks by itself at this wake-up. Asked after all steps.
   mutating func follows(_ level: PressureLevel, at now: UInt64) -> Bool {
-    guard now < followsUntil, lastReaction != now, level > .normal else { return false }
+    guard lastReaction != now, level > .normal, now < followsUntil || now >= lastLook + Self.watchPause else { return false }
     lastLook = now
     return true
   }
@@ -59,5 +63,7 @@ struct ReactionPace: Equatable, Sendable {
   mutating func noteRelief(at done: UInt64) { followsUntil = done + Self.followTime }
 
   /// When the thread has to wake up to look; nil: not at all.
-  func deadline(at now: UInt64) -> UInt64? { now < followsUntil ? now + Self.followPause : nil }
+  func deadline(_ level: PressureLevel, at now: UInt64) -> UInt64? {
+    now < followsUntil ? now + Self.followPause : level > .normal ? lastLook + Self.watchPause : nil
+  }
 }

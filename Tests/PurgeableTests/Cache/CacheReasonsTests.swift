@@ -205,6 +205,26 @@ struct CacheReasonsTests {
     cache.checkBooksSwept()
   }
 
+  @Test("once pressure was felt, stores see to it that what leaves is remembered, and a reaction leaves what is little")
+  func remembersUnderPressure() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    // In one shard, whose ghost has a size that can be halved several times.
+    let count = 1510
+    for key in 0..<count { cache[key] = pattern(4000) }
+    let before = cache.engine.base.totals.ghostBytes.load(ordering: .relaxed)
+    cache.engine.setPressure(.warning)
+    cache.engine.setPressure(.normal)
+    #expect(cache.engine.base.totals.ghostBytes.load(ordering: .relaxed) == before, "the library's thread takes nothing")
+    cache[count] = pattern(4000)
+    #expect(cache.engine.base.totals.ghostBytes.load(ordering: .relaxed) >= 4 * count * 9 / 10)
+    cache.trim(toFraction: 0.2)
+    cache.engine.shrinkBookkeeping(.critical)
+    let reasons = (0..<count).compactMap { MissReason.of(cache.lookUpValue(forKey: $0)) }
+    #expect(reasons.count >= count * 3 / 4)
+    #expect(reasons.count { $0 == .evicted } > reasons.count * 19 / 20)
+    cache.checkBooksSwept()
+  }
+
   @Test("a sweep of a reaction, which gives memory back, enlarges no ghost")
   func sweptUnderPressure() throws {
     try needRealDiscards()

@@ -53,24 +53,42 @@ struct ReactionPaceTests {
   func following() {
     var pace = ReactionPace()
     _ = pace.step(after: Self.answer(.warning, .warning, before: .normal), at: Self.start)
-    #expect(pace.deadline(at: Self.start) == nil)
     #expect(pace.follows(.warning, at: Self.start + 1) == false, "nothing was given back")
     let done = Self.start + 3 * Self.millisecond
     pace.noteRelief(at: done)
     #expect(pace.follows(.warning, at: Self.start) == false, "the wake-up that reacted does not look as well")
-    #expect(pace.deadline(at: done) == done + 4 * Self.millisecond)
+    #expect(pace.deadline(.warning, at: done) == done + 4 * Self.millisecond)
     // The thread looks by itself; no event is needed.
     let lasting = Self.answer(.warning, .warning, before: .warning)
     #expect(pace.step(after: lasting, at: Self.start + 50 * Self.millisecond) == .rest)
     #expect(pace.follows(.warning, at: done + 4 * Self.millisecond) == true)
     #expect(pace.follows(.normal, at: done + 8 * Self.millisecond) == false, "pressure has ended")
     let end = done + 100 * Self.millisecond
-    #expect(pace.deadline(at: end - 1) != nil && pace.deadline(at: end) == nil)
+    #expect(pace.deadline(.normal, at: end - 1) != nil && pace.deadline(.normal, at: end) == nil)
     #expect(pace.follows(.warning, at: end - 1) == true)
     #expect(pace.follows(.warning, at: end) == false)
     // After a look that gave something back, time counts from its end.
     pace.noteRelief(at: end)
     #expect(pace.follows(.warning, at: end + 100 * Self.millisecond - 1) == true)
+  }
+
+  @Test("without any further event the thread looks every tenth of a second, as long as the level is above normal")
+  func watching() {
+    let pause = ReactionPace.watchPause
+    var pace = ReactionPace()
+    #expect(pace.deadline(.normal, at: Self.start) == nil && !pace.follows(.normal, at: Self.start))
+    // The event came in the middle of a demand for memory: nothing was short yet, nothing was given back.
+    #expect(pace.step(after: Self.answer(.warning, .warning, before: .normal), at: Self.start) == .react)
+    #expect(pace.deadline(.warning, at: Self.start + 1) == Self.start + pause)
+    #expect(pace.follows(.warning, at: Self.start + pause - 1) == false)
+    #expect(pace.follows(.warning, at: Self.start + pause) == true)
+    #expect(pace.deadline(.warning, at: Self.start + pause) == Self.start + 2 * pause)
+    // The source is quiet, and its level not yet normal.
+    let quiet = Self.answer(.normal, .warning, before: .warning)
+    #expect(pace.step(after: quiet, at: Self.start + 2 * pause) == .rest)
+    #expect(pace.follows(.warning, at: Self.start + 2 * pause) == true)
+    #expect(pace.follows(.normal, at: Self.start + 3 * pause) == false)
+    #expect(pace.deadline(.normal, at: Self.start + 3 * pause) == nil)
   }
 
   @Test("all sequences of seven raw levels, thirty milliseconds apart")

@@ -67,6 +67,7 @@ extension CacheEngine {
   /// Notes the level of pressure, on which the locked limit depends.
   func setPressure(_ level: PressureLevel) {
     let before = base.limits.pressure.exchange(level.rawValue, ordering: .relaxed)
+    if level > .normal { base.limits.pressureFelt.store(true, ordering: .relaxed) }
     if before != level.rawValue { base.limits.apply(to: heap) }
   }
 }

@@ -78,6 +78,7 @@ struct EntryHead: Equatable {
   /// Of a head with these flags, without its version.
   @inline(__always) private static func byteCount(_ flags: UInt8) -> Int { 1 + 8 * (flags & ~versionFlag).nonzeroBitCount }
 
+  @inline(__always)
   init(cost: UInt64? = nil, deadline: UInt64? = nil, recomputeCost: UInt64? = nil) {
     (self.cost, self.deadline, self.recomputeCost) = (cost, deadline, recomputeCost)
   }

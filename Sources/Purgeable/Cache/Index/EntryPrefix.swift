@@ -33,6 +33,7 @@ enum EntryPrefix {
   }
 
   /// Fills a payload, which has room for all of it and is seen by no other thread before the commit.
+  @inline(__always)
   static func write(
     _ prefix: UnsafeRawBufferPointer, _ head: EntryHead, _ value: UnsafeRawBufferPointer, to bytes: UnsafeMutableRawBufferPointer
   ) {

@@ -26,6 +26,8 @@ struct CacheLimits: ~Copyable, Sendable {
   let budget: Guarded<CacheBudget>
   /// The level of pressure that was last heard of, as its raw value.
   let pressure = Atomic<Int32>(0)
+  /// Whether memory was ever short: from then on stores see to it that what leaves is remembered.
+  let pressureFelt = Atomic<Bool>(false)
   let clock: MonotonicClock
 
   init(_ options: CacheOptions, clock: MonotonicClock) {
@@ -107,6 +109,8 @@ struct CacheLimits: ~Copyable, Sendable {
       heap.setLockedLimit(max(1, locked / part))
     }
   }
+
+  @inline(__always) var hasFeltPressure: Bool { pressureFelt.load(ordering: .relaxed) }
 
   /// Whether entries or costs are limited.
   @inline(__always) var areStrict: Bool {

@@ -119,9 +119,13 @@ struct Ghost: ~Copyable {
   private var isBlank: Bool { insertionCount <= stampUnit }
 
   /// Why an entry of this identity left, if that is remembered.
-  func reason(of identity: UInt64) -> Reason? {
-    guard capacity > 0, !isBlank else { return nil }
-    return find(Self.mixed(identity)).flatMap { Reason(rawValue: (self[$0] >> 12) & 3) }
+  func reason(of identity: UInt64) -> Reason? { memory(of: identity)?.reason }
+
+  /// The same, and how many entries have left since then, at most.
+  func memory(of identity: UInt64) -> (reason: Reason, age: Int)? {
+    guard capacity > 0, !isBlank, let found = find(Self.mixed(identity)) else { return nil }
+    let entry = self[found]
+    return Reason(rawValue: (entry >> 12) & 3).map { ($0, Int(UInt64(age(entry) + 1) * stampUnit)) }
   }
 
   /// Forgets a key that was stored again.

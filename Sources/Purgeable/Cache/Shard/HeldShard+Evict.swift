@@ -159,9 +159,15 @@ extension HeldShard {
     return next
   }
 
+  @inline(__always)
   private mutating func nextElement(_ lane: Lane, _ reason: DepartureReason) -> purgeable_reference_t? {
     var cursor = lanes[lane].cursor
-    defer { lanes[lane].cursor = cursor }
+    let reference = nextElement(&cursor, lane, reason)
+    lanes[lane].cursor = cursor
+    return reference
+  }
+
+  private func nextElement(_ cursor: inout EvictionCursor, _ lane: Lane, _ reason: DepartureReason) -> purgeable_reference_t? {
     var wraps = 0
     while wraps < 2 {
       if cursor.slab.isNone {

@@ -20,7 +20,7 @@ extension HeldShard {
       if let number = index.insert(slot, lastUse: lastUse) {
         slots.fill()
         if let entryOrder { entryOrder.entered(UInt32(truncatingIfNeeded: number), as: priority(of: slot)) }
-        if ghost.rememberedLimit == 0 { prepareGhost() }
+        if base.limits.hasFeltPressure { readyGhost() } else if ghost.rememberedLimit == 0 { prepareGhost() }
         return true
       }
       // In a large table, the two buckets of some slot are full long before 84 % of all slots are.

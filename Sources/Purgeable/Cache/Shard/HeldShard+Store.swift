@@ -15,7 +15,7 @@ let outOfMemoryNumber: Int32 = 12
 
 /// The length and the cost of an entry that is to be stored.
 struct EntrySize {
-  let head: EntryHead
+  private(set) var head: EntryHead
   let cost: UInt64
   /// Of the payload: prefix, head and value.
   let byteCount: Int
@@ -23,11 +23,11 @@ struct EntrySize {
   let isTooLong: Bool
   let credit: Int
 
+  @inline(__always)
   init(prefixByteCount: Int, valueByteCount: Int, _ wanted: EntryHead, _ credits: borrowing RecomputeCredit) {
-    var head = wanted
-    cost = head.cost ?? UInt64(valueByteCount)
+    cost = wanted.cost ?? UInt64(valueByteCount)
+    head = wanted
     if cost == UInt64(valueByteCount) { head.cost = nil }
-    self.head = head
     let (prefixed, overflow) = valueByteCount.addingReportingOverflow(prefixByteCount + head.byteCount)
     byteCount = max(1, prefixed)
     isTooLong = overflow || byteCount > Int(bitPattern: UInt(0xFFFF_FFFF - 64 << 20))
@@ -86,9 +86,11 @@ extension HeldShard {
   /// Of a normal entry. A key whose entry was evicted or lost not long ago goes to main.
   @inline(__always)
   func newDestination(of key: EngineKey, _ size: EntrySize) -> EntryDestination {
-    let reason = ghost.reason(of: key.ghostIdentity)
+    let memory = ghost.memory(of: key.ghostIdentity)
+    let isRecent = memory.map { $0.age <= max(64, order.rememberedCount(ofLiving: slots.count)) } ?? false
+    let reason = isRecent ? memory?.reason : nil
     return EntryDestination(
-      queue: entryOrder == nil ? order.queue(ofNew: reason, credit: size.credit) : .main, isRemembered: reason != nil)
+      queue: entryOrder == nil ? order.queue(ofNew: reason, credit: size.credit) : .main, isRemembered: memory != nil)
   }
 
   /// Commits an element that has been written, and has the index lead to it. `hadOld`: the key had a value when the store began.

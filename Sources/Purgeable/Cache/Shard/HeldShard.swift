@@ -228,7 +228,8 @@ struct HeldShard: ~Copyable {
   /// reaction or a trim uses the ghost as it is.
   mutating func readyGhost() { ghost.reserve(wantedGhost) }
 
-  /// How many keys the order wants to remember.
+  /// How many keys are remembered: as many as the order wants or, where memory is short at times, four times as many as there are
+  /// entries, if that is little beside them. So misses say that the kernel or the library took it.
   var wantedGhost: Int {
     let limit = base.limits.count.load(ordering: .relaxed)
     // A shard at its count limit has about its share. Another limit may leave far fewer entries than a large count limit allows.
@@ -236,8 +237,12 @@ struct HeldShard: ~Copyable {
       limit == .max
       ? max(slots.count, 64)
       : min(max(1, limit / base.openCount.load(ordering: .relaxed)), max(slots.count + slots.count / 8, 64))
-    return order.rememberedCount(ofLiving: lives)
+    let wanted = order.rememberedCount(ofLiving: lives)
+    return base.limits.hasFeltPressure ? max(wanted, min(4 * slots.count, cheapGhost)) : wanted
   }
+
+  /// How many keys may be remembered in a 32nd of what the entries take.
+  var cheapGhost: Int { livingBytes / 32 / Ghost.mostBytesOfKey }
 
   /// Called as a cache grows: makes a small ghost in advance, for the entries that the program removes and for one slice of a
   /// reaction, a sixteenth of all entries. 0.3 bytes an entry.
