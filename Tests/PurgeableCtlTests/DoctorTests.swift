@@ -121,6 +121,20 @@ struct DoctorTests {
     }
   }
 
+  @Test("files that take most of a group are told, with what keeps a cache's place beside them, and what that gives up")
+  func pageCache() throws {
+    func finding(_ files: UInt64?) throws -> Finding {
+      try Self.finding("page-cache") {
+        $0.tightest = MemoryGroup.Level(
+          directory: "/sys/fs/cgroup/app", hardLimitBytes: 100 << 20, usageBytes: 90 << 20, pageCacheBytes: files)
+      }
+    }
+    #expect(try finding(51 << 20).state == .limited && finding(51 << 20).remedy.contains(".share(0.5)"))
+    #expect(try finding(50 << 20).state == .good && finding(50 << 20).value == "50 MiB of the limit of 100 MiB")
+    #expect(try finding(nil).state == .good)
+    for files: UInt64? in [nil, 0, 51 << 20] { #expect(try finding(files).meaning.contains("a process that is stopped")) }
+  }
+
   @Test("a pressure signal of any kind is enough")
   func pressure() throws {
     #expect(try Self.finding("pressure") { $0.groupPressure = .readable }.value == "readable, no triggers")

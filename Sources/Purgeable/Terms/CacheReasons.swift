@@ -54,9 +54,9 @@ extension DepartureReason: CustomStringConvertible {
 
 /// Why a look-up found nothing. That it found nothing is exact; the reason is advice.
 public enum MissReason: Int, Sendable, Hashable, CaseIterable {
-  /// Never stored, or so long ago, or before a `removeAll`, that nothing is remembered of it. A cache that has not evicted for a
-  /// limit yet remembers few keys: after a reaction that found many losses, or a `sweep` that found a part of the entries lost,
-  /// most look-ups of lost keys say this.
+  /// Never stored, or so long ago, or before a `removeAll`, that nothing is remembered of it. A cache that has neither evicted
+  /// for a limit nor felt pressure remembers few keys: after a `sweep` that found a part of the entries lost, most look-ups of
+  /// lost keys say this.
   case unknown
   /// Stored and evicted by a limit, by a trim or under pressure, as far as is remembered.
   case evicted

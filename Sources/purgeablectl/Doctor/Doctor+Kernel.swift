@@ -30,7 +30,7 @@ extension Doctor {
   package static func findings(_ facts: MachineFacts) -> [Finding] {
     [environment(facts), kernel(facts), offering(facts), pageout(facts), calls(facts), sequences(facts), fork(facts)]
       + [pageSize(facts), reclaim(facts)]
-      + [group(facts), groupLimit(facts), ownGroups(facts), pressure(facts), memory(facts), swap(facts)]
+      + [group(facts), groupLimit(facts), pageCache(facts), ownGroups(facts), pressure(facts), memory(facts), swap(facts)]
       + [mlock(facts), hugePages(facts), overcommit(facts), mapCount(facts), addressSpace(facts), openFiles(facts)]
   }
 

@@ -47,6 +47,30 @@ extension Doctor {
       meaning: "Set on \(level.directory). \(what) Memory on offer goes first, before anything is killed.")
   }
 
+  /// Whether a cache should keep a core off offer.
+  static func pageCache(_ facts: MachineFacts) -> Finding {
+    let price =
+      "CacheOptions.core keeps a part of a cache off offer while a quarter of the memory is free or page cache. The kernel can "
+      + "have that part only through the library: a process that is stopped, or too slow, keeps it."
+    guard let level = facts.tightest, let limit = level.limitBytes, let files = level.pageCacheBytes else {
+      return Finding(
+        "page-cache", .good, "no group to share",
+        meaning: "By default everything idle is on offer, and the kernel weighs it like files that were read once. \(price)")
+    }
+    let value = "\(ByteSize(files)) of the limit of \(ByteSize(limit))"
+    if files > limit / 2 {
+      return Finding(
+        "page-cache", .limited, value,
+        meaning: "Files take most of this group. Read once, they take the place of what caches have on offer. \(price)",
+        remedy: "Where the program reads them: posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED) after reading. Else: "
+          + "options.core = .share(0.5).")
+    }
+    return Finding(
+      "page-cache", .good, value,
+      meaning: "By default everything idle is on offer, and the kernel weighs it like files that were read once; here there are "
+        + "few. \(price)")
+  }
+
   static func ownGroups(_ facts: MachineFacts) -> Finding {
     if facts.mayMakeGroups {
       return Finding(
