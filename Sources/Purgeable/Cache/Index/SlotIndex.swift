@@ -16,8 +16,8 @@ import Synchronization
 ///
 /// `@unchecked Sendable`: the words are atomics; everything but look-ups happens under the shard's mutex.
 @safe struct SlotIndex: @unchecked Sendable {
-  /// The home: 4 KiB, of which the words take 1,280 bytes, an owner's notes 768 (`notes`), and the smallest table with its last
-  /// uses the other half.
+  /// The home: 4 KiB, of which the words take 1,280 bytes, an owner's notes 768 (`notes`), and the smallest table the other half.
+  /// Behind it, on a page that is not touched before, the last uses of that table's entries.
   /// What every look-up loads is rarely written, and shares no cache line (8 words) with what stores or look-ups write.
   ///
   /// [0] `current`: a version in the upper bits, the size class in the lower 8; 0 in a forked child, where all of this is wiped.
@@ -127,7 +127,7 @@ import Synchronization
 
   /// An empty index of the smallest size; nil when there is no memory.
   init?() {
-    guard let raw = unsafe purgeable_bookkeeping_map(Self.homeBytes) else { return nil }
+    guard let raw = unsafe purgeable_bookkeeping_map(Self.mappedHomeBytes) else { return nil }
     words = unsafe SlotPointer(raw, count: Self.homeBytes / 8)
     beginAnew()
   }
@@ -139,7 +139,7 @@ import Synchronization
         unsafe purgeable_bookkeeping_unmap(slots.raw, Self.mappedBytes(of: sizeClass))
       }
     }
-    unsafe purgeable_bookkeeping_unmap(words.raw, Self.homeBytes)
+    unsafe purgeable_bookkeeping_unmap(words.raw, Self.mappedHomeBytes)
   }
 
   // MARK: Home
@@ -194,10 +194,9 @@ import Synchronization
 
   // MARK: Sizes
 
-  /// 20 buckets, which with their last uses fit into half of the home, then 64, one page, growing by a quarter, rounded to whole
-  /// pages of 64.
+  /// 32 buckets, which is half of the home, then 64, one page, growing by a quarter, rounded to whole pages of 64.
   static func bucketCount(of sizeClass: Int) -> Int {
-    if sizeClass == 0 { return 20 }
+    if sizeClass == 0 { return 32 }
     var count = 64.0
     for _ in 1..<sizeClass { count *= 1.25 }
     return (Int(count) + 63) / 64 * 64
@@ -215,12 +214,13 @@ import Synchronization
 
   private static func lastUseBytes(of sizeClass: Int) -> Int { byteCount(of: sizeClass) / 2 }
   private static func mappedBytes(of sizeClass: Int) -> Int { byteCount(of: sizeClass) + lastUseBytes(of: sizeClass) }
+  private static var mappedHomeBytes: Int { homeBytes + lastUseBytes(of: 0) }
 
   /// Ordinary memory in use: the home, the present table where that lies elsewhere, and last uses.
   var byteCount: Int { byteCount(ofSize: sizeClass) }
   func byteCount(ofSize sizeClass: Int) -> Int {
-    if sizeClass == 0 { return Self.homeBytes }
-    return Self.homeBytes + (keepsLastUses ? Self.mappedBytes(of: sizeClass) : Self.byteCount(of: sizeClass))
+    Self.homeBytes + (sizeClass == 0 ? 0 : Self.byteCount(of: sizeClass))
+      + (keepsLastUses ? Self.lastUseBytes(of: sizeClass) : 0)
   }
 
   /// Whether last uses are kept, of all entries. Changed under the shard's mutex.
