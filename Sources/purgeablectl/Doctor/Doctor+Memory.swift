@@ -52,10 +52,9 @@ extension Doctor {
     let price =
       "CacheOptions.core keeps a part of a cache off offer while a quarter of the memory is free or page cache. The kernel can "
       + "have that part only through the library: a process that is stopped, or too slow, keeps it."
+    let rule = "By default everything idle is on offer, and the kernel weighs it like files that were read once."
     guard let level = facts.tightest, let limit = level.limitBytes, let files = level.pageCacheBytes else {
-      return Finding(
-        "page-cache", .good, "no group to share",
-        meaning: "By default everything idle is on offer, and the kernel weighs it like files that were read once. \(price)")
+      return Finding("page-cache", .good, "no group to share", meaning: "\(rule) \(price)")
     }
     let value = "\(ByteSize(files)) of the limit of \(ByteSize(limit))"
     if files > limit / 2 {
@@ -65,10 +64,7 @@ extension Doctor {
         remedy: "Where the program reads them: posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED) after reading. Else: "
           + "options.core = .share(0.5).")
     }
-    return Finding(
-      "page-cache", .good, value,
-      meaning: "By default everything idle is on offer, and the kernel weighs it like files that were read once; here there are "
-        + "few. \(price)")
+    return Finding("page-cache", .good, value, meaning: "\(rule) Here there are few. \(price)")
   }
 
   static func ownGroups(_ facts: MachineFacts) -> Finding {

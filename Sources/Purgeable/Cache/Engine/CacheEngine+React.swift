@@ -61,10 +61,7 @@ extension CacheEngine: PressureClient {
     for shard in shards.all {
       shards.hold(shard) { held in
         held.shrinkIndex()
-        if level == .critical {
-          // Keys that take little beside what is left stay remembered: they are what will be asked for.
-          held.ghost.shrink(toRemember: max(64, held.slots.count, held.cheapGhost))
-        }
+        if level == .critical { held.ghost.shrink(toRemember: held.leastGhost) }
       }
     }
   }

@@ -44,7 +44,7 @@ extension HeldShard {
   /// Above the byte limit, shrinks index and ghost before entries have to go. True when that was enough.
   mutating func fitBookkeeping() -> Bool {
     shrinkIndex()
-    let remembered = max(64, slots.count)
+    let remembered = leastGhost
     ghost.shrink(toRemember: remembered)
     // A ghost whose size cannot be halved often enough is emptied.
     if ghost.rememberedLimit > 4 * remembered { ghost.removeAll() }

@@ -241,8 +241,11 @@ struct HeldShard: ~Copyable {
     return base.limits.hasFeltPressure ? max(wanted, min(4 * slots.count, cheapGhost)) : wanted
   }
 
+  /// How many keys stay remembered where bookkeeping shrinks: what a store would make ready again is not given back.
+  var leastGhost: Int { max(64, slots.count, base.limits.hasFeltPressure ? cheapGhost : 0) }
+
   /// How many keys may be remembered in a 32nd of what the entries take.
-  var cheapGhost: Int { livingBytes / 32 / Ghost.mostBytesOfKey }
+  private var cheapGhost: Int { livingBytes / 32 / Ghost.mostBytesOfKey }
 
   /// Called as a cache grows: makes a small ghost in advance, for the entries that the program removes and for one slice of a
   /// reaction, a sixteenth of all entries. 0.3 bytes an entry.

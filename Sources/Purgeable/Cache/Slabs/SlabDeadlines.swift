@@ -9,31 +9,25 @@ struct DeadlineRange: Equatable {
   var last: UInt64
 }
 
-/// By the slab's index: 16 bytes a slab. A slab's range is read and written under the mutex of its shard.
+/// The first and the last deadline of each slab.
 struct SlabDeadlines: Sendable {
-  private let blocks: BlockTable
+  private let words: SlabWords
 
-  private static let slabsPerBlock = 16_384
+  init(at word: SlotPointer) { words = SlabWords(at: word, perSlab: 2) }
 
-  init(at word: SlotPointer) {
-    blocks = BlockTable(at: word, blockBytes: 2 * Self.slabsPerBlock * MemoryLayout<UInt64>.stride)
-  }
-
-  func destroy() { blocks.destroy() }
+  func destroy() { words.destroy() }
 
   /// nil where none was set. Setting does nothing where there is no memory: a slab without a range is never due.
   subscript(slab: purgeable_slab_t) -> DeadlineRange? {
     get {
-      let (block, at) = Self.place(of: slab)
-      guard let words = blocks.block(block) else { return nil }
-      let range = DeadlineRange(first: words[at].relaxed, last: words[at + 1].relaxed)
+      guard let first = words.first(of: slab) else { return nil }
+      let range = DeadlineRange(first: first.relaxed, last: first[1].relaxed)
       return range.last == 0 ? nil : range
     }
     nonmutating set {
-      let (block, at) = Self.place(of: slab)
-      guard let words = newValue == nil ? blocks.block(block) : blocks.madeBlock(block) else { return }
-      words[at].store(relaxed: newValue?.first ?? 0)
-      words[at + 1].store(relaxed: newValue?.last ?? 0)
+      guard let first = words.first(of: slab, isMade: newValue != nil) else { return }
+      first.store(relaxed: newValue?.first ?? 0)
+      first[1].store(relaxed: newValue?.last ?? 0)
     }
   }
 
@@ -45,11 +39,5 @@ struct SlabDeadlines: Sendable {
     if deadline < range.first || deadline > range.last {
       self[slab] = DeadlineRange(first: min(range.first, deadline), last: max(range.last, deadline))
     }
-  }
-
-  /// Its block, and the first of its two words there.
-  private static func place(of slab: purgeable_slab_t) -> (block: Int, at: Int) {
-    let (block, at) = Int(slab.index).quotientAndRemainder(dividingBy: slabsPerBlock)
-    return (block, 2 * at)
   }
 }
