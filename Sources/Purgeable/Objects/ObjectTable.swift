@@ -121,6 +121,7 @@ enum TableMemory {
 struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   @usableFromInline typealias Node = ObjectNode<Key, Value>
 
+  private let stays = StaysInPlace()
   @usableFromInline var nodes: UnsafeMutablePointer<Node>?
   @usableFromInline var capacity = 0
   /// As many as nodes, a power of two.

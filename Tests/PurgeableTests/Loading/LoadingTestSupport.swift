@@ -126,9 +126,9 @@ final class Event: Sendable {
 
   func happens() { hasHappened.store(true, ordering: .releasing) }
   var isThere: Bool { hasHappened.load(ordering: .acquiring) }
-  /// Blocks the thread. False after two minutes.
+  /// Blocks the thread. False after two minutes, or other `seconds`.
   @discardableResult
-  func blocks() -> Bool { patiently { isThere } }
+  func blocks(seconds: Int = 120) -> Bool { patiently(seconds: seconds) { isThere } }
   /// Leaves the thread to others. False after two minutes.
   @discardableResult
   func comes() async -> Bool { await TestRun.comes { isThere } }
@@ -145,7 +145,8 @@ final class HeldLoad: Sendable {
     let thread = TestThread { [self] in
       let value = cache.value(forKey: key) {
         began.happens()
-        goes.blocks()
+        // Who lets it go waits for tasks, which a busy machine's pool may begin minutes later.
+        goes.blocks(seconds: 30 * 60)
         return value
       }
       got.withLock { $0 = value }

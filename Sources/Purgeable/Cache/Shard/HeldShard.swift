@@ -72,6 +72,7 @@ struct EngineCounters {
 
 /// No part of it grows while memory is given back.
 struct HeldShard: ~Copyable {
+  private let stays = StaysInPlace()
   let number: Int
   /// Which of each lane's streams are its own.
   let place: Int

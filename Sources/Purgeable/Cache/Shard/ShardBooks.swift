@@ -34,7 +34,7 @@ struct ShardBooks: ~Copyable {
 
   @inline(__always) private func sum<Part: AdditiveArithmetic>(_ part: (QueueSums) -> Part) -> Part {
     var sum = Part.zero
-    for i in sums.indices { sum += part(sums[i]) }
+    for i in 0..<EvictionQueue.count { sum += part(sums[i]) }
     return sum
   }
 
