@@ -21,6 +21,7 @@ import Glibc
   private let key: EngineKey
   private let prefix: UnsafeRawBufferPointer
   private let value: UnsafeRawBufferPointer
+  private let head: EntryHead
   private let size: EntrySize
   /// Looked at under each of the two mutexes, since the first may drop the key's old value.
   private let condition: StoreCondition?
@@ -34,6 +35,7 @@ import Glibc
     self.key = key
     unsafe self.prefix = prefix
     unsafe self.value = value
+    self.head = head
     size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, head, credits)
     self.condition = condition
   }
@@ -57,7 +59,7 @@ import Glibc
       if let failure { engine.finishStore(key, failure, DueAfterStore()) }
       return failure
     }
-    unsafe EntryPrefix.write(prefix, size.head, value, to: element.bytes)
+    unsafe EntryPrefix.write(prefix, head, value, to: element.bytes)
     return end(element, in: engine)
   }
 
@@ -117,18 +119,18 @@ import Glibc
     }
     let old = unsafe held.find(key, prefix)
     let changesBefore = held.slots.changes
-    guard let destination = held.destination(of: key, size, old) else {
+    guard let destination = held.destination(of: key, size, head.priority, old) else {
       held.heap.free(element.reference)
       return held.pinRefusal
     }
     defer { held.base.totals.endReservation(destination.reserved) }
     // Others may have used up the room meanwhile.
     if held.base.limits.areStrict { held.makeRoom(for: size.cost, replacing: old, among: shards) }
-    let lane = held.lane(destination.queue, size.head)
+    let lane = held.lane(destination.queue, head)
     held.heap.move(held.heap.slab(of: element.reference), to: held.stream(lane))
     held.noteBirth(element.reference, lane)
     let replaced = held.slots.changes == changesBefore ? old : unsafe held.find(key, prefix)
     return held.enter(
-      element, key, size, lane, replacing: replaced, hadOld: old != nil, isRemembered: destination.isRemembered)
+      element, key, size, head, lane, replacing: replaced, hadOld: old != nil, isRemembered: destination.isRemembered)
   }
 }

@@ -51,9 +51,11 @@ extension HeldShard {
 
   /// The destination of a key's new value, where the entry or the one that it replaces has a priority. nil where it may not be
   /// pinned.
-  mutating func destination(of key: EngineKey, _ size: EntrySize, replacing old: FoundSlot?) -> EntryDestination? {
+  mutating func destination(
+    of key: EngineKey, _ size: EntrySize, _ priority: EntryPriority?, replacing old: FoundSlot?
+  ) -> EntryDestination? {
     let oldQueue = old.map { heap.queue(at: $0.slot.place) }
-    switch size.head.priority {
+    switch priority {
     case .pinned:
       return reserve(size.byteCount, replacing: old, oldQueue).map { EntryDestination(queue: .pinned, reserved: $0) }
     case nil where oldQueue == .pinned:

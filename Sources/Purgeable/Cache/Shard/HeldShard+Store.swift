@@ -15,7 +15,6 @@ let outOfMemoryNumber: Int32 = 12
 
 /// The length and the cost of an entry that is to be stored.
 struct EntrySize {
-  private(set) var head: EntryHead
   let cost: UInt64
   /// Of the payload: prefix, head and value.
   let byteCount: Int
@@ -24,10 +23,8 @@ struct EntrySize {
   let credit: Int
 
   @inline(__always)
-  init(prefixByteCount: Int, valueByteCount: Int, _ wanted: EntryHead, _ credits: borrowing RecomputeCredit) {
-    cost = wanted.cost ?? UInt64(valueByteCount)
-    head = wanted
-    if cost == UInt64(valueByteCount) { head.cost = nil }
+  init(prefixByteCount: Int, valueByteCount: Int, _ head: EntryHead, _ credits: borrowing RecomputeCredit) {
+    cost = head.cost ?? UInt64(valueByteCount)
     let (prefixed, overflow) = valueByteCount.addingReportingOverflow(prefixByteCount + head.byteCount)
     byteCount = max(1, prefixed)
     isTooLong = overflow || byteCount > Int(bitPattern: UInt(0xFFFF_FFFF - 64 << 20))
@@ -46,16 +43,16 @@ extension HeldShard {
     let old = unsafe find(key, prefix)
     let changesBefore = slots.changes
     if isRefused(size, old) { return .tooLarge }
-    guard let destination = destination(of: key, size, old) else { return pinRefusal }
+    guard let destination = destination(of: key, size, head.priority, old) else { return pinRefusal }
     defer { base.totals.endReservation(destination.reserved) }
-    let lane = lane(destination.queue, size.head)
+    let lane = lane(destination.queue, head)
     if base.limits.areStrict { makeRoom(for: size.cost, replacing: old, among: shards) }
     guard let element = allocate(size.byteCount, lane, among: shards) else { return .outOfMemory }
-    unsafe EntryPrefix.write(prefix, size.head, value, to: element.bytes)
+    unsafe EntryPrefix.write(prefix, head, value, to: element.bytes)
     // Making room may have evicted the old value, or moved it.
     let replaced = slots.changes == changesBefore ? old : unsafe find(key, prefix)
     return enter(
-      element, key, size, lane, replacing: replaced, hadOld: old != nil, isRemembered: destination.isRemembered)
+      element, key, size, head, lane, replacing: replaced, hadOld: old != nil, isRemembered: destination.isRemembered)
   }
 
   /// Whether an entry exceeds a limit even when it is alone; then the key's old value goes.
@@ -70,10 +67,12 @@ extension HeldShard {
   /// Where a key's new value goes: as its priority says; else a replaced entry stays in its queue, and the store counts as a
   /// use. nil where it may not be pinned.
   @inline(__always)
-  mutating func destination(of key: EngineKey, _ size: EntrySize, _ old: FoundSlot?) -> EntryDestination? {
+  mutating func destination(
+    of key: EngineKey, _ size: EntrySize, _ priority: EntryPriority?, _ old: FoundSlot?
+  ) -> EntryDestination? {
     let destination: EntryDestination?
-    if size.head.priority != nil || hasPriorities {
-      destination = self.destination(of: key, size, replacing: old)
+    if priority != nil || hasPriorities {
+      destination = self.destination(of: key, size, priority, replacing: old)
     } else if let old {
       destination = EntryDestination(queue: heap.queue(at: old.slot.place))
     } else {
@@ -96,15 +95,15 @@ extension HeldShard {
   /// Commits an element that has been written, and has the index lead to it. `hadOld`: the key had a value when the store began.
   @inline(__always)
   mutating func enter(
-    _ element: FreshElement, _ key: EngineKey, _ size: EntrySize, _ lane: Lane, replacing replaced: FoundSlot?,
-    hadOld: Bool, isRemembered: Bool
+    _ element: FreshElement, _ key: EngineKey, _ size: EntrySize, _ head: EntryHead, _ lane: Lane,
+    replacing replaced: FoundSlot?, hadOld: Bool, isRemembered: Bool
   ) -> StoreOutcome {
     heap.commit(element.reference)
     // Any use would make it normal.
     let isSpeculative = lane.queue == .speculative
     let counter = isSpeculative ? 0 : order.counter(ofNew: size.credit, replacing: replaced?.slot.counter)
-    let slot = Slot(identity: key.identity, place: element.reference.place, counter: counter, hasHead: !size.head.isEmpty)
-    let use = useNow(size.head)
+    let slot = Slot(identity: key.identity, place: element.reference.place, counter: counter, hasHead: !head.isEmpty)
+    let use = useNow(head)
     if let replaced {
       replace(replaced, by: slot, use)
       counters.replacements += 1
@@ -119,7 +118,7 @@ extension HeldShard {
     }
     assert(index.find(identity: slot.identity, place: slot.place) != nil, "PurgeableCache: a stored entry is not found")
     books.book(slot.place, lane.queue, cost: size.cost, byteCount: size.byteCount)
-    noteEnd(size.head, use, of: element.reference)
+    noteEnd(head, use, of: element.reference)
     compaction.stored += size.byteCount
     return replaced == nil && !hadOld ? .stored : .replaced
   }

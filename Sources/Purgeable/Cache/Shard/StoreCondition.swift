@@ -5,8 +5,9 @@
 enum StoreCondition {
   /// The value was loaded, and nothing has overtaken the load.
   case permit(LoadPermit)
-  /// The key's entry is as it was peeked at, with a digest; nil: there is none.
-  case unchanged(PeekedEntry?)
+  /// The key's entry is as it was peeked at, with a digest; nil: there is none. Indirect: most stores have no condition, and
+  /// handing on none of it should take a word.
+  indirect case unchanged(PeekedEntry?)
 
   /// Whether it may still hold. For stores that write the value before they ask.
   var mayHold: Bool {

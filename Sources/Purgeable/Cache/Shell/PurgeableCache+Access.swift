@@ -354,11 +354,13 @@ extension PurgeableCache {
   }
 
   /// As `store` below, with a version of `VersionText.mostBytes` at most.
+  @inline(__always)
   func store(
     _ bytes: UnsafeRawBufferPointer, forKey key: Key, _ head: EntryHead, _ version: String?, if condition: StoreCondition?
   ) -> StoreOutcome? {
     var head = head
     head.version = nil
+    if head.cost == UInt64(bytes.count) { head.cost = nil }
     guard var version else { return unsafe store(bytes, forKey: key, head, if: condition) }
     return version.withUTF8 { text in
       unsafe head.version = VersionText(lending: UnsafeRawBufferPointer(text))
