@@ -41,8 +41,10 @@ let package = Package(
       cSettings: cSettings + [testHooks, noAssertions]),
     // A header for C programs: what it declares is written in Swift, in Purgeable.
     .target(name: "CPurgeablePressure", cSettings: cSettings),
+    .target(name: "CPurgeableFiles", cSettings: cSettings),
     .target(
-      name: "Purgeable", dependencies: ["CPurgeable", "CPurgeablePressure"], exclude: ["README.md", "Cache/README.md"],
+      name: "Purgeable", dependencies: ["CPurgeable", "CPurgeablePressure", "CPurgeableFiles"],
+      exclude: ["README.md", "Cache/README.md"],
       swiftSettings: swiftSettings + [internalImports]),
     .target(name: "PurgeableFoundation", dependencies: ["Purgeable"], swiftSettings: swiftSettings + [internalImports]),
     // What the programs and the tests share. No product, and nothing of the library uses it.

@@ -139,6 +139,9 @@ int purgeable_slab_evacuate(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable
 /// EINVAL.
 int purgeable_slab_restream(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab, purgeable_stream_t stream);
 
+/// As `purgeable_slab_restream`, at the old end.
+int purgeable_slab_restream_oldest(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab, purgeable_stream_t stream);
+
 /// Whether, since this was last asked, some slab was found locked by eight offers in a row, or by eight more: while its holders
 /// overlap, no page that any of them used can be offered again. A heap with a `moved` callback and no stream but 0 moves the
 /// elements on such pages by itself, when less than half the slab is in use; a policy asks here, finds the slab by its

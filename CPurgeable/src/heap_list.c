@@ -20,6 +20,21 @@ void purgeable__list_append(purgeable_heap_t *heap, purgeable__spot_t spot, purg
   list->youngest = self;
 }
 
+void purgeable__list_prepend(purgeable_heap_t *heap, purgeable__spot_t spot, purgeable_stream_t stream) {
+  assert(purgeable__is_held(&heap->control->mutex));
+  assert(spot.slab->next == 0 && spot.slab->previous == 0);
+  purgeable__stream_t *list = purgeable__stream(heap, stream);
+  uint32_t self = purgeable__unit_number(heap, spot) + 1;
+  assert(list->oldest != self && list->youngest != self && (list->oldest == 0) == (list->youngest == 0));
+  // Release: as in `purgeable__list_append`.
+  store_release(&spot.slab->stream, (uint16_t)stream);
+  spot.slab->previous = 0;
+  spot.slab->next = list->oldest;
+  if (list->oldest != 0) purgeable__find_unit(heap, list->oldest - 1).slab->previous = self;
+  if (list->youngest == 0) list->youngest = self;
+  list->oldest = self;
+}
+
 void purgeable__list_remove(purgeable_heap_t *heap, purgeable__spot_t spot) {
   assert(purgeable__is_held(&heap->control->mutex));
   purgeable__slab_t *slab = spot.slab;

@@ -9,6 +9,8 @@
 
 // Puts a slab at the young end.
 void purgeable__list_append(purgeable_heap_t *heap, purgeable__spot_t spot, purgeable_stream_t stream);
+// Puts a slab at the old end.
+void purgeable__list_prepend(purgeable_heap_t *heap, purgeable__spot_t spot, purgeable_stream_t stream);
 void purgeable__list_remove(purgeable_heap_t *heap, purgeable__spot_t spot);
 // Whether the place in the list that `unit` names, a unit number + 1, is one of this stream.
 bool purgeable__is_in_stream(purgeable_heap_t *heap, uint32_t unit, purgeable_stream_t stream);

@@ -115,7 +115,7 @@ int purgeable_slab_free_elements(purgeable_heap_t *heap, purgeable_slab_t slab, 
   return 0;
 }
 
-int purgeable_slab_restream(purgeable_heap_t *heap, purgeable_slab_t slab, purgeable_stream_t stream) {
+static int restream(purgeable_heap_t *heap, purgeable_slab_t slab, purgeable_stream_t stream, bool is_oldest) {
   if (heap == NULL) return EINVAL;
   purgeable__enter(heap);
   if (!purgeable__is_stream(heap, stream)) return EINVAL;
@@ -125,10 +125,18 @@ int purgeable_slab_restream(purgeable_heap_t *heap, purgeable_slab_t slab, purge
   if (error == 0 && atomic_load(&spot.slab->state) == slab_open) error = EBUSY;
   if (error == 0) {
     purgeable__list_remove(heap, spot);
-    purgeable__list_append(heap, spot, stream);
+    (is_oldest ? purgeable__list_prepend : purgeable__list_append)(heap, spot, stream);
     // An offer that walks the lists right now may miss the slab.
     store_relaxed(&heap->pending, true);
   }
   pthread_mutex_unlock(&heap->control->mutex);
   return error;
+}
+
+int purgeable_slab_restream(purgeable_heap_t *heap, purgeable_slab_t slab, purgeable_stream_t stream) {
+  return restream(heap, slab, stream, false);
+}
+
+int purgeable_slab_restream_oldest(purgeable_heap_t *heap, purgeable_slab_t slab, purgeable_stream_t stream) {
+  return restream(heap, slab, stream, true);
 }

@@ -268,6 +268,7 @@ ROW(heap_streams) {
   ANY_ANSWER(purgeable_slab_next_element(scene->heap, slab, &cursor, &reference));
   ANY_ANSWER(purgeable_slab_of(scene->heap, scene->element.reference, &other));
   (void)purgeable_slab_restream(scene->heap, slab, scene->stream);
+  (void)purgeable_slab_restream_oldest(scene->heap, slab, scene->stream);
   (void)purgeable_slab_give_back(scene->heap, slab);
   (void)freed;
 }

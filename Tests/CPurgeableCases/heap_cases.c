@@ -103,6 +103,7 @@ static void null_everywhere(case_report_t *report) {
     EXPECT_EQUAL(purgeable_slab_evacuate(one, slab_of(heap, &element), with ? 5 : 0, never_called, &called, NULL), EINVAL);
     EXPECT_EQUAL(purgeable_slab_evacuate(one, slab_of(heap, &element), 0, with ? NULL : never_called, &called, NULL), EINVAL);
     EXPECT_EQUAL(purgeable_slab_restream(one, slab_of(heap, &element), with ? 5 : 0), EINVAL);
+    EXPECT_EQUAL(purgeable_slab_restream_oldest(one, slab_of(heap, &element), with ? 5 : 0), EINVAL);
     EXPECT_EQUAL(purgeable_slab_of(one, element.reference, with ? NULL : &slab), EINVAL);
     EXPECT_EQUAL(purgeable_heap_statistics(one, with ? NULL : &(purgeable_heap_statistics_t){0}), EINVAL);
   }

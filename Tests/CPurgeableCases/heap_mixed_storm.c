@@ -202,7 +202,7 @@ static int work_on_a_slab(worker_t *worker, uint64_t choice) {
   if (purgeable_stream_oldest(heap, streams[next_random(&worker->state) % STREAMS], &slab) != 0) return 0;
   switch (choice % 6) {
     case 0: return purgeable_slab_evacuate(heap, slab, other, take, NULL, NULL);
-    case 1: return purgeable_slab_restream(heap, slab, other);
+    case 1: return (slab.index % 2 == 0 ? purgeable_slab_restream : purgeable_slab_restream_oldest)(heap, slab, other);
     case 2: return purgeable_slab_give_back(heap, slab);
     case 3: return purgeable_slab_note_age(heap, slab, choice + 1, choice + 1);
     case 4:

@@ -26,6 +26,7 @@ void stale_after_rebirth(case_report_t *report) {
   EXPECT_EQUAL(purgeable_slab_next(heap, slab, &slab), ESTALE);
   EXPECT_EQUAL(purgeable_slab_give_back(heap, slab), ESTALE);
   EXPECT_EQUAL(purgeable_slab_restream(heap, slab, 0), ESTALE);
+  EXPECT_EQUAL(purgeable_slab_restream_oldest(heap, slab, 0), ESTALE);
   uint32_t cursor = 0;
   EXPECT_EQUAL(purgeable_slab_next_element(heap, slab, &cursor, &old.reference), ESTALE);
   EXPECT(is_intact(heap, &young));

@@ -49,13 +49,35 @@ static void order_of_birth(case_report_t *report) {
   EXPECT_EQUAL(purgeable_slab_restream(heap, first, streams[2]), 0);
   EXPECT_EQUAL(purgeable_slab_next(heap, oldest, &oldest), 0);
   EXPECT_EQUAL(oldest.index, first.index);
+  purgeable_slab_t first_youngest = first;
   EXPECT_EQUAL(purgeable_slab_next(heap, first, &first), ENOENT);
   purgeable_slab_t open = slab_of(heap, &elements[COUNT - 1]);
   EXPECT_EQUAL(purgeable_slab_restream(heap, open, streams[1]), EBUSY);
+  EXPECT_EQUAL(purgeable_slab_restream_oldest(heap, open, streams[1]), EBUSY);
+  // And at the old end: of its own stream, of another one, of an empty one.
+  purgeable_slab_t second, found;
+  EXPECT_EQUAL(purgeable_stream_oldest(heap, streams[2], &second), 0);
+  EXPECT_EQUAL(purgeable_slab_restream_oldest(heap, first_youngest, streams[2]), 0);
+  EXPECT_EQUAL(purgeable_stream_oldest(heap, streams[2], &found), 0);
+  EXPECT_EQUAL(found.index, first_youngest.index);
+  EXPECT_EQUAL(purgeable_slab_next(heap, found, &found), 0);
+  EXPECT_EQUAL(found.index, second.index);
+  EXPECT_EQUAL(purgeable_stream_oldest(heap, streams[1], &second), 0);
+  EXPECT_EQUAL(purgeable_slab_restream_oldest(heap, first_youngest, streams[1]), 0);
+  EXPECT_EQUAL(purgeable_stream_oldest(heap, streams[1], &found), 0);
+  EXPECT_EQUAL(found.index, first_youngest.index);
+  EXPECT_EQUAL(purgeable_slab_next(heap, found, &found), 0);
+  EXPECT_EQUAL(found.index, second.index);
+  purgeable_stream_t empty;
+  REQUIRE(purgeable_stream_create(heap, &empty) == 0);
+  EXPECT_EQUAL(purgeable_slab_restream_oldest(heap, first_youngest, empty), 0);
+  EXPECT(purgeable_stream_oldest(heap, empty, &found) == 0 && found.index == first_youngest.index);
+  EXPECT(purgeable_stream_youngest(heap, empty, &found) == 0 && found.index == first_youngest.index);
+  EXPECT_EQUAL(purgeable_slab_next(heap, found, &found), ENOENT);
   for (size_t i = 0; i < COUNT; i++) EXPECT(is_intact(heap, &elements[i]));
   // The streams are exhausted.
   purgeable_stream_t stream = 0;
-  for (uint32_t i = 3; i < PURGEABLE_STREAM_COUNT_MAX; i++) EXPECT_EQUAL(purgeable_stream_create(heap, &stream), 0);
+  for (uint32_t i = 4; i < PURGEABLE_STREAM_COUNT_MAX; i++) EXPECT_EQUAL(purgeable_stream_create(heap, &stream), 0);
   EXPECT_EQUAL(stream, PURGEABLE_STREAM_COUNT_MAX - 1);
   EXPECT_EQUAL(purgeable_stream_create(heap, &stream), ENOMEM);
   EXPECT_EQUAL(make_in(heap, PURGEABLE_STREAM_COUNT_MAX - 1, 9, 9, &elements[0]), 0);

@@ -6,6 +6,7 @@ import Synchronization
 struct LazyParts: ~Copyable, Sendable {
   private let lazyIntervals = AtomicLazyReference<IntervalThread>()
   private let lazyBatches = AtomicLazyReference<BatchGate>()
+  private let lazyFiles = AtomicLazyReference<FileGate>()
 
   init() {}
 
@@ -15,10 +16,13 @@ struct LazyParts: ~Copyable, Sendable {
   /// Who changes several entries in one call.
   var batches: BatchGate { lazyBatches.load() ?? lazyBatches.storeIfNil(BatchGate()) }
   var knownBatches: BatchGate? { lazyBatches.load() }
+  /// Who saves or restores.
+  var files: FileGate { lazyFiles.load() ?? lazyFiles.storeIfNil(FileGate()) }
 
   /// Those that are there, for forks.
   func forEach(_ body: (any ForkProtected) -> Void) {
     if let knownBatches { body(knownBatches) }
     if let knownIntervals { body(knownIntervals) }
+    if let files = lazyFiles.load() { body(files) }
   }
 }

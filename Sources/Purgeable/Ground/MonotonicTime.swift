@@ -51,3 +51,13 @@ struct MonotonicClock: Sendable {
     return now() >= moment
   }
 }
+
+/// The time of the day, as the machine has it: for what outlives the process. It may be set, forward and back.
+enum WallTime {
+  /// Nanoseconds since 1970.
+  static var now: Int64 {
+    var time = timespec()
+    unsafe clock_gettime(CLOCK_REALTIME, &time)
+    return Int64(time.tv_sec) * 1_000_000_000 + Int64(time.tv_nsec)
+  }
+}

@@ -28,11 +28,13 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
     var lastNumber: UInt64 = 0
     /// In a forked child: what its parents were loading. Kept, because the end of a key is the program's code.
     var forgotten: [[Int: Loaded]] = []
+    /// While a file is restored.
+    var restoring: OvertakenKeys?
   }
 
   private let books = Guarded(Books())
-  /// Twice the number of keys in the table, and 1 more where there is a table of absent keys. Zero for a cache that loads
-  /// nothing: then stores and removals look no further.
+  /// Four times the number of keys in the table, 2 more while a file is restored, and 1 more where there is a table of absent
+  /// keys. Zero for a cache that loads nothing: then stores and removals look no further.
   private let activity = Atomic<Int>(0)
   /// Made, under the mutex, when the first absent key is remembered.
   private let lazyAbsent = AtomicLazyReference<AbsentKeys<Key>>()
@@ -77,7 +79,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
         fresh.next = books.youngest.updateValue(fresh, forKey: hash)
         fresh.isListed = true
         // Partner: `isIdle`.
-        activity.add(2, ordering: .relaxed)
+        activity.add(4, ordering: .relaxed)
         return .done(body(fresh))
       }
       switch step {
@@ -97,7 +99,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
     loaded.flights.removeAll { $0 === flight }
     guard loaded.flights.isEmpty, loaded.isListed else { return }
     loaded.isListed = false
-    activity.subtract(2, ordering: .relaxed)
+    activity.subtract(4, ordering: .relaxed)
     if let first = books.youngest[loaded.hash], first !== loaded {
       var younger = first
       while let next = younger.next, next !== loaded { younger = next }
@@ -216,14 +218,18 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
 
   private func overtakeListed(_ key: Key) {
     let hash = key.hashValue
-    if activity.load(ordering: .relaxed) > 1 { _ = withKey(key, hash: hash, fresh: nil) { $0.overtakings.add() } }
+    if activity.load(ordering: .relaxed) > 3 { _ = withKey(key, hash: hash, fresh: nil) { $0.overtakings.add() } }
+    if activity.load(ordering: .relaxed) & 2 != 0 { locked { $0.restoring?.note(hash) } }
     endAbsence(hash)
   }
 
   /// As `overtake`, for all keys.
   func overtakeAll() {
     if isIdle { return }
-    locked { overtakeAll($0) }
+    locked {
+      $0.restoring?.noteAll()
+      overtakeAll($0)
+    }
     forgetAbsent(endsKeys: true)
   }
 
@@ -239,6 +245,22 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
         next = loaded.next
       }
     }
+  }
+
+  /// Runs `body`, which restores a file. Meanwhile stores and removals are noted. One at a time.
+  func whileRestoring<E: Error>(_ keys: OvertakenKeys, _ body: () throws(E) -> Void) throws(E) {
+    locked {
+      $0.restoring = keys
+      activity.add(2, ordering: .relaxed)
+    }
+    defer {
+      locked {
+        // In a forked child it has ended.
+        if $0.restoring === keys { activity.subtract(2, ordering: .relaxed) }
+        $0.restoring = nil
+      }
+    }
+    try body()
   }
 
   // MARK: Absent keys
@@ -343,6 +365,8 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
       if !books.youngest.isEmpty || books.forgotten.isEmpty { books.forgotten.append(books.youngest) }
       books.youngest = [:]
       lazyAbsent.load()?.forgetAll()
+      books.restoring?.noteAll()
+      books.restoring = nil
       activity.store(lazyAbsent.load() == nil ? 0 : 1, ordering: .relaxed)
     }
   }

@@ -23,6 +23,10 @@ public struct PurgeableError: Error, Sendable, Hashable {
     case tooLarge
     /// This machine, this kernel or these options do not offer it.
     case notSupported
+    /// The file is none of this library's, is cut or damaged, or was written by a newer version.
+    case invalidFile
+    /// The program wanted no more of it.
+    case cancelled
     /// A system call failed in a way that none of the above describes.
     case systemCallFailed(call: String)
   }
@@ -59,6 +63,8 @@ extension PurgeableError.Kind: CustomStringConvertible {
     case .staleReference: "stale reference"
     case .tooLarge: "too large"
     case .notSupported: "not supported"
+    case .invalidFile: "invalid file"
+    case .cancelled: "cancelled"
     case .systemCallFailed(let call): "system call failed: \(call)"
     }
   }

@@ -36,7 +36,7 @@ private func scattered(_ numbers: Range<Int>) -> [Int] {
 }
 
 /// A cache in which each of the first numbers has an identity of its own: such keys come exactly in order.
-private func cacheWithoutTwins<Value>(
+func cacheWithoutTwins<Value>(
   _ count: Int, of value: Value.Type, tracksKeys: Bool = false, entryOrder: (@Sendable () -> any EntryOrder)? = nil
 ) throws -> PurgeableCache<Int, Value> {
   var seed = chosenSeed

@@ -60,6 +60,14 @@ struct EntryList: ~Copyable {
 
   mutating func append(_ position: UInt32, _ priority: EntryPriority) { append(position, Self.ring(priority)) }
 
+  mutating func prepend(_ position: UInt32, _ priority: EntryPriority) {
+    let end = end(Self.ring(priority))
+    let first = self[end].next
+    self[position] = Links(previous: end, next: first)
+    self[first].previous = position
+    self[end].next = position
+  }
+
   mutating func remove(_ position: UInt32) {
     let its = self[position]
     self[its.previous].next = its.next

@@ -23,6 +23,8 @@ protocol EntryOrder: AnyObject {
   func resize(slotCount: Int, _ carry: (UInt32) -> UInt32?) -> Bool
   /// An entry came.
   func entered(_ position: UInt32, as priority: EntryPriority)
+  /// An entry came from a file: it goes before all others of its priority.
+  func restored(_ position: UInt32, as priority: EntryPriority)
   /// An entry was hit, another value is stored under its key, or it has another priority.
   func used(_ position: UInt32, as priority: EntryPriority)
   func left(_ position: UInt32)

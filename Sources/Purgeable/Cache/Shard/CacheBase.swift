@@ -37,6 +37,8 @@ final class CacheBase: Sendable {
   let isAsking = Atomic<Bool>(false)
   /// How many streams of shards' lanes there are.
   private let streamCount = Atomic<Int>(QueueStreams.firstCount)
+  /// The lowest age of what was restored.
+  let oldestAge = Atomic<UInt64>(ShardIndexes.firstAge)
   let deadlines: SlabDeadlines
   /// From when on there is a core: 0 for now, `UInt64.max` for never (Engine/CacheEngine+Core.swift).
   let coreFrom: Atomic<UInt64>

@@ -352,7 +352,7 @@ extension HeldShard {
   /// Seals a lane's open slab, which gets no more elements, and gives back the slabs that are empty.
   fileprivate mutating func end(_ lane: Lane) {
     heap.seal(stream(lane))
-    heap.noteAge(of: lanes[lane].youngest, first: 0, last: max(1, base.indexes.birthCount))
+    heap.noteAge(of: lanes[lane].youngest, first: 0, last: base.indexes.birthCount)
     for slab in heap.slabs(of: stream(lane)) { heap.giveBack(slab) }
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A walk over the entries of all shards in the order of eviction.
+// A walk over the entries of all shards in the order of eviction, or against it.
 //
 //   note     each shard under its mutex: slabs in the order of their turn, then one pass over the index, which adds a note of
 //            each entry to its slab's notes: 8 bytes an entry, no page of an entry is touched. Where the order names entries
@@ -65,19 +65,22 @@ final class ShardNotes {
   let number: Int
   private var notes: BookkeepingArray<UInt64>
   private var slabs: BookkeepingArray<Slab>
-  private var slab = 0
+  /// The number of slabs that have had their turn.
+  private var passed = 0
+  private let isReversed: Bool
 
-  init(_ number: Int, _ notes: consuming BookkeepingArray<UInt64>, _ slabs: consuming BookkeepingArray<Slab>) {
-    self.number = number
+  init(_ number: Int, _ notes: consuming BookkeepingArray<UInt64>, _ slabs: consuming BookkeepingArray<Slab>, isReversed: Bool) {
+    (self.number, self.isReversed) = (number, isReversed)
     self.notes = notes
     self.slabs = slabs
   }
 
   /// The age of the slab whose turn it is; nil after the last.
-  var age: UInt64? { slab < slabs.count ? slabs[slab].age : nil }
+  var age: UInt64? { passed < slabs.count ? slabs[slab].age : nil }
+  private var slab: Int { isReversed ? slabs.count - 1 - passed : passed }
 
-  func nextSlab() { slab += 1 }
-  func beginAgain() { slab = 0 }
+  func nextSlab() { passed += 1 }
+  func beginAgain() { passed = 0 }
 
   /// Takes the next notes of the slab with a counter. nil when there is no memory.
   func take(_ counter: UInt64, into batch: inout WalkBatch) -> Int? {
@@ -89,9 +92,12 @@ final class ShardNotes {
       slab.isSorted = true
     }
     var count = 0
-    while count < batch.count, slab.next < slab.end, WalkNote(bits: notes[slab.next]).counter == counter {
-      batch[count] = notes[slab.next]
-      (count, slab.next) = (count + 1, slab.next + 1)
+    while count < batch.count, slab.next < slab.end {
+      let note = notes[isReversed ? slab.end - 1 : slab.next]
+      guard WalkNote(bits: note).counter == counter else { break }
+      batch[count] = note
+      count += 1
+      if isReversed { slab.end -= 1 } else { slab.next += 1 }
     }
     slabs[self.slab] = slab
     return count
@@ -106,11 +112,18 @@ struct EntryWalk {
   private let shards: [ShardNotes]
   /// When they were taken.
   private let mask: UInt64
-  private var counter: UInt64 = 0
+  private let isReversed: Bool
+  /// How many counters have had their turn.
+  private var passed: UInt64 = 0
   private var current: ShardNotes?
 
-  /// Empty where there is no memory.
-  init(_ shards: borrowing CacheShards) { (self.shards, mask) = shards.noteAll() }
+  /// Empty where there is no memory. `isReversed`: against the order of eviction.
+  init(_ shards: borrowing CacheShards, isReversed: Bool = false) {
+    (self.shards, mask) = shards.noteAll(isReversed: isReversed)
+    self.isReversed = isReversed
+  }
+
+  private var counter: UInt64 { isReversed ? Slot.highestCounter - passed : passed }
 
   /// Calls `body` for the entries of the next notes, but for those that are lost, each under its shard's mutex. False at the
   /// end.
@@ -129,11 +142,11 @@ struct EntryWalk {
     while true {
       guard let notes = current else {
         for notes in shards {
-          if let age = notes.age, current.map({ age < $0.age! }) ?? true { current = notes }
+          if let age = notes.age, current.map({ isReversed ? age > $0.age! : age < $0.age! }) ?? true { current = notes }
         }
         if current != nil { continue }
-        counter += 1
-        guard counter <= Slot.highestCounter else { return nil }
+        passed += 1
+        guard passed <= Slot.highestCounter else { return nil }
         for notes in shards { notes.beginAgain() }
         continue
       }
@@ -149,14 +162,14 @@ struct EntryWalk {
 
 extension CacheShards {
   /// Notes all entries; returns the mask at that moment too. Empty where there is no memory.
-  fileprivate func noteAll() -> ([ShardNotes], UInt64) {
+  fileprivate func noteAll(isReversed: Bool) -> ([ShardNotes], UInt64) {
     guard MemoryReserve.isThere(MemoryReserve.ofObjects) else { return ([], 0) }
     // The founder's mutex is held throughout, so no entry goes home, and is noted, a second time.
     return hold(founder) { from in
-      guard let founders = from.noteEntries() else { return ([], 0) }
+      guard let founders = from.noteEntries(isReversed) else { return ([], 0) }
       var notes = [founders]
       for shard in all.dropFirst() {
-        guard let others = shard.whileHeld({ $0.noteEntries() }) else { return ([], 0) }
+        guard let others = shard.whileHeld({ $0.noteEntries(isReversed) }) else { return ([], 0) }
         notes.append(others)
       }
       return (notes, base.indexes.mask.load(ordering: .relaxed))
@@ -166,11 +179,11 @@ extension CacheShards {
 
 extension HeldShard {
   /// Notes the shard's entries. nil when there is no memory.
-  fileprivate func noteEntries() -> ShardNotes? {
-    if let entryOrder { noteEntries(by: entryOrder) } else { noteEntriesBySlab() }
+  fileprivate func noteEntries(_ isReversed: Bool) -> ShardNotes? {
+    if let entryOrder { noteEntries(by: entryOrder, isReversed) } else { noteEntriesBySlab(isReversed) }
   }
 
-  private func noteEntries(by entryOrder: any EntryOrder) -> ShardNotes? {
+  private func noteEntries(by entryOrder: any EntryOrder, _ isReversed: Bool) -> ShardNotes? {
     guard var notes = BookkeepingArray<UInt64>(zeros: max(1, slots.count)),
       var slabs = BookkeepingArray<ShardNotes.Slab>(zeros: 1)
     else { return nil }
@@ -184,10 +197,10 @@ extension HeldShard {
       noted += 1
     }
     slabs[0] = ShardNotes.Slab(next: 0, end: noted, isSorted: true)
-    return ShardNotes(number, notes, slabs)
+    return ShardNotes(number, notes, slabs, isReversed: isReversed)
   }
 
-  private func noteEntriesBySlab() -> ShardNotes? {
+  private func noteEntriesBySlab(_ isReversed: Bool) -> ShardNotes? {
     var (count, first, last) = (0, UInt32.max, UInt32(0))
     forEachSlabInTurn { slab, _, _ in
       (count, first, last) = (count + 1, min(first, slab.index), max(last, slab.index))
@@ -226,7 +239,7 @@ extension HeldShard {
       start = end
     }
     let table = index.current()
-    guard let inTable = table.slots else { return ShardNotes(number, notes, slabs) }
+    guard let inTable = table.slots else { return ShardNotes(number, notes, slabs, isReversed: isReversed) }
     for i in 0..<table.slotCount {
       // Slots with the same name are scattered in memory: prefetched some slots ahead.
       if i + 16 < table.slotCount { index.prefetch(identity: Slot(bits: inTable[i + 16].relaxed).identity) }
@@ -237,7 +250,7 @@ extension HeldShard {
         WalkNote(slot, hash: hash, counter: slot.counter, granule: slot.place & (granules - 1)).bits
       slabs[number].end += 1
     }
-    return ShardNotes(self.number, notes, slabs)
+    return ShardNotes(self.number, notes, slabs, isReversed: isReversed)
   }
 
   /// nil where the name of a slot is noted at another one. The hash is that of a tracked key, else 0.

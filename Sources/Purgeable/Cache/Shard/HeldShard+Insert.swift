@@ -6,7 +6,7 @@ import Synchronization
 
 extension HeldShard {
   /// Inserts the slot of a new entry. False when there is no memory for it; the slot is not inserted then.
-  mutating func insert(_ slot: Slot, lastUse: UseTime?) -> Bool {
+  mutating func insert(_ slot: Slot, lastUse: UseTime?, isRestored: Bool = false) -> Bool {
     assert(index.find(identity: slot.identity, place: slot.place) == nil, "PurgeableCache: an element has a slot already")
     if isIndexFull {
       sweepBeforeGrowth()
@@ -19,7 +19,10 @@ extension HeldShard {
     for attempt in 0..<8 {
       if let number = index.insert(slot, lastUse: lastUse) {
         slots.fill()
-        if let entryOrder { entryOrder.entered(UInt32(truncatingIfNeeded: number), as: priority(of: slot)) }
+        if let entryOrder {
+          let (position, priority) = (UInt32(truncatingIfNeeded: number), priority(of: slot))
+          if isRestored { entryOrder.restored(position, as: priority) } else { entryOrder.entered(position, as: priority) }
+        }
         if base.limits.hasFeltPressure { readyGhost() } else if ghost.rememberedLimit == 0 { prepareGhost() }
         return true
       }
@@ -33,6 +36,15 @@ extension HeldShard {
       guard attempt == 0 ? evictForRoom(reason) : evictRival(of: slot, reason) else { return false }
     }
     return false
+  }
+
+  /// Whether the index has room for another entry, or may grow for it without an eviction.
+  var hasIndexRoom: Bool {
+    let limit = base.limits.bytes.load(ordering: .relaxed)
+    if limit == .max || !isIndexFull { return true }
+    let larger = SlotIndex.nextSizeClass(after: index.sizeClass)
+    guard larger < SlotIndex.classCount else { return false }
+    return base.chargedBytes + index.byteCount(ofSize: larger) - index.byteCount <= limit
   }
 
   private var isIndexFull: Bool { (slots.count + 1) * 100 > index.current().slotCount * 84 }

@@ -75,7 +75,7 @@ extension HeldShard {
   }
 
   /// Reserves room for a pinned value. nil above the limit, or without memory for the lanes.
-  private mutating func reserve(_ byteCount: Int, replacing old: FoundSlot?, _ oldQueue: EvictionQueue?) -> Int? {
+  mutating func reserve(_ byteCount: Int, replacing old: FoundSlot?, _ oldQueue: EvictionQueue?) -> Int? {
     guard makeLanes(for: .pinned, isTimed: false) else { return nil }
     let given = oldQueue == .pinned ? old.flatMap { elements.length(heap.reference($0.slot.place)) } ?? 0 : 0
     let wanted = max(0, byteCount - given)

@@ -96,19 +96,20 @@ extension HeldShard {
   @inline(__always)
   mutating func enter(
     _ element: FreshElement, _ key: EngineKey, _ size: EntrySize, _ head: EntryHead, _ lane: Lane,
-    replacing replaced: FoundSlot?, hadOld: Bool, isRemembered: Bool
+    replacing replaced: FoundSlot?, hadOld: Bool, isRemembered: Bool, restored: RestoredRank? = nil
   ) -> StoreOutcome {
     heap.commit(element.reference)
     // Any use would make it normal.
     let isSpeculative = lane.queue == .speculative
-    let counter = isSpeculative ? 0 : order.counter(ofNew: size.credit, replacing: replaced?.slot.counter)
+    let counter =
+      isSpeculative ? 0 : restored?.useCount ?? order.counter(ofNew: size.credit, replacing: replaced?.slot.counter)
     let slot = Slot(identity: key.identity, place: element.reference.place, counter: counter, hasHead: !head.isEmpty)
-    let use = useNow(head)
+    let use = restored?.lastUse ?? useNow(head)
     if let replaced {
       replace(replaced, by: slot, use)
       counters.replacements += 1
     } else {
-      guard insert(slot, lastUse: use) else {
+      guard insert(slot, lastUse: use, isRestored: restored != nil) else {
         heap.free(element.reference)
         return .outOfMemory
       }
@@ -262,7 +263,7 @@ extension HeldShard {
   @inline(never)
   private mutating func noteFirst(of slab: purgeable_slab_t, _ lane: Lane) {
     guard let information = heap.information(slab) else { return }
-    let now = max(1, base.indexes.birthCount)
+    let now = base.indexes.birthCount
     heap.noteAge(of: slab, first: now, last: information.is_large ? now : 0)
     noteCore(slab, in: lane)
     if lane.number > 0 { base.deadlines.forget(slab) }

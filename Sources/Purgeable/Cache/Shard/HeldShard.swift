@@ -13,6 +13,7 @@
 //     HeldShard+Sweep.swift        dropping lost entries
 //     HeldShard+Expire.swift       dropping entries whose time is over
 //     HeldShard+Priority.swift     speculative and pinned entries
+//     HeldShard+Restore.swift      entries of a file
 //     EvictionNotes.swift          what an eviction run notes
 //     ShardBooks.swift             sums of entries, by queue and page
 //     ShardDepartures.swift        departures to be told of

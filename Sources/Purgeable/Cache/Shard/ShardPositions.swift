@@ -93,8 +93,11 @@ struct ShardIndexes: ~Copyable, Sendable {
     }
   }
 
-  /// How many elements were ever allocated in all shards. Relaxed loads: a sum that is a little behind will do.
-  var birthCount: UInt64 { sum { $0.births } }
+  /// The age of the next element: how many were ever allocated in all shards, and `firstAge`. Relaxed loads: a sum that is a
+  /// little behind will do.
+  var birthCount: UInt64 { Self.firstAge + sum { $0.births } }
+  /// Below are the ages of what is restored behind all that is there (HeldShard+Restore.swift).
+  static let firstAge: UInt64 = 1 << 40
 
   /// The entries of all shards, and their costs, as each shard last published them.
   var entryCount: Int { sum { $0.publishedCount } }

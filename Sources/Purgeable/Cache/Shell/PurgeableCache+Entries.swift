@@ -151,7 +151,7 @@ extension PurgeableCache {
   }
 
   /// The key that was written as these bytes.
-  fileprivate func makeKey(_ bytes: RawSpan) -> Key? {
+  func makeKey(_ bytes: RawSpan) -> Key? {
     // Safe: Key is what its form says, as was found out at creation.
     switch form {
     case .integer: return unsafe bytes.withUnsafeBytes { unsafe $0.loadUnaligned(as: Key.self) }
@@ -185,29 +185,49 @@ struct EntryCopies<Key: Hashable & Sendable> {
   }
 
   /// Copies an entry, unless it is lost, its time is over, or there is no memory for a large one. Runs none of the program's
-  /// code.
-  mutating func append(_ slot: Slot, in held: borrowing HeldShard, withValue: Bool) {
+  /// code. False where nothing is copied.
+  @discardableResult
+  mutating func append(_ slot: Slot, in held: borrowing HeldShard, withValue: Bool) -> Bool {
     let (elements, reference) = (held.elements, held.heap.reference(slot.place))
-    if held.isExpired(slot) { return }
-    guard let length = withValue ? elements.length(reference) : elements.facts(of: reference)?.prefixByteCount else { return }
+    if held.isExpired(slot) { return false }
+    guard let length = withValue ? elements.length(reference) : elements.facts(of: reference)?.prefixByteCount
+    else { return false }
     let start = bytes.count
-    guard length < MemoryReserve.ofLargeResults || MemoryReserve.isThere(2 * (start + length)) else { return }
+    guard length < MemoryReserve.ofLargeResults || MemoryReserve.isThere(2 * (start + length)) else { return false }
     bytes.append(contentsOf: repeatElement(0, count: length))
     let isCopied = unsafe bytes.withUnsafeMutableBytes { all in
       unsafe elements.copy(reference, from: 0, into: UnsafeMutableRawBufferPointer(rebasing: all[start...]))
     }
-    guard isCopied else { return bytes.removeLast(length) }
-    if slot.isTracked {
-      guard let node = unsafe held.keys[EngineKey.trackedNumber(of: slot)] else { return bytes.removeLast(length) }
-      unsafe tracked.append(node.key(as: Key.self).pointee)
+    let node = unsafe slot.isTracked ? held.keys[EngineKey.trackedNumber(of: slot)] : nil
+    guard isCopied, unsafe node != nil || !slot.isTracked else {
+      bytes.removeLast(length)
+      return false
     }
+    if let node = unsafe node { unsafe tracked.append(node.key(as: Key.self).pointee) }
     entries.append((bytes.count, slot.hasHead))
+    return true
   }
 
   /// Makes all keys, and empties itself. `body`: gets each with the bytes of its value, as far as these were copied.
   mutating func takeAll<Value>(for cache: PurgeableCache<Key, Value>, _ body: (Key, RawSpan) -> Void) {
+    takeEach(for: cache) { _, key, payload, prefixByteCount, hasHead in
+      unsafe payload.withUnsafeBytes {
+        unsafe body(key, EntryPrefix.value(of: $0, behind: prefixByteCount, hasHead: hasHead).bytes)
+      }
+    }
+  }
+
+  /// As above. `body` gets the number of each entry, its key, its payload, how long the prefix is, and whether a head follows.
+  mutating func takeEach<Value, E: Error>(
+    for cache: PurgeableCache<Key, Value>, _ body: (Int, Key, RawSpan, Int, Bool) throws(E) -> Void
+  ) throws(E) {
+    defer {
+      entries.removeAll(keepingCapacity: true)
+      bytes.removeAll(keepingCapacity: true)
+      tracked.removeAll(keepingCapacity: true)
+    }
     var (start, trackedCount) = (0, 0)
-    for entry in entries {
+    for (number, entry) in entries.enumerated() {
       let payload = unsafe bytes.span.bytes.extracting(start..<entry.end)
       start = entry.end
       let parsed = unsafe payload.withUnsafeBytes { unsafe EntryPrefix.parse($0, layout: cache.form.layout) }
@@ -221,13 +241,8 @@ struct EntryCopies<Key: Hashable & Sendable> {
       case nil: continue
       }
       guard let key else { continue }
-      unsafe payload.withUnsafeBytes {
-        unsafe body(key, EntryPrefix.value(of: $0, behind: prefixByteCount, hasHead: entry.hasHead).bytes)
-      }
+      try body(number, key, payload, prefixByteCount, entry.hasHead)
     }
-    entries.removeAll(keepingCapacity: true)
-    bytes.removeAll(keepingCapacity: true)
-    tracked.removeAll(keepingCapacity: true)
   }
 }
 

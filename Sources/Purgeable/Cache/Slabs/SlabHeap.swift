@@ -188,6 +188,11 @@ typealias SlabInformation = purgeable_slab_information_t
     unsafe purgeable_slab_restream(raw, slab, stream) == 0
   }
 
+  /// Moves a slab to the old end of a stream, which may be its own. False when it is open or gone.
+  func moveToOldEnd(_ slab: purgeable_slab_t, of stream: purgeable_stream_t) -> Bool {
+    unsafe purgeable_slab_restream_oldest(raw, slab, stream) == 0
+  }
+
   /// Frees all elements of a slab.
   func freeElements(of slab: purgeable_slab_t) { _ = unsafe purgeable_slab_free_elements(raw, slab, nil) }
 

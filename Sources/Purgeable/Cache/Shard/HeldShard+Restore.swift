@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+// Entries that come from a file, behind all others: the file has the hottest first, and each batch of it is older than the one
+// before.
+//
+//   batch     its entries are stored coldest first, into slabs of their own, at the young end of their lanes
+//   its end   these slabs move to the old end, in their order, with ages below all that were there
+//
+//   lane      [batch 2][batch 1][what was there before or came since]
+//
+// What another thread stores into a lane during a batch lies among the batch's entries. An order that names entries is told of
+// each, hottest first.
+
+import CPurgeable
+import Synchronization
+
+/// What an entry of a file brings along beside its bytes and its head.
+struct RestoredRank {
+  let priority: EntryPriority
+  let isMain: Bool
+  let useCount: UInt64
+  /// nil: now, where it matters.
+  let lastUse: UseTime?
+}
+
+enum RestoreOutcome {
+  case stored
+  /// The key has a value.
+  case present
+  /// It would have no room even if it were alone.
+  case tooLarge
+  /// There is no room without an eviction.
+  case full
+}
+
+/// The youngest slabs of a shard's lanes when a batch began.
+struct RestoreMarks {
+  fileprivate var youngest = EachLane<purgeable_slab_t>(repeating: .none)
+}
+
+extension HeldShard {
+  /// Stores an entry of a file, unless its key has one. Evicts nothing.
+  mutating func restore(
+    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ head: EntryHead, _ rank: RestoredRank
+  ) -> RestoreOutcome {
+    if unsafe find(key, prefix) != nil { return .present }
+    let size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, head, base.credits)
+    if size.isTooLong || base.exceedsWholeLimit(size.cost, size.byteCount) { return .tooLarge }
+    guard base.count < base.limits.count.load(ordering: .relaxed),
+      base.totalCost + UInt128(size.cost) <= UInt128(base.limits.cost.load(ordering: .relaxed)),
+      size.byteCount <= base.growthLimit - min(base.growthLimit, base.chargedBytes), hasIndexRoom
+    else { return .full }
+    let (queue, reserved) = restoredQueue(size, rank)
+    defer { base.totals.endReservation(reserved) }
+    let lane = lane(queue, head)
+    guard let element = allocateWithinLimit(size.byteCount, lane) else { return .full }
+    unsafe EntryPrefix.write(prefix, head, value, to: element.bytes)
+    let outcome = enter(element, key, size, head, lane, replacing: nil, hadOld: false, isRemembered: true, restored: rank)
+    return outcome == .stored ? .stored : .full
+  }
+
+  /// Where an entry goes, and what is reserved for it of the pinned bytes. One that may not be pinned is a normal one.
+  private mutating func restoredQueue(_ size: EntrySize, _ rank: RestoredRank) -> (EvictionQueue, reserved: Int) {
+    switch rank.priority {
+    case .pinned:
+      if let reserved = reserve(size.byteCount, replacing: nil, nil) { return (.pinned, reserved) }
+    case .speculative:
+      if makeLanes(for: .speculative, isTimed: false) { return (.speculative, 0) }
+    case .normal: break
+    }
+    return (entryOrder != nil || rank.isMain ? .main : .probation, 0)
+  }
+
+  // MARK: Batches
+
+  mutating func beginRestoring() -> RestoreMarks {
+    var marks = RestoreMarks()
+    for lane in usedLanes {
+      heap.seal(stream(lane))
+      marks.youngest[lane.index] = heap.youngest(of: stream(lane)) ?? .none
+    }
+    return marks
+  }
+
+  /// Puts the slabs that came since behind all others. Where the mark is gone, or there was none, that is all slabs of the lane,
+  /// whose order stays. `ages`: those of the batch, over all shards.
+  mutating func endRestoring(_ marks: RestoreMarks, _ ages: Range<UInt64>) {
+    for lane in usedLanes {
+      let stream = stream(lane)
+      let mark = marks.youngest[lane.index]
+      heap.seal(stream)
+      var (total, next) = (0, heap.next(after: mark) ?? heap.oldest(of: stream))
+      while let slab = next {
+        total += Int(heap.information(slab)?.element_count ?? 0)
+        next = heap.next(after: slab)
+      }
+      var (first, left) = (purgeable_slab_t?.none, total)
+      while let slab = heap.youngest(of: stream), !slab.isSame(as: mark), first.map({ !$0.isSame(as: slab) }) ?? true,
+        let information = heap.information(slab), heap.moveToOldEnd(slab, of: stream)
+      {
+        first = first ?? slab
+        func age(_ before: Int) -> UInt64 { ages.lowerBound + UInt64(ages.count * max(0, before) / max(1, total)) }
+        heap.noteAge(of: slab, first: age(left - Int(information.element_count)), last: age(left))
+        left -= Int(information.element_count)
+        lanes[marksOf: lane].removeAll(at: slab)
+      }
+      if first == nil { continue }
+      // What comes next begins a slab, and does not note its age as the last of the one before.
+      lanes[lane].youngest = .none
+      lanes[lane].cursor = EvictionCursor()
+    }
+  }
+}
+
+extension CacheBase {
+  /// How much there is room for without an eviction, as far as that is known beforehand.
+  var roomToRestore: (count: Int, cost: UInt128, byteCount: Int) {
+    let (countLimit, costLimit) = (limits.count.load(ordering: .relaxed), limits.cost.load(ordering: .relaxed))
+    let (count, cost) = (max(0, self.count), totalCost)
+    let byteLimit = min(limits.bytes.load(ordering: .relaxed), growthLimit)
+    return (
+      countLimit - min(countLimit, count), UInt128(costLimit) - min(UInt128(costLimit), cost),
+      byteLimit - min(byteLimit, chargedBytes)
+    )
+  }
+}
+
+extension CacheShards {
+  /// Runs `body`, which restores a batch, coldest first, and tells of how many entries.
+  func restoring(_ body: () -> Int) {
+    var marks = InlineArray<17, RestoreMarks>(repeating: RestoreMarks())
+    for (i, shard) in all.enumerated() { marks[i] = hold(shard) { $0.beginRestoring() } }
+    let count = UInt64(body())
+    let oldest = base.oldestAge.subtract(count, ordering: .relaxed).newValue
+    for (i, shard) in all.enumerated() { hold(shard) { $0.endRestoring(marks[i], oldest..<oldest + count) } }
+  }
+}

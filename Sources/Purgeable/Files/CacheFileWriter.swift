@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: MIT
+// Writing a file in place of another.
+//
+//   .NAME.PID.RANDOM.tmp, beside the old file     written, its length and its bytes brought to the disk
+//   rename                                        the name leads to the new file, at one moment
+//   fsync of the directory                        that, too, is on the disk
+//
+// A kill at any moment leaves the old file or the new one, and may leave the temporary one, which is locked (flock) while it is
+// written: the next save removes those that nobody holds.
+//
+// Nothing of it stays in the page cache. Pages that were written there would push out what the cache has on offer, which the
+// kernel takes for the cheapest memory there is: so whole pages go around it (O_DIRECT) or, where the file system knows no such
+// thing, are written at once and given up (sync_file_range, POSIX_FADV_DONTNEED).
+
+import CPurgeable
+import CPurgeableFiles
+import Glibc
+
+/// `@safe`: the buffer is its own.
+@safe struct CacheFileWriter: ~Copyable {
+  private let operation: String
+  private let path: String
+  private let name: String
+  private let temporaryName: String
+  private let directory: Int32
+  private let file: Int32
+  private var isDirect: Bool
+  private let buffer: UnsafeMutableRawBufferPointer
+  private var filled: Int
+  /// What is in the file, without the buffer.
+  private var written = 0
+  /// From where on pages may be in the page cache.
+  private var cachedFrom = 0
+  private var isPlaced = false
+
+  let identity: FileIdentity
+  private(set) var recordCount = 0
+
+  private static let bufferByteCount = 1 << 20
+  /// Written to the disk at a time where the page cache is in between.
+  private static let flushedByteCount = 8 << 20
+
+  /// Bytes that are written or wait in the buffer.
+  var byteCount: Int { written + filled }
+
+  /// Makes the temporary file, and begins it with the header.
+  static func make(
+    _ path: String, _ header: FileHeader, permissions: UInt16, operation: String
+  ) throws(PurgeableError) -> CacheFileWriter {
+    let (folder, name) = try split(path, operation: operation)
+    let directory = unsafe open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+    guard directory >= 0 else { throw failure("open", errno, operation, "the directory \(folder) cannot be opened") }
+    removeAbandoned(besides: name, in: directory)
+    let temporaryName = ".\(name).\(getpid()).\(String(UInt64.random(in: 0 ... .max), radix: 36)).tmp"
+    let flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW
+    var file = unsafe purgeable__open_direct(directory, temporaryName, flags, mode_t(permissions))
+    let isDirect = file >= 0
+    if file < 0, errno == EINVAL {
+      // Some file systems make the file before they refuse.
+      _ = unsafe unlinkat(directory, temporaryName, 0)
+      file = unsafe openat(directory, temporaryName, flags | O_CLOEXEC, mode_t(permissions))
+    }
+    guard file >= 0 else {
+      let number = errno
+      close(directory)
+      throw failure("open", number, operation, "no file can be made in \(folder)")
+    }
+    guard let raw = unsafe purgeable_bookkeeping_map(bufferByteCount) else {
+      _ = unsafe unlinkat(directory, temporaryName, 0)
+      close(file)
+      close(directory)
+      throw PurgeableError(
+        .outOfMemory, in: operation, errorNumber: ENOMEM, explanation: "there is no memory for a buffer of a mebibyte")
+    }
+    // The program's mask has no say in it.
+    fchmod(file, mode_t(permissions))
+    flock(file, LOCK_EX | LOCK_NB)
+    let buffer = unsafe UnsafeMutableRawBufferPointer(start: raw, count: bufferByteCount)
+    unsafe header.write(to: UnsafeMutableRawBufferPointer(rebasing: buffer[..<CacheFile.headerByteCount]))
+    return unsafe CacheFileWriter(
+      operation: operation, path: path, name: name, temporaryName: temporaryName, directory: directory, file: file,
+      isDirect: isDirect, buffer: buffer, filled: CacheFile.headerByteCount, identity: header.identity)
+  }
+
+  private init(
+    operation: String, path: String, name: String, temporaryName: String, directory: Int32, file: Int32, isDirect: Bool,
+    buffer: UnsafeMutableRawBufferPointer, filled: Int, identity: FileIdentity
+  ) {
+    (self.operation, self.path, self.name, self.temporaryName) = (operation, path, name, temporaryName)
+    (self.directory, self.file, self.isDirect, self.filled, self.identity) = (directory, file, isDirect, filled, identity)
+    unsafe self.buffer = buffer
+  }
+
+  deinit {
+    if !isPlaced { _ = unsafe unlinkat(directory, temporaryName, 0) }
+    close(file)
+    close(directory)
+    unsafe purgeable_bookkeeping_unmap(buffer.baseAddress!, buffer.count)
+  }
+
+  /// Appends a record. `key`, `version`, `value`: as long as the record says.
+  mutating func append(
+    _ record: FileRecord, key: UnsafeRawBufferPointer, version: UnsafeRawBufferPointer, value: UnsafeRawBufferPointer
+  ) throws(PurgeableError) {
+    assert(record.contentByteCount == key.count + version.count + value.count, "CacheFileWriter: a record of another length")
+    let keySum = unsafe CacheFile.sum(identity, key)
+    let contentSum = unsafe CacheFile.sum(value, after: CacheFile.sum(version, after: keySum))
+    var header = InlineArray<96, UInt8>(repeating: 0)
+    var mutableSpan = header.mutableSpan
+    unsafe mutableSpan.withUnsafeMutableBytes { unsafe record.write(to: $0, identity, contentSum: contentSum) }
+    unsafe try append(header.span.bytes)
+    try append(unsafe key.bytes)
+    try append(unsafe version.bytes)
+    try append(unsafe value.bytes)
+    try appendZeros(record.byteCount - FileRecord.headerByteCount - record.contentByteCount)
+    recordCount += 1
+  }
+
+  /// Ends the file, and puts it in place of the old one. Returns its length.
+  consuming func place(isSynchronized: Bool) throws(PurgeableError) -> Int {
+    let recordsEnd = byteCount
+    let page = CacheFile.pageByteCount
+    try appendZeros((page - byteCount % page) % page)
+    let length = byteCount + CacheFile.footerByteCount
+    var footer = InlineArray<128, UInt8>(repeating: 0)
+    var mutableSpan = footer.mutableSpan
+    unsafe mutableSpan.withUnsafeMutableBytes {
+      unsafe FileFooter(recordCount: recordCount, recordsEnd: recordsEnd, fileByteCount: length).write(to: $0, identity)
+    }
+    try flush()
+    unsafe try append(footer.span.bytes)
+    // What is left is no whole page.
+    if isDirect { try leaveDirect() }
+    try flush()
+    // A failure is final: the kernel has given the pages up, and would say that all is well if it were asked again.
+    if isSynchronized, fsync(file) != 0 { throw failure("fsync", "it cannot be brought to the disk") }
+    posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED)
+    guard unsafe renameat(directory, temporaryName, directory, name) == 0 else {
+      throw failure("rename", "it cannot be put in place")
+    }
+    isPlaced = true
+    if isSynchronized, fsync(directory) != 0 { throw failure("fsync", "its name may not be on the disk") }
+    return length
+  }
+
+  // MARK: Bytes
+
+  private mutating func append(_ bytes: RawSpan) throws(PurgeableError) {
+    var taken = 0
+    while taken < bytes.byteCount {
+      let count = unsafe min(buffer.count - filled, bytes.byteCount - taken)
+      unsafe bytes.extracting(taken..<taken + count).withUnsafeBytes {
+        unsafe UnsafeMutableRawBufferPointer(rebasing: buffer[filled..<filled + count]).copyMemory(from: $0)
+      }
+      (taken, filled) = (taken + count, filled + count)
+      if unsafe filled == buffer.count { try flush() }
+    }
+  }
+
+  private mutating func appendZeros(_ byteCount: Int) throws(PurgeableError) {
+    let zeros = InlineArray<64, UInt8>(repeating: 0)
+    var left = byteCount
+    while left > 0 {
+      let count = min(left, zeros.count)
+      unsafe try append(zeros.span.bytes.extracting(0..<count))
+      left -= count
+    }
+  }
+
+  /// Writes the buffer.
+  private mutating func flush() throws(PurgeableError) {
+    var done = 0
+    while done < filled {
+      let rest = unsafe UnsafeRawBufferPointer(rebasing: buffer[done..<filled])
+      let count = unsafe pwrite(file, rest.baseAddress, rest.count, off_t(written))
+      if count < 0, errno == EINTR { continue }
+      // A file system may take the flag and refuse the write.
+      if count < 0, errno == EINVAL, isDirect {
+        try leaveDirect()
+        continue
+      }
+      guard count > 0 else {
+        if count == 0 { errno = ENOSPC }
+        throw failure("write", "it cannot be written")
+      }
+      (done, written) = (done + count, written + count)
+      // A part of a page was written: what follows does not begin on one.
+      if isDirect, written % CacheFile.pageByteCount != 0 { try leaveDirect() }
+    }
+    filled = 0
+    if !isDirect, written - cachedFrom >= Self.flushedByteCount {
+      purgeable__write_out(file, off_t(cachedFrom), off_t(written - cachedFrom))
+      cachedFrom = written
+    }
+  }
+
+  private mutating func leaveDirect() throws(PurgeableError) {
+    guard purgeable__leave_direct(file) else { throw failure("fcntl", "it cannot be written") }
+    (isDirect, cachedFrom) = (false, written)
+  }
+
+  // MARK: Names and errors
+
+  /// The directory of a path, and the name in it.
+  private static func split(_ path: String, operation: String) throws(PurgeableError) -> (folder: String, name: String) {
+    func refusal(_ explanation: String) -> PurgeableError {
+      PurgeableError(.invalidArgument("path"), in: operation, explanation: explanation)
+    }
+    if path.utf8.contains(0) { throw refusal("a path has no zero byte") }
+    let slash = path.lastIndex(of: "/")
+    let name = slash.map { String(path[path.index(after: $0)...]) } ?? path
+    guard !name.isEmpty, name != ".", name != ".." else { throw refusal("\"\(path)\" does not name a file") }
+    return (slash.map { $0 == path.startIndex ? "/" : String(path[..<$0]) } ?? ".", name)
+  }
+
+  /// Removes temporary files of saves that were killed: nobody holds their lock.
+  private static func removeAbandoned(besides name: String, in directory: Int32) {
+    // Its own position: `directory` stays at the beginning.
+    let listed = unsafe openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+    guard listed >= 0 else { return }
+    guard let list = unsafe fdopendir(listed) else {
+      close(listed)
+      return
+    }
+    defer { unsafe closedir(list) }
+    while let entry = unsafe readdir(list) {
+      let found = unsafe withUnsafePointer(to: &entry.pointee.d_name) { name in
+        unsafe String(cString: UnsafeRawPointer(name).assumingMemoryBound(to: CChar.self))
+      }
+      guard found.hasPrefix(".\(name)."), found.hasSuffix(".tmp") else { continue }
+      let file = unsafe openat(directory, found, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)
+      guard file >= 0 else { continue }
+      if flock(file, LOCK_EX | LOCK_NB) == 0 { _ = unsafe unlinkat(directory, found, 0) }
+      close(file)
+    }
+  }
+
+  private func failure(_ call: String, _ what: String) -> PurgeableError {
+    Self.failure(call, errno, operation, "\(path): \(what)")
+  }
+
+  private static func failure(_ call: String, _ number: Int32, _ operation: String, _ what: String) -> PurgeableError {
+    PurgeableError(
+      .systemCallFailed(call: call), in: operation, errorNumber: number,
+      explanation: "\(what) (\(unsafe String(cString: strerror(number)))); what was there before is there still")
+  }
+}

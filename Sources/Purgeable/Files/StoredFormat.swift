@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+// What programs say and hear of saved values.
+
+/// How values are written to a file, with the number of the format, so that values that an older program wrote can be read.
+///
+///     struct Story: Sendable { var title: String }
+///     let format = StoredFormat<Story>(version: 2) { Array($0.title.utf8) } decode: { bytes, version in
+///       version == 2 ? String(purgeableBytes: bytes).map { Story(title: $0) } : nil
+///     }
+///
+/// The closures may be called from any thread, under no mutex of this library.
+public struct StoredFormat<Value: Sendable>: Sendable {
+  /// The number that is written with each value: 1 or more; 0 is `purgeableBytes`.
+  public let version: Int
+  /// nil: the bytes that the value has in memory.
+  let encode: (@Sendable (Value) throws -> [UInt8])?
+  let decode: @Sendable (RawSpan, Int) throws -> Value?
+
+  /// Makes a format. `version`: 1 to 2,147,483,647; a number outside is a programming error. `encode`: an error means that the
+  /// value cannot be written, and it is skipped. `decode` gets the number that the bytes were written with; nil or an error: no
+  /// such value, and it is skipped.
+  public init(
+    version: Int, encode: @escaping @Sendable (Value) throws -> [UInt8],
+    decode: @escaping @Sendable (_ bytes: RawSpan, _ version: Int) throws -> Value?
+  ) {
+    precondition(version > 0 && version <= Int32.max, "StoredFormat: version \(version) is not from 1 to \(Int32.max)")
+    (self.version, self.encode, self.decode) = (version, encode, decode)
+  }
+
+  /// Of the bytes that values have in memory.
+  init(plain decode: @escaping @Sendable (RawSpan, Int) throws -> Value?) {
+    (version, encode, self.decode) = (0, nil, decode)
+  }
+}
+
+/// What a save or a restore did.
+public struct FileReport: Sendable, Hashable {
+  /// Entries that were written, or stored.
+  public internal(set) var entryCount = 0
+  /// Of the file; 0 where there was none to restore from.
+  public internal(set) var byteCount = 0
+  /// Entries of the file whose time was over.
+  public internal(set) var expiredCount = 0
+  /// Entries that could not be written or read: their values do not encode or decode, are lost meanwhile, or have a wrong
+  /// checksum. Entries that a restore has no room for are not skipped, and neither are those whose keys have a value already.
+  public internal(set) var skippedCount = 0
+  /// Key and reason of the first hundred that were skipped, in words.
+  public internal(set) var skipped: [String] = []
+
+  init() {}
+
+  mutating func skip(_ what: @autoclosure () -> String, because reason: String) {
+    skippedCount += 1
+    if skipped.count < 100 { skipped.append("\(what()): \(reason)") }
+  }
+}

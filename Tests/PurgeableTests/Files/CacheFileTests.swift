@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: MIT
+// The file: its sums, and what damage does.
+
+import CPurgeableFiles
+import Foundation
+import PurgeableTestSupport
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+/// A folder for the length of a test.
+func withFolder<R>(_ body: (FakeRoot) throws -> R) throws -> R {
+  let folder = try FakeRoot()
+  defer { folder.remove() }
+  return try body(folder)
+}
+
+func names(in folder: FakeRoot) throws -> [String] { try FileManager.default.contentsOfDirectory(atPath: folder.path).sorted() }
+
+@Suite("a saved cache: the file")
+struct CacheFileTests {
+  // MARK: Sums
+
+  private func sums(_ bytes: [UInt8], after sum: UInt32 = 0) -> (UInt32, UInt32) {
+    unsafe bytes.withUnsafeBytes {
+      unsafe (
+        purgeable__crc32c(sum, $0.baseAddress!, $0.count), purgeable__crc32c_by_tables(sum, $0.baseAddress!, $0.count)
+      )
+    }
+  }
+
+  @Test("the checksum is CRC-32C: the vectors of RFC 3720, by the processor's instruction and by tables")
+  func vectors() {
+    let vectors: [([UInt8], UInt32)] = [
+      (Array("123456789".utf8), 0xE306_9283), ([UInt8](repeating: 0, count: 32), 0x8A91_36AA),
+      ([UInt8](repeating: 0xFF, count: 32), 0x62A8_AB43), ((0..<32).map { $0 }, 0x46DD_794E),
+      ((0..<32).reversed().map { $0 }, 0x113F_DB5C),
+    ]
+    for (bytes, sum) in vectors { #expect(sums(bytes) == (sum, sum)) }
+  }
+
+  @Test("the checksum of bytes in parts is that of the whole, at any cut and any alignment")
+  func parts() {
+    var random = SplitMix64(seed: chosenSeed)
+    let bytes = (0..<300).map { _ in UInt8(truncatingIfNeeded: random.next()) }
+    for start in 0..<9 {
+      let whole = sums(Array(bytes[start...]))
+      #expect(whole.0 == whole.1)
+      for cut in start..<start + 40 {
+        let first = sums(Array(bytes[start..<max(cut, start + 1)]))
+        let both = sums(Array(bytes[max(cut, start + 1)...]), after: first.0)
+        #expect(both == whole)
+      }
+    }
+  }
+
+  // MARK: Damage
+
+  /// A small file, and what it holds.
+  private func makeFile(_ path: String) throws -> [Int: [UInt8]] {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    var values: [Int: [UInt8]] = [:]
+    for key in 0..<40 {
+      values[key] = described(UInt32(key), version: 1, count: 8 + key * 5)
+      cache.setValue(values[key]!, forKey: key, version: key % 2 == 0 ? "v\(key)" : nil)
+    }
+    try cache.save(to: path)
+    return values
+  }
+
+  /// What a file gives, none of it wrong; nil where it is refused.
+  private func restored(_ path: String, _ values: [Int: [UInt8]]) throws -> (entries: Int, report: FileReport)? {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    let report: FileReport
+    do throws(PurgeableError) { report = try cache.restore(from: path) } catch {
+      #expect(error.kind == .invalidFile)
+      #expect(cache.isEmpty)
+      return nil
+    }
+    var count = 0
+    for key in cache.keys {
+      #expect(cache.peekValue(forKey: key) == values[key])
+      count += 1
+    }
+    #expect(count == report.entryCount)
+    return (count, report)
+  }
+
+  @Test("one byte anywhere in the file: that entry is lost and named, or the file is refused, and no byte is ever wrong")
+  func flippedBytes() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let values = try makeFile(path)
+      let whole = try Data(contentsOf: URL(fileURLWithPath: path))
+      #expect(try restored(path, values)?.entries == values.count)
+      var random = SplitMix64(seed: chosenSeed)
+      var (refused, lost) = (0, 0)
+      for _ in 0..<(TestRun.isFull ? 1000 : 250) {
+        var bytes = whole
+        let place = random.index(below: bytes.count)
+        bytes[place] ^= UInt8(1 << random.index(below: 8))
+        try bytes.write(to: URL(fileURLWithPath: path))
+        guard let found = try restored(path, values) else {
+          refused += 1
+          continue
+        }
+        #expect(found.entries >= values.count - 1, "byte \(place)")
+        if found.entries < values.count {
+          lost += 1
+          #expect(found.report.skippedCount >= 1 && !found.report.skipped.isEmpty, "byte \(place)")
+        }
+      }
+      #expect(refused > 0 && lost > 0)
+    }
+  }
+
+  @Test("a cut file is refused wherever it is cut, and so are one that grew, an empty one, text, and a directory")
+  func cut() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let values = try makeFile(path)
+      let whole = try Data(contentsOf: URL(fileURLWithPath: path))
+      for length in [0, 1, 100, 4095, 4096, 4097, whole.count - 129, whole.count - 128, whole.count - 1] {
+        try whole.prefix(length).write(to: URL(fileURLWithPath: path))
+        #expect(try restored(path, values) == nil, "\(length) bytes")
+      }
+      try (whole + Data(count: 4096)).write(to: URL(fileURLWithPath: path))
+      #expect(try restored(path, values) == nil)
+      try Data(repeating: 65, count: 20_000).write(to: URL(fileURLWithPath: path))
+      #expect(try restored(path, values) == nil)
+      // The end of another save behind the beginning of this one.
+      _ = try makeFile(folder.path + "/other")
+      let other = try Data(contentsOf: URL(fileURLWithPath: folder.path + "/other"))
+      #expect(other.count == whole.count)
+      try (whole.prefix(4096 + 512) + other.dropFirst(4096 + 512)).write(to: URL(fileURLWithPath: path))
+      #expect(try restored(path, values) == nil)
+      try FileManager.default.removeItem(atPath: path)
+      try FileManager.default.createDirectory(atPath: path, withIntermediateDirectories: false)
+      #expect(throws: PurgeableError.self) { try PurgeableCache<Int, [UInt8]>().restore(from: path) }
+    }
+  }
+
+  @Test("records of an older file of the same keys in this one's place are none of it")
+  func oldRecords() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let values = try makeFile(path)
+      let whole = try Data(contentsOf: URL(fileURLWithPath: path))
+      _ = try makeFile(path)
+      let other = try Data(contentsOf: URL(fileURLWithPath: path))
+      // Header and footer of the one, records of the other.
+      let end = whole.count - CacheFile.footerByteCount
+      let mixed = whole.prefix(CacheFile.headerByteCount) + other[CacheFile.headerByteCount..<end] + whole.suffix(from: end)
+      try mixed.write(to: URL(fileURLWithPath: path))
+      let found = try #require(try restored(path, values))
+      #expect(found.entries == 0 && found.report.skippedCount > 0)
+    }
+  }
+
+  @Test("a file of a newer version is refused, with its number")
+  func newer() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      _ = try makeFile(path)
+      var bytes = [UInt8](try Data(contentsOf: URL(fileURLWithPath: path)))
+      bytes[8] = 2
+      let identity = unsafe bytes.withUnsafeBytes { unsafe $0.loadUnaligned(fromByteOffset: 16, as: FileIdentity.self) }
+      let sum = unsafe bytes.withUnsafeBytes {
+        unsafe CacheFile.sum(identity, UnsafeRawBufferPointer(rebasing: $0[..<4092]))
+      }
+      for i in 0..<4 { bytes[4092 + i] = UInt8(truncatingIfNeeded: sum >> UInt32(8 * i)) }
+      try Data(bytes).write(to: URL(fileURLWithPath: path))
+      let error = try #require(throws: PurgeableError.self) { try PurgeableCache<Int, [UInt8]>().restore(from: path) }
+      #expect(error.kind == .invalidFile && error.explanation.contains("newer version: format 2"))
+    }
+  }
+}

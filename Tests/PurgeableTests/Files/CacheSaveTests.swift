@@ -1,0 +1,517 @@
+// SPDX-License-Identifier: MIT
+// Saving a whole cache, and restoring it.
+
+import Foundation
+import Glibc
+import PurgeableTestSupport
+import Synchronization
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+/// A key with bytes of its own.
+private struct TileID: PurgeableKey, BitwiseCopyable { var column: Int32, row: Int32 }
+
+private struct NotEncodable: Error {}
+
+@Suite("a saved cache")
+struct CacheSaveTests {
+  /// Of all lengths: none, short, pages, longer than a block of the file.
+  private static func value(_ number: Int) -> [UInt8] {
+    let byteCount = number % 100 == 7 ? 200_000 : number == 50 ? 3 << 20 : number % 9 * 40
+    return byteCount == 0 ? [] : described(UInt32(number), version: 1, count: byteCount)
+  }
+
+  private func roundTrip<Key: PurgeableValue & Hashable>(tracksKeys: Bool = false, _ key: (Int) -> Key) throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try PurgeableCache<Key, [UInt8]>(tracksKeys: tracksKeys)
+      for number in 0..<1000 { saved[key(number)] = Self.value(number) }
+      let before = (saved.statistics.hitCount, saved.statistics.missCount)
+      let report = try saved.save(to: path, permissions: 0o640)
+      #expect(report.entryCount == 1000 && report.skippedCount == 0)
+      #expect((saved.statistics.hitCount, saved.statistics.missCount) == before, "no use")
+      let attributes = try FileManager.default.attributesOfItem(atPath: path)
+      #expect(attributes[.size] as? Int == report.byteCount && attributes[.posixPermissions] as? Int == 0o640)
+      #expect(try names(in: folder) == ["cache"])
+      for restoredTracks in [false, true] {
+        let restored = try PurgeableCache<Key, [UInt8]>(tracksKeys: restoredTracks)
+        let report = try restored.restore(from: path)
+        #expect(report.entryCount == 1000 && report.skippedCount == 0 && report.expiredCount == 0)
+        #expect(restored.count == 1000 && restored.totalCost == saved.totalCost)
+        for number in 0..<1000 { #expect(restored[key(number)] == Self.value(number)) }
+        restored.checkBooks()
+      }
+    }
+  }
+
+  @Test("what was saved is there again, byte for byte: keys of all forms, tracked or not, values of any length")
+  func roundTrips() throws {
+    try roundTrip { $0 }
+    try roundTrip(tracksKeys: true) { "key \($0)" }
+    try roundTrip { $0 % 3 == 0 ? "Schlüssel \($0)" : "key \($0)" }
+    try roundTrip { [UInt8]("key \($0)".utf8) }
+    try roundTrip { TileID(column: Int32($0), row: -1) }
+  }
+
+  @Test("cost, recompute cost, priority, version and what is left of the time are there again")
+  func attributes() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      var options = CacheOptions()
+      let clock = ManualClock()
+      options.clock = clock
+      let saved = try PurgeableCache<String, [UInt8]>(options)
+      saved.setValue([1], forKey: "cost", cost: 77)
+      saved.setValue([2], forKey: "dear", recomputeCost: .milliseconds(30))
+      saved.setValue([3], forKey: "pinned", priority: .pinned)
+      saved.setValue([4], forKey: "speculative", priority: .speculative)
+      saved.setValue([5], forKey: "version", version: "W/\"1\"")
+      saved.setValue([6], forKey: "empty version", version: "")
+      saved.setValue([7], forKey: "hour", expiry: .sinceCreation(.seconds(3600)))
+      saved.setValue([8], forKey: "used", expiry: .sinceLastUse(.seconds(600)))
+      saved.setValue([9], forKey: "over", expiry: .sinceCreation(.seconds(60)))
+      saved.setValue(described(1, version: 1, count: 300_000), forKey: "large", cost: 5, version: "large")
+      clock.advance(by: .seconds(120))
+      _ = saved["used"]
+      clock.advance(by: .seconds(200))
+      #expect(try saved.save(to: path).entryCount == 9)
+      options.clock = ManualClock()
+      let restored = try PurgeableCache<String, [UInt8]>(options)
+      #expect(try restored.restore(from: path).entryCount == 9)
+      func entry(_ key: String) throws -> CacheEntry<String, [UInt8]> { try #require(restored.peekEntry(forKey: key)) }
+      #expect(try entry("cost").cost == 77)
+      #expect(try entry("dear").recomputeCost == .milliseconds(30))
+      #expect(try entry("pinned").priority == .pinned)
+      #expect(try entry("speculative").priority == .speculative)
+      #expect(try entry("version").version == "W/\"1\"")
+      #expect(try entry("empty version").version == "")
+      #expect(try entry("large").cost == 5 && entry("large").version == "large")
+      #expect(restored["over"] == nil)
+      // What the test itself takes is taken off by the time of the day.
+      let hour = try #require(try entry("hour").remainingTime)
+      #expect(hour <= .seconds(3280) && hour > .seconds(3280 - 600))
+      let used = try #require(try entry("used").remainingTime)
+      #expect(used <= .seconds(400) && used > .seconds(1))
+      #expect(try entry("cost").remainingTime == nil)
+    }
+  }
+
+  @Test("an entry whose time ends while the file lies there is not restored, and is counted", .timeLimit(.minutes(10)))
+  func expiredMeanwhile() throws {
+    let folder = try FakeRoot()
+    defer { folder.remove() }
+    let path = folder.path + "/cache"
+    let saved = try PurgeableCache<Int, [UInt8]>()
+    saved.setValue([1], forKey: 1, expiry: .sinceCreation(.milliseconds(400)))
+    saved.setValue([2], forKey: 2)
+    let written = try saved.save(to: path)
+    let restored = try PurgeableCache<Int, [UInt8]>()
+    usleep(500_000)
+    let report = try restored.restore(from: path)
+    // A machine so busy that it was over at once did not write it.
+    #expect(report.expiredCount == written.entryCount - 1)
+    #expect(report.entryCount == 1 && restored[1] == nil && restored[2] == [2])
+  }
+
+  // MARK: Order
+
+  private func orderedCache(_ order: EvictionOrder, countLimit: Int? = nil) throws -> PurgeableCache<Int, [UInt8]> {
+    try PurgeableCache(countLimit: countLimit, evictionOrder: order)
+  }
+
+  @Test("the order of eviction is the saved one", arguments: [EvictionOrder.lru, .s3FIFO])
+  func order(_ order: EvictionOrder) throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let count = 3000
+      let entryOrder: (@Sendable () -> any EntryOrder)? = if order == .lru { { LRUOrder() } } else { nil }
+      let saved = try cacheWithoutTwins(count, of: [UInt8].self, entryOrder: entryOrder)
+      var random = SplitMix64(seed: chosenSeed)
+      var lastUses = [Int](repeating: 0, count: count)
+      for key in 0..<count {
+        saved[key] = described(UInt32(key), version: 1, count: 8 + key % 90)
+        lastUses[key] = key
+      }
+      for turn in count..<2 * count {
+        let key = random.index(below: count)
+        _ = saved[key]
+        lastUses[key] = turn
+      }
+      try saved.save(to: path)
+      let restored = try cacheWithoutTwins(count, of: [UInt8].self, entryOrder: entryOrder)
+      #expect(try restored.restore(from: path).entryCount == count)
+      #expect(Array(restored.keys) == Array(saved.keys))
+      // Evictions are exactly in the order of last use.
+      if order == .lru {
+        let byUse = (0..<count).sorted { lastUses[$0] < lastUses[$1] }
+        for left in [count - 1, count / 2, 10] {
+          try restored.setCountLimit(left)
+          #expect(Set(restored.keys) == Set(byUse.suffix(left)))
+        }
+      }
+      restored.checkBooks()
+    }
+  }
+
+  @Test("what is restored goes before what was stored since the start", arguments: [EvictionOrder.lru, .s3FIFO])
+  func behind(_ order: EvictionOrder) throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try orderedCache(order)
+      for key in 0..<500 { saved[key] = [UInt8](repeating: 1, count: 100) }
+      try saved.save(to: path)
+      let restored = try orderedCache(order)
+      for key in 1000..<1100 { restored[key] = [UInt8](repeating: 2, count: 100) }
+      try restored.restore(from: path)
+      let keys = Array(restored.keys)
+      #expect(keys.count == 600 && keys.prefix(500).allSatisfy { $0 < 500 })
+      // Evictions go the same way.
+      try restored.setCountLimit(100)
+      #expect(Set(restored.keys) == Set(1000..<1100))
+      restored.checkBooks()
+    }
+  }
+
+  @Test("in less room the hottest are restored, and nothing is evicted for them", arguments: [EvictionOrder.lru, .s3FIFO])
+  func lessRoom(_ order: EvictionOrder) throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try orderedCache(order)
+      for key in 0..<1000 { saved[key] = [UInt8](repeating: 1, count: 100) }
+      try saved.save(to: path)
+      let hottest = Set(Array(saved.keys).suffix(90))
+      let byCount = try orderedCache(order, countLimit: 100)
+      for key in 2000..<2010 { byCount[key] = [7] }
+      #expect(try byCount.restore(from: path).entryCount == 90)
+      #expect(Set(byCount.keys) == hottest.union(2000..<2010))
+      let byCost = try PurgeableCache<Int, [UInt8]>(costLimit: 5000, evictionOrder: order)
+      #expect(try byCost.restore(from: path).entryCount == 50)
+      let byBytes = try PurgeableCache<Int, [UInt8]>(byteLimit: 256 << 10, evictionOrder: order)
+      _ = try byBytes.restore(from: path)
+      #expect(byBytes.count > 100 && byBytes.byteCount <= 256 << 10)
+      #expect(Set(byBytes.keys).isSubset(of: Set(Array(saved.keys).suffix(byBytes.count + 20))))
+      for cache in [byCount, byCost, byBytes] {
+        let statistics = cache.statistics
+        #expect(statistics.departures.values.reduce(0, +) == 0, "\(statistics)")
+      }
+    }
+  }
+
+  // MARK: Beside others
+
+  @Test("a key that is stored or removed during a restore gets none of it, and removeAll ends it", arguments: [true, false])
+  func overtaken(_ tracksKeys: Bool) throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try PurgeableCache<String, [UInt8]>(tracksKeys: tracksKeys)
+      // Several blocks of the file: the first keys come last.
+      for key in 0..<400 { saved["\(key)"] = described(UInt32(key), version: 1, count: 10_000) }
+      try saved.save(to: path)
+      let restored = try PurgeableCache<String, [UInt8]>(tracksKeys: tracksKeys)
+      restored["here"] = [1]
+      restored["399"] = [2]
+      var calls = 0
+      try restored.restore(from: path) { _ in
+        calls += 1
+        if calls == 1 {
+          #expect(restored.peekValue(forKey: "0") == nil && restored.peekValue(forKey: "398") != nil)
+          restored["0"] = [3]
+          restored["1"] = [4]
+          restored.remove(forKey: "1")
+          restored.remove(forKey: "2")
+        }
+        return true
+      }
+      #expect(calls > 2)
+      #expect(restored["here"] == [1] && restored["399"] == [2] && restored["0"] == [3])
+      #expect(restored["1"] == nil && restored["2"] == nil)
+      // Of the others some few may share the bit of one of the three.
+      let others = (3..<399).filter { restored["\($0)"] == described(UInt32($0), version: 1, count: 10_000) }
+      #expect(others.count >= 390 && restored.count == others.count + 3)
+      let emptied = try PurgeableCache<String, [UInt8]>(tracksKeys: tracksKeys)
+      try emptied.restore(from: path) { _ in
+        emptied.removeAll()
+        return true
+      }
+      #expect(emptied.isEmpty)
+      // Afterwards nothing is overtaken any more.
+      #expect(try emptied.restore(from: path).entryCount == 400)
+    }
+  }
+
+  @Test("threads may use the cache while it is saved and restored, and no value is wrong", arguments: [false, true])
+  func besideThreads(_ tracksKeys: Bool) throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let cache = try PurgeableCache<Int, [UInt8]>(tracksKeys: tracksKeys)
+      let isOver = Atomic<Bool>(false)
+      let threads = (0..<2).map { number in
+        TestThread {
+          var random = SplitMix64(seed: chosenSeed &+ UInt64(number))
+          while !isOver.load(ordering: .relaxed) {
+            let key = random.index(below: 3000)
+            switch random.index(below: 8) {
+            case 0: cache.remove(forKey: key)
+            case 1...3: cache[key] = described(UInt32(key), version: UInt32(random.index(below: 9)), count: 8 + key % 700)
+            default:
+              guard let value = cache[key] else { continue }
+              if versionDescribed(in: value, key: UInt32(key)) == nil { Issue.record("a wrong value of \(key)") }
+            }
+          }
+        }
+      }
+      for _ in 0..<20 / slowness + 2 {
+        try cache.save(to: path, isSynchronized: false)
+        let other = try PurgeableCache<Int, [UInt8]>()
+        try other.restore(from: path)
+        for key in other.keys {
+          #expect(versionDescribed(in: other.peekValue(forKey: key) ?? [], key: UInt32(key)) != nil)
+        }
+        try cache.restore(from: path)
+      }
+      isOver.store(true, ordering: .relaxed)
+      for thread in threads { thread.join() }
+      cache.checkBooks()
+    }
+  }
+
+  // MARK: Failures
+
+  @Test("a cancelled save leaves the old file and no other, at every step; a cancelled restore what it has stored")
+  func cancelled() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      for key in 0..<300 { cache[key] = described(UInt32(key), version: 1, count: 10_000) }
+      try Data([1, 2, 3]).write(to: URL(fileURLWithPath: path))
+      var step = 0
+      while true {
+        var left = step
+        do throws(PurgeableError) {
+          try cache.save(to: path) { part in
+            #expect(part >= 0 && part <= 1)
+            left -= 1
+            return left >= 0
+          }
+          break
+        } catch {
+          #expect(error.kind == .cancelled)
+          #expect((try? Data(contentsOf: URL(fileURLWithPath: path))) == Data([1, 2, 3]))
+          #expect((try? names(in: folder)) == ["cache"])
+        }
+        step += 1
+      }
+      #expect(step > 3)
+      let restored = try PurgeableCache<Int, [UInt8]>()
+      let error = try #require(throws: PurgeableError.self) { try restored.restore(from: path) { _ in false } }
+      #expect(error.kind == .cancelled)
+      #expect(restored.count > 0 && restored.count < 300)
+      // The hottest are there.
+      #expect(restored.containsValue(forKey: 299) && !restored.containsValue(forKey: 0))
+    }
+  }
+
+  @Test("paths that name no file, folders that are not there, and files of other types are refused by name")
+  func refused() throws {
+    try withFolder { folder in
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      cache[1] = [1]
+      for path in ["", "/", folder.path + "/", folder.path + "/..", "a\0b"] {
+        let error = try #require(throws: PurgeableError.self) { try cache.save(to: path) }
+        #expect(error.kind == .invalidArgument("path"), "\(path)")
+      }
+      let missing = try #require(throws: PurgeableError.self) { try cache.save(to: folder.path + "/no/cache") }
+      #expect(missing.kind == .systemCallFailed(call: "open") && missing.errorNumber == ENOENT)
+      try cache.save(to: folder.path + "/cache")
+      let keys = try #require(throws: PurgeableError.self) {
+        try PurgeableCache<String, [UInt8]>().restore(from: folder.path + "/cache")
+      }
+      #expect(keys.kind == .invalidFile && keys.explanation.contains("keys of type Int, not String"))
+      let values = try #require(throws: PurgeableError.self) {
+        try PurgeableCache<Int, String>().restore(from: folder.path + "/cache")
+      }
+      #expect(values.kind == .invalidFile && values.explanation.contains("values of type"))
+      #expect(try cache.restore(from: folder.path + "/none") == FileReport())
+    }
+  }
+
+  @Test("from within a closure of a save, another one is refused as busy; from another thread it waits")
+  func busy() throws {
+    try withFolder { folder in
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      cache[1] = [1]
+      var kinds: [PurgeableError.Kind] = []
+      try cache.save(to: folder.path + "/one") { _ in
+        do throws(PurgeableError) { try cache.save(to: folder.path + "/two") } catch { kinds.append(error.kind) }
+        return true
+      }
+      #expect(!kinds.isEmpty && kinds.allSatisfy { $0 == .busy })
+      let threads = (0..<4).map { number in
+        TestThread { for _ in 0..<10 { _ = try? cache.save(to: folder.path + "/\(number % 2)", isSynchronized: false) } }
+      }
+      for thread in threads { thread.join() }
+      #expect(try names(in: folder) == ["0", "1", "one"])
+    }
+  }
+
+  @Test("temporary files that killed saves left are removed, and those of saves at work are not")
+  func abandoned() throws {
+    try withFolder { folder in
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      cache[1] = [1]
+      try folder.write(".cache.1.abc.tmp", "left behind")
+      try folder.write(".other.1.abc.tmp", "another's")
+      try cache.save(to: folder.path + "/cache") { _ in
+        // While it is written.
+        if let other = try? PurgeableCache<Int, [UInt8]>() { _ = try? other.save(to: folder.path + "/cache") }
+        return true
+      }
+      #expect(try names(in: folder) == [".other.1.abc.tmp", "cache"])
+      #expect(try PurgeableCache<Int, [UInt8]>().restore(from: folder.path + "/cache").entryCount == 1)
+    }
+  }
+
+  @Test("a kill at any moment of a save: what was reported as saved is there, or a later save, whole", .forks)
+  func killed() async {
+    await #expect(processExitsWith: .success) {
+      guard let folder = try? FakeRoot() else { return require(false, "a folder") }
+      let path = folder.path + "/cache"
+      var random = SplitMix64(seed: chosenSeed)
+      /// Saves one version after the other, and says so after each.
+      func saves(from first: UInt32, to pipe: Int32?) -> Bool {
+        guard let cache = try? PurgeableCache<UInt32, [UInt8]>() else { return false }
+        for version in first..<first + (pipe == nil ? 1 : 1000) {
+          for key in 0..<UInt32(300) { cache[key] = described(key, version: version, count: 2000) }
+          guard (try? cache.save(to: path, isSynchronized: false)) != nil else { return false }
+          var said = version
+          if let pipe { _ = unsafe write(pipe, &said, 4) }
+        }
+        return true
+      }
+      require(saves(from: 1, to: nil), "the first save")
+      var last: UInt32 = 1
+      for _ in 0..<20 {
+        var ends: (Int32, Int32) = (0, 0)
+        let isPiped = unsafe withUnsafeMutableBytes(of: &ends) {
+          unsafe Glibc.pipe($0.baseAddress!.assumingMemoryBound(to: Int32.self)) == 0
+        }
+        require(isPiped, "a pipe")
+        let child = fork()
+        if child == 0 { _exit(saves(from: last + 1, to: ends.1) ? 0 : 1) }
+        close(ends.1)
+        var said: UInt32 = 0
+        require(unsafe read(ends.0, &said, 4) == 4, "the child saves")
+        usleep(UInt32(random.index(below: 20_000)))
+        kill(child, SIGKILL)
+        var reported = said
+        while unsafe read(ends.0, &said, 4) == 4 { reported = said }
+        _ = ChildEnd.of(child)
+        close(ends.0)
+        guard let restored = try? PurgeableCache<UInt32, [UInt8]>(), (try? restored.restore(from: path))?.entryCount == 300
+        else { return require(false, "a whole file") }
+        let versions = Set((0..<UInt32(300)).map { versionDescribed(in: restored[$0] ?? [], key: $0) })
+        require(versions == [reported] || versions == [reported + 1], "\(versions) after \(reported)")
+        last = reported + 1
+      }
+      // What the kills left goes with the next save.
+      require(saves(from: last + 1, to: nil), "the last save")
+      require((try? names(in: folder)) == ["cache"], "nothing is left behind")
+      folder.remove()
+    }
+  }
+
+  /// How much of a file is in the page cache.
+  private func cachedPages(_ path: String, givesUp: Bool = false) throws -> Int {
+    let file = unsafe open(path, O_RDWR)
+    defer { close(file) }
+    var status = stat()
+    let isThere = unsafe file >= 0 && fstat(file, &status) == 0
+    try #require(isThere)
+    if givesUp {
+      fsync(file)
+      posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED)
+    }
+    let byteCount = Int(status.st_size)
+    var pages = [UInt8](repeating: 0, count: (byteCount + 4095) / 4096)
+    let memory = unsafe mmap(nil, byteCount, PROT_READ, MAP_SHARED, file, 0)!
+    defer { unsafe munmap(memory, byteCount) }
+    let isKnown = unsafe mincore(memory, byteCount, &pages) == 0
+    try #require(isKnown)
+    return pages.count { $0 & 1 != 0 }
+  }
+
+  @Test("neither a save nor a restore leaves the file in the page cache")
+  func pageCache() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      for key in 0..<2000 { cache[key] = described(UInt32(key), version: 1, count: 5000) }
+      let byteCount = try cache.save(to: path).byteCount
+      let afterSave = try cachedPages(path)
+      try Data(count: 1 << 20).write(to: URL(fileURLWithPath: folder.path + "/plain"))
+      if try cachedPages(folder.path + "/plain", givesUp: true) > 64 {
+        try Test.cancel("this file system keeps its files in the page cache alone")
+      }
+      #expect(byteCount > 10_000_000 && afterSave < 64)
+      #expect(try PurgeableCache<Int, [UInt8]>().restore(from: path).entryCount == 2000)
+      #expect(try cachedPages(path) < 64)
+    }
+  }
+
+  // MARK: Formats
+
+  @Test("a format of one's own: what does not encode or decode is skipped and named, and older numbers are decoded")
+  func formats() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let cache = try PurgeableCache<String, String>()
+      for number in 0..<200 { cache["key \(number)"] = "value \(number)" }
+      func format(_ version: Int) -> StoredFormat<String> {
+        StoredFormat(version: version) { value in
+          if value.hasSuffix("7") { throw NotEncodable() }
+          return Array("\(version)\(value)".utf8)
+        } decode: { bytes, version in
+          let text = unsafe bytes.withUnsafeBytes { unsafe String(decoding: $0, as: UTF8.self) }
+          if text.hasSuffix("8") { throw NotEncodable() }
+          return text.hasSuffix("9") || !text.hasPrefix("\(version)") ? nil : String(text.dropFirst())
+        }
+      }
+      let written = try cache.save(to: path, format: format(1))
+      #expect(written.entryCount == 180 && written.skippedCount == 20 && written.skipped.contains { $0.hasPrefix("key 7: ") })
+      let restored = try PurgeableCache<String, String>()
+      let read = try restored.restore(from: path, format: format(2))
+      #expect(read.entryCount == 140 && read.skippedCount == 40 && read.skipped.count == 40)
+      #expect(restored["key 6"] == "value 6" && restored["key 7"] == nil && restored["key 8"] == nil)
+      #expect(restored.totalCost == restored.keys.reduce(0) { $0 + $1.utf8.count + 2 })
+      // Bytes as in memory are no format of one's own, and the other way round.
+      let plain = try PurgeableCache<String, String>()
+      #expect(try plain.restore(from: path).entryCount == 0)
+      try cache.save(to: path)
+      #expect(try plain.restore(from: path, format: format(1)).skippedCount == 200)
+    }
+  }
+
+  // MARK: Tasks
+
+  @Test("tasks save and restore without a thread of the pool, and are cancelled with the task")
+  func tasks() async throws {
+    let folder = try FakeRoot()
+    defer { folder.remove() }
+    let path = folder.path + "/cache"
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    for key in 0..<300 { cache[key] = described(UInt32(key), version: 1, count: 10_000) }
+    #expect(try await cache.save(to: path).entryCount == 300)
+    let restored = try PurgeableCache<Int, [UInt8]>()
+    #expect(try await restored.restore(from: path).entryCount == 300)
+    let task = Task {
+      while !Task.isCancelled { await Task.yield() }
+      return try await cache.save(to: path)
+    }
+    task.cancel()
+    let error = await #expect(throws: PurgeableError.self) { try await task.value }
+    #expect(error?.kind == .cancelled)
+    #expect(try names(in: folder) == ["cache"])
+  }
+}
