@@ -51,16 +51,8 @@ import Glibc
     let directory = unsafe open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
     guard directory >= 0 else { throw failure("open", errno, operation, "the directory \(folder) cannot be opened") }
     removeAbandoned(besides: name, in: directory)
-    let temporaryName = ".\(name).\(getpid()).\(String(UInt64.random(in: 0 ... .max), radix: 36)).tmp"
-    let flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW
-    var file = unsafe purgeable__open_direct(directory, temporaryName, flags, mode_t(permissions))
-    let isDirect = file >= 0
-    if file < 0, errno == EINVAL {
-      // Some file systems make the file before they refuse.
-      _ = unsafe unlinkat(directory, temporaryName, 0)
-      file = unsafe openat(directory, temporaryName, flags | O_CLOEXEC, mode_t(permissions))
-    }
-    guard file >= 0 else {
+    let made = temporaryFile(for: name, in: directory, permissions)
+    guard case .made(let file, let isDirect, let temporaryName) = made else {
       let number = errno
       close(directory)
       throw failure("open", number, operation, "no file can be made in \(folder)")
@@ -74,7 +66,6 @@ import Glibc
     }
     // The program's mask has no say in it.
     fchmod(file, mode_t(permissions))
-    flock(file, LOCK_EX | LOCK_NB)
     let buffer = unsafe UnsafeMutableRawBufferPointer(start: raw, count: bufferByteCount)
     unsafe header.write(to: UnsafeMutableRawBufferPointer(rebasing: buffer[..<CacheFile.headerByteCount]))
     return unsafe CacheFileWriter(
@@ -139,7 +130,12 @@ import Glibc
       throw failure("rename", "it cannot be put in place")
     }
     isPlaced = true
-    if isSynchronized, fsync(directory) != 0 { throw failure("fsync", "its name may not be on the disk") }
+    if isSynchronized, fsync(directory) != 0 {
+      let number = errno
+      throw PurgeableError(
+        .systemCallFailed(call: "fsync"), in: operation, errorNumber: number,
+        explanation: "\(path) is written, but its name may not be on the disk (\(unsafe String(cString: strerror(number))))")
+    }
     return length
   }
 
@@ -200,6 +196,36 @@ import Glibc
   }
 
   // MARK: Names and errors
+
+  private enum Temporary {
+    case made(file: Int32, isDirect: Bool, name: String)
+    /// With errno.
+    case refused
+  }
+
+  /// Makes a locked file beside another one. One that another save found before it was locked, and removed, is made again.
+  private static func temporaryFile(for name: String, in directory: Int32, _ permissions: UInt16) -> Temporary {
+    let flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW
+    while true {
+      let temporaryName = ".\(name).\(getpid()).\(String(UInt64.random(in: 0 ... .max), radix: 36)).tmp"
+      var file = unsafe purgeable__open_direct(directory, temporaryName, flags, mode_t(permissions))
+      let isDirect = file >= 0
+      if file < 0, errno == EINVAL {
+        // Some file systems make the file before they refuse.
+        _ = unsafe unlinkat(directory, temporaryName, 0)
+        file = unsafe openat(directory, temporaryName, flags | O_CLOEXEC, mode_t(permissions))
+      }
+      guard file >= 0 else { return .refused }
+      // A file system without locks: nobody removes what cannot be locked.
+      let isTaken = flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK
+      var status = stat()
+      if !isTaken, unsafe fstat(file, &status) != 0 || status.st_nlink > 0 {
+        return .made(file: file, isDirect: isDirect, name: temporaryName)
+      }
+      _ = unsafe unlinkat(directory, temporaryName, 0)
+      close(file)
+    }
+  }
 
   /// The directory of a path, and the name in it.
   private static func split(_ path: String, operation: String) throws(PurgeableError) -> (folder: String, name: String) {

@@ -460,6 +460,27 @@ struct CacheSaveTests {
     }
   }
 
+  @Test("caches that are saved to one path at the same time do not remove each other's temporary files")
+  func onePath() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let refused = Atomic<Int>(0)
+      let threads = (0..<3).map { number in
+        TestThread {
+          guard let cache = try? PurgeableCache<Int, [UInt8]>() else { return }
+          for key in 0..<20 { cache[key] = described(UInt32(key), version: UInt32(number), count: 100) }
+          for _ in 0..<60 where (try? cache.save(to: path, isSynchronized: false)) == nil { refused.add(1, ordering: .relaxed) }
+        }
+      }
+      for thread in threads { thread.join() }
+      #expect(refused.load(ordering: .relaxed) == 0)
+      let restored = try PurgeableCache<Int, [UInt8]>()
+      #expect(try restored.restore(from: path).entryCount == 20)
+      #expect(Set((0..<20).map { versionDescribed(in: restored[$0] ?? [], key: UInt32($0)) }).count == 1)
+      #expect(try names(in: folder) == ["cache"])
+    }
+  }
+
   // MARK: Formats
 
   @Test("a format of one's own: what does not encode or decode is skipped and named, and older numbers are decoded")

@@ -24,7 +24,7 @@ extension PurgeableCache where Key: PurgeableValue {
   ///
   /// - Parameters:
   ///   - path: of the file; its directory must exist. A temporary file beside it, `.NAME.PID.….tmp`, is gone when this returns;
-  ///     what a killed save left there is removed.
+  ///     what a killed save left there is removed. A symbolic link is replaced by the file.
   ///   - format: how values are written. Keys are written as they are `PurgeableValue`s.
   ///   - permissions: of the file, whatever the process's mask says.
   ///   - isSynchronized: false does not wait for the disk; a power cut may then leave neither file.
