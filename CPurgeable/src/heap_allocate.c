@@ -97,7 +97,7 @@ static int begin_slab(purgeable_heap_t *heap, purgeable_stream_t stream, uint32_
     error = purgeable__units_take(heap, units, bytes, state, spot);
   }
   if (error == 0) {
-    purgeable__list_append(heap, *spot, stream);
+    purgeable__list_insert(heap, *spot, stream, false);
     add_relaxed(&heap->held_bytes, bytes);
     add_relaxed(&heap->slab_count, 1);
     // What is kept must not take the heap above its limit.

@@ -188,7 +188,7 @@ int purgeable_heap_tag(purgeable_heap_t *heap, purgeable_reference_t reference, 
   purgeable__spot_t spot = purgeable__resolve(heap, reference);
   if (spot.slab == NULL || purgeable__pin(spot.slab, (uint32_t)reference.generation) != 0) return ESTALE;
   int error = ESTALE;
-  // Acquire: pairs with `purgeable__list_append`.
+  // Acquire: pairs with `purgeable__list_insert`.
   purgeable_stream_t stream = load_acquire(&spot.slab->stream);
   // The stream's mutex: an open slab's table may be growing.
   pthread_mutex_lock(purgeable__stream_mutex(heap, stream));

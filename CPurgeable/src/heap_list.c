@@ -5,34 +5,23 @@
 
 #include "heap_slab.h"
 
-void purgeable__list_append(purgeable_heap_t *heap, purgeable__spot_t spot, purgeable_stream_t stream) {
+void purgeable__list_insert(purgeable_heap_t *heap, purgeable__spot_t spot, purgeable_stream_t stream, bool is_oldest) {
   assert(purgeable__is_held(&heap->control->mutex));
-  assert(spot.slab->next == 0 && spot.slab->previous == 0);
+  purgeable__slab_t *slab = spot.slab;
+  assert(slab->next == 0 && slab->previous == 0);
   purgeable__stream_t *list = purgeable__stream(heap, stream);
   uint32_t self = purgeable__unit_number(heap, spot) + 1;
   assert(list->oldest != self && list->youngest != self && (list->oldest == 0) == (list->youngest == 0));
   // Release: whoever takes this stream's mutex to look at the tags sees those that were kept under the last one's.
-  store_release(&spot.slab->stream, (uint16_t)stream);
-  spot.slab->next = 0;
-  spot.slab->previous = list->youngest;
-  if (list->youngest != 0) purgeable__find_unit(heap, list->youngest - 1).slab->next = self;
-  if (list->oldest == 0) list->oldest = self;
-  list->youngest = self;
-}
-
-void purgeable__list_prepend(purgeable_heap_t *heap, purgeable__spot_t spot, purgeable_stream_t stream) {
-  assert(purgeable__is_held(&heap->control->mutex));
-  assert(spot.slab->next == 0 && spot.slab->previous == 0);
-  purgeable__stream_t *list = purgeable__stream(heap, stream);
-  uint32_t self = purgeable__unit_number(heap, spot) + 1;
-  assert(list->oldest != self && list->youngest != self && (list->oldest == 0) == (list->youngest == 0));
-  // Release: as in `purgeable__list_append`.
-  store_release(&spot.slab->stream, (uint16_t)stream);
-  spot.slab->previous = 0;
-  spot.slab->next = list->oldest;
-  if (list->oldest != 0) purgeable__find_unit(heap, list->oldest - 1).slab->previous = self;
-  if (list->youngest == 0) list->youngest = self;
-  list->oldest = self;
+  store_release(&slab->stream, (uint16_t)stream);
+  uint32_t neighbour = is_oldest ? list->oldest : list->youngest;
+  *(is_oldest ? &slab->next : &slab->previous) = neighbour;
+  if (neighbour != 0) {
+    purgeable__slab_t *its = purgeable__find_unit(heap, neighbour - 1).slab;
+    *(is_oldest ? &its->previous : &its->next) = self;
+  }
+  if (neighbour == 0 || is_oldest) list->oldest = self;
+  if (neighbour == 0 || !is_oldest) list->youngest = self;
 }
 
 void purgeable__list_remove(purgeable_heap_t *heap, purgeable__spot_t spot) {

@@ -125,7 +125,7 @@ static int restream(purgeable_heap_t *heap, purgeable_slab_t slab, purgeable_str
   if (error == 0 && atomic_load(&spot.slab->state) == slab_open) error = EBUSY;
   if (error == 0) {
     purgeable__list_remove(heap, spot);
-    (is_oldest ? purgeable__list_prepend : purgeable__list_append)(heap, spot, stream);
+    purgeable__list_insert(heap, spot, stream, is_oldest);
     // An offer that walks the lists right now may miss the slab.
     store_relaxed(&heap->pending, true);
   }

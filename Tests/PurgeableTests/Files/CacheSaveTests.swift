@@ -399,7 +399,10 @@ struct CacheSaveTests {
         }
         require(isPiped, "a pipe")
         let child = fork()
-        if child == 0 { _exit(saves(from: last + 1, to: ends.1) ? 0 : 1) }
+        if child == 0 {
+          endAfter(seconds: 120)
+          _exit(saves(from: last + 1, to: ends.1) ? 0 : 1)
+        }
         close(ends.1)
         var said: UInt32 = 0
         require(unsafe read(ends.0, &said, 4) == 4, "the child saves")

@@ -181,17 +181,21 @@ func childSays(seconds: Int = 300, _ isWell: () -> Bool, meanwhile: () -> Bool =
   for range in [0..<1] { for number in range { _ = [number: [UInt8](repeating: 0, count: number)] } }
   let child = fork()
   if child == 0 {
-    // The threads of the concurrency runtime block the alarm signal.
-    var signals = sigset_t()
-    unsafe sigemptyset(&signals)
-    unsafe sigaddset(&signals, SIGALRM)
-    unsafe pthread_sigmask(SIG_UNBLOCK, &signals, nil)
-    // For children of which the parent has no time to wait.
-    alarm(UInt32(seconds))
+    endAfter(seconds: seconds)
     _exit(isWell() ? 0 : 1)
   }
   let holds = meanwhile()
   return child > 0 && endsWell(child, seconds: seconds) && holds
+}
+
+/// For a forked child of which the parent may have no time to wait: an alarm ends it.
+func endAfter(seconds: Int) {
+  // The threads of the concurrency runtime block the alarm signal.
+  var signals = sigset_t()
+  unsafe sigemptyset(&signals)
+  unsafe sigaddset(&signals, SIGALRM)
+  unsafe pthread_sigmask(SIG_UNBLOCK, &signals, nil)
+  alarm(UInt32(seconds))
 }
 
 /// Waits until a child has ended, and says whether with 0. Ends it after `seconds`: an alarm of the child's own cannot, while the

@@ -88,6 +88,8 @@ extension HeldShard {
       let stream = stream(lane)
       let mark = marks.youngest[lane.index]
       heap.seal(stream)
+      // Nothing came to this lane, which may be long.
+      if let youngest = heap.youngest(of: stream), youngest.isSame(as: mark) { continue }
       var (total, next) = (0, heap.next(after: mark) ?? heap.oldest(of: stream))
       while let slab = next {
         total += Int(heap.information(slab)?.element_count ?? 0)

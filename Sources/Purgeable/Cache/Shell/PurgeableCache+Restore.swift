@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: MIT
+// Restoring a saved cache: a batch of the file is checked and decoded under no mutex, and each entry is stored behind all others,
+// unless its key has a value or had one since the restore began (Shard/HeldShard+Restore.swift).
+
+import CPurgeable
+import Glibc
+
+extension PurgeableCache where Key: PurgeableValue {
+  /// Stores the entries of a file, the hottest first, while there is room without an eviction, with cost, expiry, recompute
+  /// cost, priority and version. Each can be read as soon as it is stored. A file that is not there is an empty one.
+  ///
+  /// What is in memory is newer: a key that has a value keeps it, and one that was stored or removed since the restore began
+  /// gets none of the file; a few others that share bits of their hash do not either. `removeAll()` ends the restore. What is
+  /// restored goes before all that was stored since the cache was made, in the order that was saved. Expiry goes by the time of
+  /// the day: what would have ended meanwhile has ended. A clock that was set back makes no entry live longer than it had left.
+  ///
+  /// An entry that does not decode or has a wrong checksum is skipped and named.
+  ///
+  /// Cost: buffers of two mebibytes, and the memory of a value that is longer than one. Nothing stays in the page cache. Other
+  /// threads may use the cache meanwhile. One save or restore of a cache at a time: another waits. Any thread.
+  ///
+  /// - Parameters:
+  ///   - path: of the file.
+  ///   - format: how values were written. A file that holds the values' bytes as they were in memory, `purgeableBytes`, can be
+  ///     read as that only with the same type of values.
+  ///   - progress: called about once a mebibyte with 0 to 1, under no mutex; false cancels.
+  /// - Throws: `PurgeableError` of kind `invalidFile`, before anything is stored, where the file is none of `save`, is cut or
+  ///   damaged at one of its ends, was written by a newer version, or has keys or values of another type; and in the midst of it
+  ///   where somebody cuts it. `systemCallFailed`, `outOfMemory`, `cancelled`, `invalidArgument`, `busy` as `save`. What is
+  ///   stored by then stays.
+  @discardableResult
+  public func restore(
+    from path: String, format: StoredFormat<Value> = .purgeableBytes, progress: ((Double) -> Bool)? = nil
+  ) throws(PurgeableError) -> FileReport {
+    let operation = "PurgeableCache '\(name)'.restore"
+    return try alone(operation) { () throws(PurgeableError) in
+      engine.shards.healIfChild()
+      guard var reader = try CacheFileReader.open(path, operation: operation) else { return FileReport() }
+      try check(reader.header, format, path, operation)
+      guard let overtaken = OvertakenKeys(forEntries: reader.footer.recordCount) else {
+        throw PurgeableError(
+          .outOfMemory, in: operation, errorNumber: outOfMemoryNumber,
+          explanation: "there is no memory to note which keys change")
+      }
+      var report = FileReport()
+      report.byteCount = reader.footer.fileByteCount
+      try loads.whileRestoring(overtaken) { () throws(PurgeableError) in
+        try readAll(from: &reader, format, overtaken, operation, progress, &report)
+      }
+      return report
+    }
+  }
+
+  /// The same on a thread of the library's, which waits for the disk in the task's place. Cancelled with the task.
+  @discardableResult
+  public nonisolated(nonsending) func restore(
+    from path: String, format: StoredFormat<Value> = .purgeableBytes
+  ) async throws(PurgeableError) -> FileReport {
+    try await inBackground("restore") { cache, isCancelled throws(PurgeableError) in
+      try cache.restore(from: path, format: format) { _ in !isCancelled() }
+    }
+  }
+
+  private func check(
+    _ header: FileHeader, _ format: StoredFormat<Value>, _ path: String, _ operation: String
+  ) throws(PurgeableError) {
+    func refusal(_ what: String, _ its: String, _ ours: String) -> PurgeableError {
+      PurgeableError(.invalidFile, in: operation, explanation: "\(path) has \(what) of type \(its), not \(ours)")
+    }
+    let (key, value) = (Self.nameInFiles(Key.self), Self.nameInFiles(Value.self))
+    if header.keyType != key { throw refusal("keys", header.keyType, key) }
+    // Else it is for the format's closure to tell.
+    if header.format == 0, format.encode == nil, header.valueType != value { throw refusal("values", header.valueType, value) }
+  }
+
+  private func readAll(
+    from reader: inout CacheFileReader, _ format: StoredFormat<Value>, _ overtaken: OvertakenKeys, _ operation: String,
+    _ progress: ((Double) -> Bool)?, _ report: inout FileReport
+  ) throws(PurgeableError) {
+    let times = FileTimes(clock: engine.base.clock, created: reader.header.created)
+    let process = getpid()
+    var steps = ProgressSteps(progress, operation)
+    var batch = CacheFileReader.Batch()
+    var damageCount = 0
+    var isFull = false
+    while !isFull, try reader.next(&batch, &damageCount) {
+      var start = 0
+      while start < batch.items.count, !isFull, !overtaken.hasAll, getpid() == process {
+        let end = endOfRoom(batch.items, from: start)
+        engine.shards.restoring {
+          let before = report.entryCount
+          for i in start..<end where !isFull && !overtaken.hasAll && getpid() == process {
+            // An order that names entries is told of each, hottest first; slabs have the coldest first.
+            let item = batch.items[engine.base.namesSlabs ? start + end - 1 - i : i]
+            isFull = unsafe !restore(item, batch.content(item), format, times, overtaken, &report)
+          }
+          return report.entryCount - before
+        }
+        start = end
+      }
+      // In a child that a closure of the program's has forked, the rest is the parent's.
+      if overtaken.hasAll || getpid() != process { break }
+      try steps.note(reader.progress, at: .max)
+    }
+    for _ in 0..<damageCount { report.skip("a place in the file", because: "it is damaged, and no entry can be told") }
+    try steps.end()
+  }
+
+  /// The end of those entries, hottest first, for which there is room, as far as that is known: at least one, and of the room in
+  /// bytes half, since slabs are not filled to the end.
+  private func endOfRoom(_ items: [CacheFileReader.Item], from start: Int) -> Int {
+    var room = engine.base.roomToRestore
+    if room.byteCount < .max / 2 { room.byteCount /= 2 }
+    var end = start
+    while end < items.count {
+      let record = items[end].record
+      let cost = UInt128(record.cost ?? UInt64(record.valueByteCount))
+      let byteCount = record.byteCount
+      guard end == start || room.count > 0 && room.cost >= cost && room.byteCount >= byteCount else { break }
+      room.count -= 1
+      room.cost -= min(room.cost, cost)
+      room.byteCount -= min(room.byteCount, byteCount)
+      end += 1
+    }
+    return end
+  }
+
+  /// Stores one entry of a file. False where there is no room.
+  private func restore(
+    _ item: CacheFileReader.Item, _ content: UnsafeRawBufferPointer, _ format: StoredFormat<Value>, _ times: FileTimes,
+    _ overtaken: OvertakenKeys, _ report: inout FileReport
+  ) -> Bool {
+    let record = item.record
+    func part(_ start: Int, _ count: Int) -> UnsafeRawBufferPointer {
+      unsafe UnsafeRawBufferPointer(rebasing: content[start..<start + count])
+    }
+    switch item.state {
+    case .intact: break
+    case .unknown:
+      report.skip("an entry", because: "a newer version wrote it with what this one does not know")
+      return true
+    case .tooLarge:
+      report.skip("an entry", because: "there is no memory for its \(record.valueByteCount) bytes")
+      return true
+    case .damaged:
+      let key = unsafe Key(purgeableBytes: part(0, record.keyByteCount).bytes)
+      report.skip(key.map { "\($0)" } ?? "an entry", because: "its checksum is wrong")
+      return true
+    }
+    guard let key = unsafe Key(purgeableBytes: part(0, record.keyByteCount).bytes) else {
+      report.skip("an entry", because: "its key does not decode")
+      return true
+    }
+    guard var head = times.head(of: record) else {
+      report.expiredCount += 1
+      return true
+    }
+    let versionByteCount = record.versionByteCount ?? 0
+    if record.versionByteCount != nil {
+      guard versionByteCount <= VersionText.mostBytes else {
+        report.skip("\(key)", because: "its version is too long")
+        return true
+      }
+      head.version = unsafe VersionText(lending: part(record.keyByteCount, versionByteCount))
+    }
+    let stored = unsafe part(record.keyByteCount + versionByteCount, record.valueByteCount)
+    let rank = RestoredRank(
+      priority: record.priority, isMain: record.isMain, useCount: min(record.useCount, Slot.highestCounter),
+      lastUse: record.lastUse.map { UseTime(times.moment($0)) })
+    func store(_ value: UnsafeRawBufferPointer) -> Bool {
+      if head.cost == UInt64(value.count) { head.cost = nil }
+      switch unsafe restore(key, value, head, rank, overtaken) {
+      case .stored: report.entryCount += 1
+      case .present, .tooLarge: break
+      case .full: return false
+      }
+      return true
+    }
+    if format.encode == nil, record.format == 0 { return unsafe store(stored) }
+    var decoded: Value?
+    do { decoded = unsafe try format.decode(stored.bytes, Int(record.format)) } catch {
+      report.skip("\(key)", because: "it does not decode: \(error)")
+      return true
+    }
+    guard let decoded else {
+      report.skip("\(key)", because: "it does not decode from version \(record.format)")
+      return true
+    }
+    let goesOn = decoded.withPurgeableBytesIfEncodable { span in unsafe span.withUnsafeBytes { unsafe store($0) } }
+    if goesOn == nil { report.skip("\(key)", because: "its value cannot be kept as bytes") }
+    return goesOn ?? true
+  }
+
+  /// Stores one entry, unless its key has one or was overtaken.
+  private func restore(
+    _ key: Key, _ value: UnsafeRawBufferPointer, _ head: EntryHead, _ rank: RestoredRank, _ overtaken: OvertakenKeys
+  ) -> RestoreOutcome {
+    let hashValue = key.hashValue
+    return unsafe encode(key) { engineKey, prefix in
+      let (outcome, due) = engine.shards.hold(toStore: engineKey) { held in
+        let outcome = unsafe overtaken.has(hashValue) ? .present : held.restore(engineKey, prefix, value, head, rank)
+        return (outcome, held.takeDue(prefix.count + value.count))
+      }
+      engine.finishStore(engineKey, .stored, due)
+      return outcome
+    } tracked: { hash in
+      let result = unsafe withTracked(key, hash: hash, makes: true) {
+        engineKey, prefix, held -> (RestoreOutcome, DueAfterStore) in
+        let number = engineKey.trackedNumber
+        let outcome = unsafe overtaken.has(hashValue) ? .present : held.restore(engineKey, prefix, value, head, rank)
+        if outcome == .stored { unsafe held.keys[number]?.pointee.cost = head.cost ?? UInt64(value.count) }
+        // A number that has no entry is given back.
+        if unsafe held.find(engineKey, prefix) == nil { held.departures.release(number, of: &held.keys) }
+        return (outcome, held.takeDue(value.count))
+      }
+      guard let (outcome, due) = result else { return .full }
+      engine.finishStore(EngineKey(hash: hash), .stored, due)
+      if outcome == .stored { teller?.board.load()?.note(key) }
+      return outcome
+    }
+  }
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT
+// Saving a whole cache: a walk against the order of eviction. Some entries at a time are copied under their shard's mutex, and
+// encoded and written under none.
+
+import CPurgeable
+
+extension PurgeableCache where Key: PurgeableValue {
+  /// Writes all entries to a new file, the hottest first, and puts it in place of the old one when it is whole and on the disk. A
+  /// kill, a full disk or a power cut at any moment leaves the old file or the new one.
+  ///
+  /// Each entry is one that was there during the save; they are not an image of one moment. It counts as no use. What
+  /// the kernel took meanwhile is left out. Values that do not encode, and a key that does not, are skipped and named.
+  ///
+  /// Cost: one pass over the index and 8 bytes of ordinary memory for each entry, as a loop over `keys`; a buffer of a mebibyte;
+  /// a copy of 32 values at a time, of one where it has 128 KiB or more. Other threads wait for a shard's mutex while up to 32
+  /// values are copied. Nothing stays in the page cache. One save or restore of a cache at a time: another waits. Any thread.
+  ///
+  /// - Parameters:
+  ///   - path: of the file; its directory must exist. A temporary file beside it, `.NAME.PID.….tmp`, is gone when this returns;
+  ///     what a killed save left there is removed. A symbolic link is replaced by the file.
+  ///   - format: how values are written. Keys are written as they are `PurgeableValue`s.
+  ///   - permissions: of the file, whatever the process's mask says.
+  ///   - isSynchronized: false does not wait for the disk; a power cut may then leave neither file.
+  ///   - progress: called about once a mebibyte with 0 to 1, under no mutex; false cancels.
+  /// - Throws: `PurgeableError` of kind `systemCallFailed`, `outOfMemory`, `cancelled`, `invalidArgument` (a path that names no
+  ///   file), `busy` (from within `progress` or the format's closures). The old file stays then, and no temporary one is left.
+  @discardableResult
+  public func save(
+    to path: String, format: StoredFormat<Value> = .purgeableBytes, permissions: UInt16 = 0o600, isSynchronized: Bool = true,
+    progress: ((Double) -> Bool)? = nil
+  ) throws(PurgeableError) -> FileReport {
+    let operation = "PurgeableCache '\(name)'.save"
+    return try alone(operation) { () throws(PurgeableError) in
+      engine.shards.healIfChild()
+      let header = FileHeader(
+        created: WallTime.now, keyType: Self.nameInFiles(Key.self), valueType: Self.nameInFiles(Value.self),
+        format: UInt32(format.version))
+      var writer = try CacheFileWriter.make(path, header, permissions: permissions, operation: operation)
+      var report = FileReport()
+      try writeAll(to: &writer, format, operation, progress, &report)
+      report.byteCount = try writer.place(isSynchronized: isSynchronized)
+      return report
+    }
+  }
+
+  /// The same on a thread of the library's, which waits for the disk in the task's place. Cancelled with the task.
+  @discardableResult
+  public nonisolated(nonsending) func save(
+    to path: String, format: StoredFormat<Value> = .purgeableBytes, permissions: UInt16 = 0o600, isSynchronized: Bool = true
+  ) async throws(PurgeableError) -> FileReport {
+    try await inBackground("save") { cache, isCancelled throws(PurgeableError) in
+      try cache.save(to: path, format: format, permissions: permissions, isSynchronized: isSynchronized) { _ in !isCancelled() }
+    }
+  }
+
+  private func writeAll(
+    to writer: inout CacheFileWriter, _ format: StoredFormat<Value>, _ operation: String, _ progress: ((Double) -> Bool)?,
+    _ report: inout FileReport
+  ) throws(PurgeableError) {
+    let total = Double(max(1, count))
+    var steps = ProgressSteps(progress, operation)
+    var walk = EntryWalk(engine.shards, isReversed: true)
+    var copies = EntryCopies<Key>()
+    var ranks: [SavedRank] = []
+    var seen = 0
+    while true {
+      ranks.removeAll(keepingCapacity: true)
+      let goesOn = walk.visitNext(of: engine.shards) { held, found in
+        let isLarge = held.elements.length(held.heap.reference(found.slot.place)).map { $0 >= held.heap.largeByteCount } ?? false
+        guard copies.append(found.slot, in: held, withValue: !isLarge) else { return }
+        ranks.append(SavedRank(found.slot, in: held, isLarge: isLarge))
+      }
+      if !goesOn { break }
+      try copies.takeEach(for: self) { number, key, payload, prefixByteCount, hasHead throws(PurgeableError) in
+        let rank = ranks[number]
+        seen += 1
+        if rank.isLarge { return try writeLarge(key, rank, to: &writer, format, &report) }
+        try unsafe payload.withUnsafeBytes { bytes throws(PurgeableError) in
+          let head = unsafe EntryPrefix.head(of: bytes, behind: prefixByteCount, hasHead: hasHead)
+          let value = unsafe EntryPrefix.value(of: bytes, behind: prefixByteCount, hasHead: hasHead)
+          let start = prefixByteCount + head.textStart
+          let end = head.version.map { start + Int($0.byteCount) } ?? start
+          let version = unsafe head.version == nil ? nil : UnsafeRawBufferPointer(rebasing: bytes[start..<end])
+          unsafe try write(key, value, head, version, rank, to: &writer, format, &report)
+        }
+      }
+      try steps.note(Double(seen) / total, at: writer.byteCount)
+    }
+    try steps.end()
+  }
+
+  /// Writes an entry whose value was too long to be copied under the mutex: it is read like any other, and is the one that was
+  /// noted if nothing about it has changed meanwhile. Else it is tried again, and left out where it changes all the time.
+  private func writeLarge(
+    _ key: Key, _ rank: SavedRank, to writer: inout CacheFileWriter, _ format: StoredFormat<Value>, _ report: inout FileReport
+  ) throws(PurgeableError) {
+    func peeked() -> PeekedEntry? {
+      unsafe withEntry(key) { engineKey, prefix, held in unsafe held.peeked(engineKey, prefix, digests: false) } ?? nil
+    }
+    for _ in 0..<8 {
+      guard let before = peeked() else { return }
+      var text = InlineArray<255, UInt8>(repeating: 0)
+      var textByteCount = 0
+      if before.head.version != nil {
+        let count = unsafe withEntry(key) { engineKey, prefix, held in
+          unsafe held.copyVersion(engineKey, prefix, into: &text)
+        }
+        guard let count = count ?? nil else { continue }
+        textByteCount = count
+      }
+      var byteCount = 0
+      let none = unsafe UnsafeMutableRawBufferPointer(start: nil, count: 0)
+      if case .tooSmall(let needed) = unsafe read(key, into: none, countsAsUse: false) { byteCount = needed }
+      guard MemoryReserve.isThere(2 * byteCount + MemoryReserve.ofObjects) else {
+        return report.skip("\(key)", because: "there is no memory for a copy of its \(byteCount) bytes")
+      }
+      var isRead = false
+      let bytes = unsafe [UInt8](unsafeUninitializedCapacity: byteCount) { buffer, count in
+        guard case .hit(byteCount) = unsafe read(key, into: UnsafeMutableRawBufferPointer(buffer), countsAsUse: false)
+        else { return }
+        (isRead, count) = (true, byteCount)
+      }
+      guard isRead, peeked() == before else { continue }
+      let span = unsafe text.span.bytes.extracting(0..<textByteCount)
+      return try unsafe span.withUnsafeBytes { text throws(PurgeableError) in
+        try unsafe bytes.span.bytes.withUnsafeBytes { value throws(PurgeableError) in
+          unsafe try write(
+            key, value, before.head, before.head.version == nil ? nil : text, rank, to: &writer, format, &report)
+        }
+      }
+    }
+  }
+
+  /// Writes one entry. `version`: its text.
+  private func write(
+    _ key: Key, _ value: UnsafeRawBufferPointer, _ head: EntryHead, _ version: UnsafeRawBufferPointer?, _ rank: SavedRank,
+    to writer: inout CacheFileWriter, _ format: StoredFormat<Value>, _ report: inout FileReport
+  ) throws(PurgeableError) {
+    var encoded: [UInt8]?
+    if let encode = format.encode {
+      guard let decoded = unsafe Value(purgeableBytes: value.bytes) else {
+        return report.skip("\(key)", because: "its value cannot be made of the bytes in memory")
+      }
+      do { encoded = try encode(decoded) } catch { return report.skip("\(key)", because: "it does not encode: \(error)") }
+    }
+    var record = rank.record(head, clock: engine.base.clock)
+    record.format = UInt32(format.version)
+    record.versionByteCount = unsafe version?.count
+    // The cost of a value that is written in other bytes counts all the same.
+    record.cost = head.cost ?? (encoded == nil ? nil : UInt64(value.count))
+    func write(_ value: UnsafeRawBufferPointer) throws(PurgeableError) {
+      record.valueByteCount = value.count
+      let none = unsafe UnsafeRawBufferPointer(start: nil, count: 0)
+      let isWritten: ()? = try key.withPurgeableBytesIfEncodable { span throws(PurgeableError) in
+        try unsafe span.withUnsafeBytes { bytes throws(PurgeableError) in
+          record.keyByteCount = bytes.count
+          unsafe try writer.append(record, key: bytes, version: version ?? none, value: value)
+        }
+      }
+      if isWritten == nil { report.skip("\(key)", because: "its key does not encode") } else { report.entryCount += 1 }
+    }
+    if let encoded {
+      try unsafe encoded.span.bytes.withUnsafeBytes { bytes throws(PurgeableError) in unsafe try write(bytes) }
+    } else {
+      unsafe try write(value)
+    }
+  }
+}
+
+/// What is saved of an entry beside its bytes.
+private struct SavedRank {
+  let priority: EntryPriority
+  let isMain: Bool
+  let useCount: UInt64
+  let lastUse: UseTime?
+  let isLarge: Bool
+
+  init(_ slot: Slot, in held: borrowing HeldShard, isLarge: Bool) {
+    priority = held.priority(of: slot)
+    isMain = held.heap.queue(at: slot.place) == .main
+    useCount = slot.counter
+    lastUse = held.lastUse(of: slot)
+    self.isLarge = isLarge
+  }
+
+  func record(_ head: EntryHead, clock: MonotonicClock) -> FileRecord {
+    let times = FileTimes(clock: clock, created: 0)
+    var record = FileRecord()
+    (record.priority, record.isMain, record.useCount) = (priority, isMain, useCount)
+    (record.recomputeCost, record.sinceLastUse) = (head.recomputeCost, head.sinceLastUse)
+    record.deadline = head.deadline.map(times.wall)
+    record.made = head.made.map(times.wall)
+    if head.sinceLastUse != nil { record.lastUse = lastUse.map { times.wall($0.moment(asOf: clock.now())) } }
+    return record
+  }
+}
