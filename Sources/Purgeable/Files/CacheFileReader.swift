@@ -57,6 +57,8 @@ import Glibc
 
   let header: FileHeader
   let footer: FileFooter
+  /// At how many places no record can be told.
+  private(set) var damageCount = 0
 
   private static let blockByteCount = 1 << 20
   private static let blockAt = 1 << 20
@@ -117,15 +119,15 @@ import Glibc
 
   // MARK: Batches
 
-  /// Reads on. False at the end. `damageCount` is raised for each place where no record can be told.
-  mutating func next(_ batch: inout Batch, _ damageCount: inout Int) throws(PurgeableError) -> Bool {
+  /// Reads on. False at the end.
+  mutating func next(_ batch: inout Batch) throws(PurgeableError) -> Bool {
     batch.items.removeAll(keepingCapacity: true)
     if let start = unsafe long.baseAddress {
       unsafe purgeable_bookkeeping_unmap(start, long.count)
       unsafe long = UnsafeMutableRawBufferPointer(start: nil, count: 0)
     }
     while place < footer.recordsEnd {
-      if try takeRecords(&batch, &damageCount) { return true }
+      if try takeRecords(&batch) { return true }
       if footer.recordsEnd - place < FileRecord.headerByteCount {
         damageCount += 1
         return false
@@ -136,7 +138,7 @@ import Glibc
   }
 
   /// Puts the records of the window into the batch. False where there is none in whole.
-  private mutating func takeRecords(_ batch: inout Batch, _ damageCount: inout Int) throws(PurgeableError) -> Bool {
+  private mutating func takeRecords(_ batch: inout Batch) throws(PurgeableError) -> Bool {
     unsafe batch.bytes = UnsafeRawBufferPointer(window)
     var isLost = false
     while end - begin >= FileRecord.headerByteCount {

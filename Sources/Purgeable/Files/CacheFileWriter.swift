@@ -89,6 +89,16 @@ import Glibc
     unsafe purgeable_bookkeeping_unmap(buffer.baseAddress!, buffer.count)
   }
 
+  /// Appends a record without a version. `key`, `value`: as long as the record says.
+  mutating func append(_ record: FileRecord, key: RawSpan, value: [UInt8]) throws(PurgeableError) {
+    let none = unsafe UnsafeRawBufferPointer(start: nil, count: 0)
+    try unsafe key.withUnsafeBytes { key throws(PurgeableError) in
+      try unsafe value.span.bytes.withUnsafeBytes { value throws(PurgeableError) in
+        unsafe try append(record, key: key, version: none, value: value)
+      }
+    }
+  }
+
   /// Appends a record. `key`, `version`, `value`: as long as the record says.
   mutating func append(
     _ record: FileRecord, key: UnsafeRawBufferPointer, version: UnsafeRawBufferPointer, value: UnsafeRawBufferPointer
@@ -228,7 +238,7 @@ import Glibc
   }
 
   /// The directory of a path, and the name in it.
-  private static func split(_ path: String, operation: String) throws(PurgeableError) -> (folder: String, name: String) {
+  static func split(_ path: String, operation: String) throws(PurgeableError) -> (folder: String, name: String) {
     func refusal(_ explanation: String) -> PurgeableError {
       PurgeableError(.invalidArgument("path"), in: operation, explanation: explanation)
     }

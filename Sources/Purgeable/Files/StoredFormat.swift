@@ -12,8 +12,7 @@
 public struct StoredFormat<Value: Sendable>: Sendable {
   /// The number that is written with each value: 1 or more; 0 is `purgeableBytes`.
   public let version: Int
-  /// nil: the bytes that the value has in memory.
-  let encode: (@Sendable (Value) throws -> [UInt8])?
+  let encode: @Sendable (Value) throws -> [UInt8]
   let decode: @Sendable (RawSpan, Int) throws -> Value?
 
   /// Makes a format. `version`: 1 to 2,147,483,647; a number outside is a programming error. `encode`: an error means that the
@@ -27,10 +26,33 @@ public struct StoredFormat<Value: Sendable>: Sendable {
     (self.version, self.encode, self.decode) = (version, encode, decode)
   }
 
-  /// Of the bytes that values have in memory.
-  init(plain decode: @escaping @Sendable (RawSpan, Int) throws -> Value?) {
-    (version, encode, self.decode) = (0, nil, decode)
+  /// Of the bytes that values have in memory, which caches of bytes copy without decoding.
+  fileprivate init(
+    plain encode: @escaping @Sendable (Value) throws -> [UInt8],
+    decode: @escaping @Sendable (_ bytes: RawSpan, _ version: Int) throws -> Value?
+  ) {
+    (version, self.encode, self.decode) = (0, encode, decode)
   }
+
+  var isPlain: Bool { version == 0 }
+}
+
+extension StoredFormat where Value: PurgeableValue {
+  /// The bytes that the value has in memory, copied without decoding. Version 0. A file of it is read only as values of the same
+  /// type.
+  public static var purgeableBytes: StoredFormat {
+    StoredFormat(
+      plain: { value in
+        guard let bytes = value.withPurgeableBytesIfEncodable({ span in unsafe span.withUnsafeBytes { unsafe [UInt8]($0) } })
+        else { throw NotEncodable() }
+        return bytes
+      },
+      decode: { bytes, version in version == 0 ? Value(purgeableBytes: bytes) : nil })
+  }
+}
+
+private struct NotEncodable: Error, CustomStringConvertible {
+  var description: String { "it has no bytes" }
 }
 
 /// What a save or a restore did.
@@ -39,7 +61,7 @@ public struct FileReport: Sendable, Hashable {
   public internal(set) var entryCount = 0
   /// Of the file; 0 where there was none to restore from.
   public internal(set) var byteCount = 0
-  /// Entries of the file whose time was over.
+  /// Entries of the file whose time was over. A save counts none: what has expired is in no cache any more.
   public internal(set) var expiredCount = 0
   /// Entries that could not be written or read: their values do not encode or decode, are lost meanwhile, or have a wrong
   /// checksum. Entries that a restore has no room for are not skipped, and neither are those whose keys have a value already.
@@ -53,4 +75,14 @@ public struct FileReport: Sendable, Hashable {
     skippedCount += 1
     if skipped.count < 100 { skipped.append("\(what()): \(reason)") }
   }
+}
+
+/// What happens to the saves of `setAutosave`.
+public enum SaveEvent: Sendable, Hashable {
+  /// Something has changed since the last one, and a save begins.
+  case willSave
+  /// The file is in place.
+  case didSave(FileReport)
+  /// What was there before is there still. The next interval tries again.
+  case failed(PurgeableError)
 }

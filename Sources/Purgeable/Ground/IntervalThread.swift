@@ -32,23 +32,16 @@ final class IntervalThread: Teller, ForkProtected, @unchecked Sendable {
 
   // MARK: Works
 
-  /// The work that is set and removed.
-  private var decider: Int?
+  /// The one that is set and removed.
+  private var setWork: Int?
 
-  func setDecider(every interval: Duration, _ body: @escaping @Sendable () -> Void) {
-    let new = add(every: interval, body)
-    let old = mutex.withLock { () -> Int? in
-      defer { decider = new }
-      return decider
-    }
-    if let old { remove(old) }
-  }
+  /// Sets a work, in place of the one that was set.
+  func set(every interval: Duration, _ body: @escaping @Sendable () -> Void) { replace(by: add(every: interval, body)) }
 
-  func removeDecider() {
-    let old = mutex.withLock { () -> Int? in
-      defer { decider = nil }
-      return decider
-    }
+  func unset() { replace(by: nil) }
+
+  private func replace(by new: Int?) {
+    let old = mutex.withLock { exchange(&setWork, with: new) }
     if let old { remove(old) }
   }
 
@@ -85,6 +78,9 @@ final class IntervalThread: Teller, ForkProtected, @unchecked Sendable {
     }
     if isNeeded, !startTelling() { mutex.withLock { owner = 0 } }
   }
+
+  /// Whether this process has the thread.
+  var isRunning: Bool { mutex.withLock { owner == getpid() } }
 
   // MARK: The thread
 

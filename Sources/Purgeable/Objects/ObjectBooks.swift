@@ -68,6 +68,8 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
   /// No end of an entry that is noted is earlier; `.max` where none is. While what is over is dropped, later than some. Signed:
   /// `min` of unsigned ones compares them as signed in Swift 6.3.1.
   final let nextEnd = Atomic<Int>(.max)
+  /// Of the oldest entry that came from a file: below the stamps of all others, which are times.
+  private final let restoredStamp = Atomic<UInt64>(MonotonicTime.now)
   /// The queues, a bit for each, that ever had an entry.
   private final let queuesSeen = Atomic<UInt16>(0)
 
@@ -125,7 +127,17 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
     queuesSeen.load(ordering: .relaxed) & (onlyWithCost ? ObjectQueue.bitsWithCost : ObjectQueue.allBits)
   }
 
+  /// The next stamp behind all others.
+  final func nextRestoredStamp() -> UInt64 { restoredStamp.subtract(1, ordering: .relaxed).newValue }
+
   // MARK: Limits
+
+  /// Whether there is room for an entry without an eviction.
+  final func hasRoom(_ cost: Int, growing growthLimit: Int) -> Bool {
+    let limit = costLimit.load(ordering: .sequentiallyConsistent)
+    return count < min(growthLimit, countLimit.load(ordering: .sequentiallyConsistent))
+      && (cost == 0 || limit == .max || totalCost + UInt128(cost) <= UInt128(limit))
+  }
 
   /// Changes the budget, or reviews it: the memory that limits the process may have changed.
   final func change(_ body: (inout ObjectBudget) -> Void = { _ in }) {

@@ -137,11 +137,11 @@ extension ObjectCache {
     every interval: Duration, _ isEvictable: @escaping @Sendable (CacheEntry<Key, Value>) -> Bool
   ) throws(PurgeableError) {
     try LimitCheck.time(interval, "interval", in: "ObjectCache '\(name)'.setEvictionDecider")
-    store.lazy.intervals.setDecider(every: interval) { [weak self] in self?.evictAll(where: isEvictable) }
+    store.lazy.intervals.set(every: interval) { [weak self] in self?.evictAll(where: isEvictable) }
   }
 
   /// Takes the decider away. None begins after this returns; one that is at work goes on. Any thread.
-  public func removeEvictionDecider() { store.lazy.knownIntervals?.removeDecider() }
+  public func removeEvictionDecider() { store.lazy.knownIntervals?.unset() }
 
   /// What changed, each interval: the net difference since the last time, for one task. Nothing comes where nothing changed; a
   /// task that is slow gets the sum. Begins with this call and ends with the cache, which it does not keep alive.

@@ -273,7 +273,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
 
   /// Ends the entries and the handlers, untold.
   func dropAll() {
-    lazy.knownIntervals?.remove(nil)
+    lazy.endIntervals()
     lazyBoard.load()?.removeAll()
     setHandlers { $0 = ObjectHandlers() }
     for at in 0..<ObjectGate.count {

@@ -286,6 +286,19 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
     if self[position].older == noPosition { unpublished |= self[position].queue.bit }
   }
 
+  /// Makes an entry that has just come its queue's oldest. `stamp`: below all others of the queue.
+  mutating func makeOldest(_ position: UInt32, _ stamp: UInt64) {
+    unlink(position)
+    let queue = Int(self[position].queue.number)
+    let after = oldest[queue]
+    self[position].older = noPosition
+    self[position].newer = after
+    if after == noPosition { newest[queue] = position } else { self[after].older = position }
+    oldest[queue] = position
+    self[position].stamp = stamp
+    unpublished |= self[position].queue.bit
+  }
+
   // MARK: Changing
 
   /// A new entry, its queue's newest. False without memory for it: nothing has changed.

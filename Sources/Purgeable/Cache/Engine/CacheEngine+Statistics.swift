@@ -45,4 +45,15 @@ extension CacheEngine {
     if hasRoom { result.missesByReason[.undecodable, default: 0] += undecodable }
     return result
   }
+
+  /// Another number after each store, and after each departure; 0 where nothing was ever stored.
+  var changeCount: Int {
+    let count = shards.all.reduce(UInt64(0)) { sum, shard in
+      let counters = shards.hold(shard) { $0.counters }
+      var count = sum &+ counters.insertions &+ counters.replacements
+      for reason in DepartureReason.allCases { count &+= counters.departures[reason.rawValue] }
+      return count
+    }
+    return Int(truncatingIfNeeded: count)
+  }
 }

@@ -22,16 +22,6 @@ struct RestoredRank {
   let lastUse: UseTime?
 }
 
-enum RestoreOutcome {
-  case stored
-  /// The key has a value.
-  case present
-  /// It would have no room even if it were alone.
-  case tooLarge
-  /// There is no room without an eviction.
-  case full
-}
-
 /// The youngest slabs of a shard's lanes when a batch began.
 struct RestoreMarks {
   fileprivate var youngest = EachLane<purgeable_slab_t>(repeating: .none)

@@ -41,11 +41,11 @@ extension PurgeableCache {
     every interval: Duration, _ isEvictable: @escaping @Sendable (CacheEntry<Key, Value>) -> Bool
   ) throws(PurgeableError) {
     try LimitCheck.time(interval, "interval", in: "PurgeableCache '\(name)'.setEvictionDecider")
-    engine.lazy.intervals.setDecider(every: interval) { [weak self] in self?.evictAll(where: isEvictable) }
+    engine.lazy.intervals.set(every: interval) { [weak self] in self?.evictAll(where: isEvictable) }
   }
 
   /// Takes the decider away. None begins after this returns; one that is at work goes on. Any thread.
-  public func removeEvictionDecider() { engine.lazy.knownIntervals?.removeDecider() }
+  public func removeEvictionDecider() { engine.lazy.knownIntervals?.unset() }
 
   // MARK: Changes
 

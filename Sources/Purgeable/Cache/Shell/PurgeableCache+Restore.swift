@@ -32,23 +32,7 @@ extension PurgeableCache where Key: PurgeableValue {
   public func restore(
     from path: String, format: StoredFormat<Value> = .purgeableBytes, progress: ((Double) -> Bool)? = nil
   ) throws(PurgeableError) -> FileReport {
-    let operation = "PurgeableCache '\(name)'.restore"
-    return try alone(operation) { () throws(PurgeableError) in
-      engine.shards.healIfChild()
-      guard var reader = try CacheFileReader.open(path, operation: operation) else { return FileReport() }
-      try check(reader.header, format, path, operation)
-      guard let overtaken = OvertakenKeys(forEntries: reader.footer.recordCount) else {
-        throw PurgeableError(
-          .outOfMemory, in: operation, errorNumber: outOfMemoryNumber,
-          explanation: "there is no memory to note which keys change")
-      }
-      var report = FileReport()
-      report.byteCount = reader.footer.fileByteCount
-      try loads.whileRestoring(overtaken) { () throws(PurgeableError) in
-        try readAll(from: &reader, format, overtaken, operation, progress, &report)
-      }
-      return report
-    }
+    try restoreInTurn(from: path, format, progress)
   }
 
   /// The same on a thread of the library's, which waits for the disk in the task's place. Cancelled with the task.
@@ -61,29 +45,16 @@ extension PurgeableCache where Key: PurgeableValue {
     }
   }
 
-  private func check(
-    _ header: FileHeader, _ format: StoredFormat<Value>, _ path: String, _ operation: String
+  func readAll(
+    from reader: inout CacheFileReader, _ format: StoredFormat<Value>, _ overtaken: OvertakenKeys, _ steps: inout ProgressSteps,
+    _ report: inout FileReport
   ) throws(PurgeableError) {
-    func refusal(_ what: String, _ its: String, _ ours: String) -> PurgeableError {
-      PurgeableError(.invalidFile, in: operation, explanation: "\(path) has \(what) of type \(its), not \(ours)")
-    }
-    let (key, value) = (Self.nameInFiles(Key.self), Self.nameInFiles(Value.self))
-    if header.keyType != key { throw refusal("keys", header.keyType, key) }
-    // Else it is for the format's closure to tell.
-    if header.format == 0, format.encode == nil, header.valueType != value { throw refusal("values", header.valueType, value) }
-  }
-
-  private func readAll(
-    from reader: inout CacheFileReader, _ format: StoredFormat<Value>, _ overtaken: OvertakenKeys, _ operation: String,
-    _ progress: ((Double) -> Bool)?, _ report: inout FileReport
-  ) throws(PurgeableError) {
+    engine.shards.healIfChild()
     let times = FileTimes(clock: engine.base.clock, created: reader.header.created)
     let process = getpid()
-    var steps = ProgressSteps(progress, operation)
     var batch = CacheFileReader.Batch()
-    var damageCount = 0
     var isFull = false
-    while !isFull, try reader.next(&batch, &damageCount) {
+    while !isFull, try reader.next(&batch) {
       var start = 0
       while start < batch.items.count, !isFull, !overtaken.hasAll, getpid() == process {
         let end = endOfRoom(batch.items, from: start)
@@ -102,8 +73,6 @@ extension PurgeableCache where Key: PurgeableValue {
       if overtaken.hasAll || getpid() != process { break }
       try steps.note(reader.progress, at: .max)
     }
-    for _ in 0..<damageCount { report.skip("a place in the file", because: "it is damaged, and no entry can be told") }
-    try steps.end()
   }
 
   /// The end of those entries, hottest first, for which there is room, as far as that is known: at least one, and of the room in
@@ -134,27 +103,9 @@ extension PurgeableCache where Key: PurgeableValue {
     func part(_ start: Int, _ count: Int) -> UnsafeRawBufferPointer {
       unsafe UnsafeRawBufferPointer(rebasing: content[start..<start + count])
     }
-    switch item.state {
-    case .intact: break
-    case .unknown:
-      report.skip("an entry", because: "a newer version wrote it with what this one does not know")
-      return true
-    case .tooLarge:
-      report.skip("an entry", because: "there is no memory for its \(record.valueByteCount) bytes")
-      return true
-    case .damaged:
-      let key = unsafe Key(purgeableBytes: part(0, record.keyByteCount).bytes)
-      report.skip(key.map { "\($0)" } ?? "an entry", because: "its checksum is wrong")
-      return true
-    }
-    guard let key = unsafe Key(purgeableBytes: part(0, record.keyByteCount).bytes) else {
-      report.skip("an entry", because: "its key does not decode")
-      return true
-    }
-    guard var head = times.head(of: record) else {
-      report.expiredCount += 1
-      return true
-    }
+    guard let (key, validity) = unsafe report.entry(of: item, content, times) as (Key, RestoredValidity)? else { return true }
+    var head = EntryHead(cost: record.cost, recomputeCost: record.recomputeCost)
+    (head.deadline, head.sinceLastUse, head.made) = (validity.deadline, validity.sinceLastUse, record.made.map(times.moment))
     let versionByteCount = record.versionByteCount ?? 0
     if record.versionByteCount != nil {
       guard versionByteCount <= VersionText.mostBytes else {
@@ -176,16 +127,8 @@ extension PurgeableCache where Key: PurgeableValue {
       }
       return true
     }
-    if format.encode == nil, record.format == 0 { return unsafe store(stored) }
-    var decoded: Value?
-    do { decoded = unsafe try format.decode(stored.bytes, Int(record.format)) } catch {
-      report.skip("\(key)", because: "it does not decode: \(error)")
-      return true
-    }
-    guard let decoded else {
-      report.skip("\(key)", because: "it does not decode from version \(record.format)")
-      return true
-    }
+    if format.isPlain, record.format == 0 { return unsafe store(stored) }
+    guard let decoded = unsafe report.value(format, stored, of: record, key) else { return true }
     let goesOn = decoded.withPurgeableBytesIfEncodable { span in unsafe span.withUnsafeBytes { unsafe store($0) } }
     if goesOn == nil { report.skip("\(key)", because: "its value cannot be kept as bytes") }
     return goesOn ?? true

@@ -29,18 +29,7 @@ extension PurgeableCache where Key: PurgeableValue {
     to path: String, format: StoredFormat<Value> = .purgeableBytes, permissions: UInt16 = 0o600, isSynchronized: Bool = true,
     progress: ((Double) -> Bool)? = nil
   ) throws(PurgeableError) -> FileReport {
-    let operation = "PurgeableCache '\(name)'.save"
-    return try alone(operation) { () throws(PurgeableError) in
-      engine.shards.healIfChild()
-      let header = FileHeader(
-        created: WallTime.now, keyType: Self.nameInFiles(Key.self), valueType: Self.nameInFiles(Value.self),
-        format: UInt32(format.version))
-      var writer = try CacheFileWriter.make(path, header, permissions: permissions, operation: operation)
-      var report = FileReport()
-      try writeAll(to: &writer, format, operation, progress, &report)
-      report.byteCount = try writer.place(isSynchronized: isSynchronized)
-      return report
-    }
+    try saveInTurn(to: path, format, FileTerms(permissions: permissions, isSynchronized: isSynchronized), progress)
   }
 
   /// The same on a thread of the library's, which waits for the disk in the task's place. Cancelled with the task.
@@ -53,12 +42,11 @@ extension PurgeableCache where Key: PurgeableValue {
     }
   }
 
-  private func writeAll(
-    to writer: inout CacheFileWriter, _ format: StoredFormat<Value>, _ operation: String, _ progress: ((Double) -> Bool)?,
-    _ report: inout FileReport
+  func writeAll(
+    to writer: inout CacheFileWriter, _ format: StoredFormat<Value>, _ steps: inout ProgressSteps, _ report: inout FileReport
   ) throws(PurgeableError) {
+    engine.shards.healIfChild()
     let total = Double(max(1, count))
-    var steps = ProgressSteps(progress, operation)
     var walk = EntryWalk(engine.shards, isReversed: true)
     var copies = EntryCopies<Key>()
     var ranks: [SavedRank] = []
@@ -86,7 +74,6 @@ extension PurgeableCache where Key: PurgeableValue {
       }
       try steps.note(Double(seen) / total, at: writer.byteCount)
     }
-    try steps.end()
   }
 
   /// Writes an entry whose value was too long to be copied under the mutex: it is read like any other, and is the one that was
@@ -137,11 +124,11 @@ extension PurgeableCache where Key: PurgeableValue {
     to writer: inout CacheFileWriter, _ format: StoredFormat<Value>, _ report: inout FileReport
   ) throws(PurgeableError) {
     var encoded: [UInt8]?
-    if let encode = format.encode {
+    if !format.isPlain {
       guard let decoded = unsafe Value(purgeableBytes: value.bytes) else {
         return report.skip("\(key)", because: "its value cannot be made of the bytes in memory")
       }
-      do { encoded = try encode(decoded) } catch { return report.skip("\(key)", because: "it does not encode: \(error)") }
+      do { encoded = try format.encode(decoded) } catch { return report.skip("\(key)", because: "it does not encode: \(error)") }
     }
     var record = rank.record(head, clock: engine.base.clock)
     record.format = UInt32(format.version)

@@ -189,7 +189,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
     // Departures that still wait are not told after the cache's end.
     ClientRoster.shared.remove(engine)
     if let asker = engine.asker.load() { ClientRoster.shared.remove(asker) }
-    engine.lazy.knownIntervals?.remove(nil)
+    engine.lazy.endIntervals()
     teller?.board.load()?.removeAll()
     teller?.setHandler(nil)
     if teller != nil { engine.endKeys() }

@@ -5,6 +5,7 @@ import Synchronization
 
 struct LazyParts: ~Copyable, Sendable {
   private let lazyIntervals = AtomicLazyReference<IntervalThread>()
+  private let lazySaves = AtomicLazyReference<IntervalThread>()
   private let lazyBatches = AtomicLazyReference<BatchGate>()
   private let lazyFiles = AtomicLazyReference<FileGate>()
 
@@ -13,16 +14,27 @@ struct LazyParts: ~Copyable, Sendable {
   /// What the program wants done at intervals.
   var intervals: IntervalThread { lazyIntervals.load() ?? lazyIntervals.storeIfNil(IntervalThread()) }
   var knownIntervals: IntervalThread? { lazyIntervals.load() }
+  /// Saves at intervals: apart, since they wait for the disk.
+  var saves: IntervalThread { lazySaves.load() ?? lazySaves.storeIfNil(IntervalThread()) }
+  var knownSaves: IntervalThread? { lazySaves.load() }
   /// Who changes several entries in one call.
   var batches: BatchGate { lazyBatches.load() ?? lazyBatches.storeIfNil(BatchGate()) }
   var knownBatches: BatchGate? { lazyBatches.load() }
   /// Who saves or restores.
   var files: FileGate { lazyFiles.load() ?? lazyFiles.storeIfNil(FileGate()) }
+  var knownFiles: FileGate? { lazyFiles.load() }
+
+  /// The cache has ended.
+  func endIntervals() {
+    knownIntervals?.remove(nil)
+    knownSaves?.remove(nil)
+  }
 
   /// Those that are there, for forks.
   func forEach(_ body: (any ForkProtected) -> Void) {
+    if let knownFiles { body(knownFiles) }
     if let knownBatches { body(knownBatches) }
+    if let knownSaves { body(knownSaves) }
     if let knownIntervals { body(knownIntervals) }
-    if let files = lazyFiles.load() { body(files) }
   }
 }

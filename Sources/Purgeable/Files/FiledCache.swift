@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT
+// What caches of both kinds have in common when they are saved and restored. The public functions are declared by each of them.
+
+import CPurgeable
+import Synchronization
+
+/// A cache that can be saved to a file (CacheFile.swift), and restored from it.
+protocol FiledCache: AnyObject, Sendable {
+  associatedtype Key: Hashable & Sendable & PurgeableValue
+  associatedtype Value: Sendable
+
+  /// For messages.
+  static var kind: String { get }
+  var name: String { get }
+  var loads: LoadTable<Key, Value> { get }
+  var fileGate: FileGate { get }
+
+  /// Writes all entries, the hottest first.
+  func writeAll(
+    to writer: inout CacheFileWriter, _ format: StoredFormat<Value>, _ steps: inout ProgressSteps, _ report: inout FileReport
+  ) throws(PurgeableError)
+
+  /// Stores what the file has, as long as there is room.
+  func readAll(
+    from reader: inout CacheFileReader, _ format: StoredFormat<Value>, _ overtaken: OvertakenKeys, _ steps: inout ProgressSteps,
+    _ report: inout FileReport
+  ) throws(PurgeableError)
+}
+
+/// How a file is made.
+struct FileTerms: Sendable {
+  var permissions: UInt16 = 0o600
+  var isSynchronized = true
+}
+
+extension FiledCache {
+  private func operation(_ call: String) -> String { "\(Self.kind) '\(name)'.\(call)" }
+
+  /// What a type is called in files: without its module, which may get another name.
+  private static func nameInFiles<T>(_ type: T.Type) -> String {
+    String(decoding: _typeName(type, qualified: false).utf8.prefix(FileHeader.nameByteCount), as: UTF8.self)
+  }
+
+  // MARK: Saving
+
+  func saveInTurn(
+    to path: String, _ format: StoredFormat<Value>, _ terms: FileTerms, _ progress: ((Double) -> Bool)?
+  ) throws(PurgeableError) -> FileReport {
+    try fileGate.run(operation("save")) { () throws(PurgeableError) in
+      try fileGate.noting { () throws(PurgeableError) in try saveNow(to: path, format, terms, progress) }
+    }
+  }
+
+  private func saveNow(
+    to path: String, _ format: StoredFormat<Value>, _ terms: FileTerms, _ progress: ((Double) -> Bool)?
+  ) throws(PurgeableError) -> FileReport {
+    let operation = operation("save")
+    let header = FileHeader(
+      created: WallTime.now, keyType: Self.nameInFiles(Key.self), valueType: Self.nameInFiles(Value.self),
+      format: UInt32(format.version))
+    var writer = try CacheFileWriter.make(path, header, permissions: terms.permissions, operation: operation)
+    var report = FileReport()
+    var steps = ProgressSteps(progress, operation)
+    try writeAll(to: &writer, format, &steps, &report)
+    try steps.end()
+    report.byteCount = try writer.place(isSynchronized: terms.isSynchronized)
+    return report
+  }
+
+  // MARK: Saving at intervals
+
+  /// `changeCount`: another number after each change of what would be saved, and 0 where nothing ever was.
+  func setAutosave(
+    to path: String, every interval: Duration, _ format: StoredFormat<Value>, _ parts: borrowing LazyParts,
+    changeCount: @escaping @Sendable (Self) -> Int, _ handler: (@Sendable (SaveEvent) -> Void)?
+  ) throws(PurgeableError) {
+    let operation = operation("setAutosave")
+    try LimitCheck.time(interval, "interval", in: operation)
+    _ = try CacheFileWriter.split(path, operation: operation)
+    let gate = fileGate
+    let number = gate.nextAutosave()
+    let savedCount = Counter()
+    parts.saves.set(every: interval) { [weak self] in
+      gate.run(autosave: number) {
+        guard let self else { return }
+        let count = changeCount(self)
+        guard count != savedCount.value else { return }
+        handler?(.willSave)
+        do throws(PurgeableError) {
+          let report = try gate.noting { () throws(PurgeableError) in try self.saveNow(to: path, format, FileTerms(), nil) }
+          savedCount.value = count
+          handler?(.didSave(report))
+        } catch {
+          handler?(.failed(error))
+        }
+      }
+    }
+    guard parts.saves.isRunning else {
+      parts.saves.unset()
+      throw Self.noThread(operation)
+    }
+  }
+
+  func removeAutosave(_ parts: borrowing LazyParts) {
+    guard let saves = parts.knownSaves else { return }
+    saves.unset()
+    _ = fileGate.nextAutosave()
+  }
+
+  // MARK: Restoring
+
+  func restoreInTurn(
+    from path: String, _ format: StoredFormat<Value>, _ progress: ((Double) -> Bool)?
+  ) throws(PurgeableError) -> FileReport {
+    let operation = operation("restore")
+    return try fileGate.run(operation) { () throws(PurgeableError) in
+      guard var reader = try CacheFileReader.open(path, operation: operation) else { return FileReport() }
+      try check(reader.header, format, path, operation)
+      guard let overtaken = OvertakenKeys(forEntries: reader.footer.recordCount) else {
+        throw PurgeableError.withoutMemory(in: operation)
+      }
+      var report = FileReport()
+      report.byteCount = reader.footer.fileByteCount
+      var steps = ProgressSteps(progress, operation)
+      try loads.whileRestoring(overtaken) { () throws(PurgeableError) in
+        try readAll(from: &reader, format, overtaken, &steps, &report)
+      }
+      for _ in 0..<reader.damageCount { report.skip("a place in the file", because: "it is damaged, and no entry can be told") }
+      try steps.end()
+      return report
+    }
+  }
+
+  private func check(
+    _ header: FileHeader, _ format: StoredFormat<Value>, _ path: String, _ operation: String
+  ) throws(PurgeableError) {
+    func refusal(_ what: String, _ its: String, _ ours: String) -> PurgeableError {
+      PurgeableError(.invalidFile, in: operation, explanation: "\(path) has \(what) of type \(its), not \(ours)")
+    }
+    let (key, value) = (Self.nameInFiles(Key.self), Self.nameInFiles(Value.self))
+    if header.keyType != key { throw refusal("keys", header.keyType, key) }
+    // Else it is for the format's closure to tell.
+    if header.format == 0, format.isPlain, header.valueType != value { throw refusal("values", header.valueType, value) }
+  }
+
+  // MARK: For tasks
+
+  nonisolated(nonsending) func inBackground(
+    _ call: String, _ body: @escaping @Sendable (Self, @escaping @Sendable () -> Bool) throws(PurgeableError) -> FileReport
+  ) async throws(PurgeableError) -> FileReport {
+    let result = await BackgroundCall.run { [self] isCancelled -> Result<FileReport, PurgeableError> in
+      do throws(PurgeableError) { return .success(try body(self, isCancelled)) } catch { return .failure(error) }
+    }
+    guard let result else { throw Self.noThread(operation(call)) }
+    return try result.get()
+  }
+
+  private static func noThread(_ operation: String) -> PurgeableError {
+    PurgeableError(
+      .systemCallFailed(call: "pthread_create"), in: operation,
+      explanation: "no thread can be made; raise the process's limits")
+  }
+}
+
+/// For one thread at a time.
+private final class Counter: Sendable {
+  private let count = Atomic<Int>(0)
+
+  var value: Int {
+    get { count.load(ordering: .relaxed) }
+    set { count.store(newValue, ordering: .relaxed) }
+  }
+}
+
+/// Calls a program's closure about once a mebibyte.
+struct ProgressSteps {
+  private let progress: ((Double) -> Bool)?
+  private let operation: String
+  private var next = 0
+
+  init(_ progress: ((Double) -> Bool)?, _ operation: String) { (self.progress, self.operation) = (progress, operation) }
+
+  /// `byteCount`: written so far; `Int.max` where each call is a mebibyte.
+  mutating func note(_ part: Double, at byteCount: Int) throws(PurgeableError) {
+    guard byteCount >= next else { return }
+    if byteCount < .max { next = byteCount + 1 << 20 }
+    try tell(min(1, part))
+  }
+
+  func end() throws(PurgeableError) { try tell(1) }
+
+  private func tell(_ part: Double) throws(PurgeableError) {
+    guard let progress, !progress(part) else { return }
+    throw PurgeableError(.cancelled, in: operation, explanation: "the program wanted no more of it")
+  }
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT
+// What a record of a file is to the cache that restores it.
+
+/// Between a cache's clock, which begins anew with the machine or the process, and the time of the day.
+struct FileTimes {
+  private let now: UInt64
+  private let wallNow: Int64
+  /// When the file was written.
+  private let created: Int64
+
+  init(clock: MonotonicClock, created: Int64) { (now, wallNow, self.created) = (clock.now(), WallTime.now, created) }
+
+  func wall(_ moment: UInt64) -> Int64 {
+    moment >= now
+      ? wallNow.addingReportingOverflow(Int64(clamping: moment - now)).partialValue
+      : wallNow - min(wallNow, Int64(clamping: now - moment))
+  }
+
+  /// How long a moment of the file is ago; 0 where it is to come.
+  private func age(_ wall: Int64) -> UInt64 { wallNow > wall ? UInt64(clamping: wallNow &- max(wall, 0)) : 0 }
+
+  /// A moment that has passed; 0 where the clock does not reach back so far.
+  func moment(_ wall: Int64) -> UInt64 { now - min(now, age(wall)) }
+
+  /// nil for an entry whose time is over.
+  func validity(of record: FileRecord) -> RestoredValidity? {
+    var validity = RestoredValidity()
+    if let deadline = record.deadline {
+      // Where the clock was set back, no more than was left when the file was written.
+      let (left, isFar) = deadline.subtractingReportingOverflow(max(wallNow, created))
+      guard isFar || left > 0 else { return nil }
+      validity.deadline = now &+ (isFar ? UInt64(Int64.max) : UInt64(left))
+    }
+    if let time = record.sinceLastUse {
+      let age = record.lastUse.map(age) ?? 0
+      guard age < time else { return nil }
+      validity.sinceLastUse = time
+      // The clock does not reach back to the last use: without another one it must not live longer for that.
+      if age > now { validity.deadline = min(validity.deadline ?? .max, now + (time - age)) }
+    }
+    return validity
+  }
+}
+
+/// How long an entry of a file is valid, by the cache's clock.
+struct RestoredValidity {
+  var deadline: UInt64?
+  var sinceLastUse: UInt64?
+}
+
+enum RestoreOutcome {
+  case stored
+  /// The key has a value.
+  case present
+  /// It would have no room even if it were alone.
+  case tooLarge
+  /// There is no room without an eviction.
+  case full
+}
+
+extension FileReport {
+  /// An item's key, and how long it is valid. nil, and counted, where nothing can be made of it. `content`: key, version, value.
+  mutating func entry<Key: PurgeableValue>(
+    of item: CacheFileReader.Item, _ content: @autoclosure () -> UnsafeRawBufferPointer, _ times: FileTimes
+  ) -> (key: Key, validity: RestoredValidity)? {
+    func key() -> Key? {
+      let bytes = unsafe UnsafeRawBufferPointer(rebasing: content()[..<item.record.keyByteCount])
+      return unsafe Key(purgeableBytes: bytes.bytes)
+    }
+    switch item.state {
+    case .intact:
+      guard let key = key() else {
+        skip("an entry", because: "its key does not decode")
+        return nil
+      }
+      guard let validity = times.validity(of: item.record) else {
+        expiredCount += 1
+        return nil
+      }
+      return (key, validity)
+    case .unknown: skip("an entry", because: "a newer version wrote it with what this one does not know")
+    case .tooLarge: skip("an entry", because: "there is no memory for its \(item.record.valueByteCount) bytes")
+    case .damaged: skip(key().map { "\($0)" } ?? "an entry", because: "its checksum is wrong")
+    }
+    return nil
+  }
+
+  /// A value of a file. nil, and counted, where it does not decode.
+  mutating func value<Value>(
+    _ format: StoredFormat<Value>, _ bytes: UnsafeRawBufferPointer, of record: FileRecord, _ key: some Any
+  ) -> Value? {
+    do {
+      if let value = unsafe try format.decode(bytes.bytes, Int(record.format)) { return value }
+      skip("\(key)", because: "it does not decode from version \(record.format)")
+    } catch {
+      skip("\(key)", because: "it does not decode: \(error)")
+    }
+    return nil
+  }
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: MIT
+// Saving a cache of objects to a file, and restoring it. No code of the program's runs under a mutex: an object is encoded, and
+// decoded, under none.
+
+import CPurgeable
+import Synchronization
+
+extension ObjectCache where Key: PurgeableValue {
+  /// Writes all entries to a new file, the most recently used first, and puts it in place of the old one when it is whole and on
+  /// the disk. A kill, a full disk or a power cut at any moment leaves the old file or the new one.
+  ///
+  /// Each entry is one that was there during the save; they are not an image of one moment. It counts as no use. Values that do
+  /// not encode, and a key that does not, are skipped and named. Objects whose content is discarded are left out.
+  ///
+  ///     let widths = try ObjectCache<String, Double>(countLimit: 500)
+  ///     try await widths.save(to: "/var/cache/service/widths", format: .purgeableBytes)
+  ///
+  /// Cost: memory for twice the keys and 16 bytes more an entry, a buffer of a mebibyte, and one encoded value. Nothing stays in
+  /// the page cache. One save or restore of a cache at a time: another waits. Any thread.
+  ///
+  /// - Parameters:
+  ///   - path: of the file; its directory must exist. A temporary file beside it, `.NAME.PID.….tmp`, is gone when this returns;
+  ///     what a killed save left there is removed. A symbolic link is replaced by the file.
+  ///   - format: how values are written. Keys are written as they are `PurgeableValue`s.
+  ///   - permissions: of the file, whatever the process's mask says.
+  ///   - isSynchronized: false does not wait for the disk; a power cut may then leave neither file.
+  ///   - progress: called about once a mebibyte with 0 to 1, under no mutex; false cancels.
+  /// - Throws: `PurgeableError` of kind `systemCallFailed`, `outOfMemory`, `cancelled`, `invalidArgument` (a path that names no
+  ///   file), `busy` (from within `progress` or the format's closures). The old file stays then, and no temporary one is left.
+  @discardableResult
+  public func save(
+    to path: String, format: StoredFormat<Value>, permissions: UInt16 = 0o600, isSynchronized: Bool = true,
+    progress: ((Double) -> Bool)? = nil
+  ) throws(PurgeableError) -> FileReport {
+    try saveInTurn(to: path, format, FileTerms(permissions: permissions, isSynchronized: isSynchronized), progress)
+  }
+
+  /// The same on a thread of the library's, which waits for the disk in the task's place. Cancelled with the task.
+  @discardableResult
+  public nonisolated(nonsending) func save(
+    to path: String, format: StoredFormat<Value>, permissions: UInt16 = 0o600, isSynchronized: Bool = true
+  ) async throws(PurgeableError) -> FileReport {
+    try await inBackground("save") { cache, isCancelled throws(PurgeableError) in
+      try cache.save(to: path, format: format, permissions: permissions, isSynchronized: isSynchronized) { _ in !isCancelled() }
+    }
+  }
+
+  /// Stores the entries of a file, the most recently used first, while there is room without an eviction, with cost, expiry and
+  /// priority. Each can be read as soon as it is stored. A file that is not there is an empty one.
+  ///
+  /// What is in memory is newer: a key that has a value keeps it, and one that was stored or removed since the restore began
+  /// gets none of the file; a few others that share bits of their hash do not either. `removeAll()` ends the restore. What is
+  /// restored counts as less recently used than all that was stored since the cache was made, in the order that was saved. Expiry
+  /// goes by the time of the day, as with `PurgeableCache`. A file of `PurgeableCache` with such keys and values is read as well.
+  ///
+  /// An entry that does not decode or has a wrong checksum is skipped and named.
+  ///
+  /// Cost: buffers of two mebibytes. Nothing stays in the page cache. Other threads may use the cache meanwhile. One save or
+  /// restore of a cache at a time: another waits. Any thread.
+  ///
+  /// - Parameters:
+  ///   - path: of the file.
+  ///   - format: how values were written.
+  ///   - progress: called about once a mebibyte with 0 to 1, under no mutex; false cancels.
+  /// - Throws: `PurgeableError` of kind `invalidFile`, before anything is stored, where the file is none of `save`, is cut or
+  ///   damaged at one of its ends, was written by a newer version, or has keys of another type; and in the midst of it where
+  ///   somebody cuts it. `systemCallFailed`, `outOfMemory`, `cancelled`, `invalidArgument`, `busy` as `save`. What is stored by
+  ///   then stays.
+  @discardableResult
+  public func restore(
+    from path: String, format: StoredFormat<Value>, progress: ((Double) -> Bool)? = nil
+  ) throws(PurgeableError) -> FileReport {
+    try restoreInTurn(from: path, format, progress)
+  }
+
+  /// The same on a thread of the library's, which waits for the disk in the task's place. Cancelled with the task.
+  @discardableResult
+  public nonisolated(nonsending) func restore(
+    from path: String, format: StoredFormat<Value>
+  ) async throws(PurgeableError) -> FileReport {
+    try await inBackground("restore") { cache, isCancelled throws(PurgeableError) in
+      try cache.restore(from: path, format: format) { _ in !isCancelled() }
+    }
+  }
+
+  /// Saves after each interval in which an entry was stored, replaced or has left: as `PurgeableCache.setAutosave`.
+  public func setAutosave(
+    to path: String, every interval: Duration, format: StoredFormat<Value>, handler: (@Sendable (SaveEvent) -> Void)? = nil
+  ) throws(PurgeableError) {
+    try setAutosave(to: path, every: interval, format, store.lazy, changeCount: { $0.store.changeCount }, handler)
+  }
+
+  /// Ends the saves at intervals. Waits for one that is at work, and its handler, unless that handler calls this. A restore or
+  /// another save of this cache is waited for as well. Any thread.
+  public func removeAutosave() { removeAutosave(store.lazy) }
+
+  /// Why the last save failed, `save(to:)` or one of `setAutosave`; nil where it did not, and where there was none.
+  public var lastSaveError: PurgeableError? { store.lazy.knownFiles?.lastFailure }
+}
+
+extension ObjectCache: FiledCache where Key: PurgeableValue {
+  static var kind: String { "ObjectCache" }
+  var fileGate: FileGate { store.lazy.files }
+
+  func writeAll(
+    to writer: inout CacheFileWriter, _ format: StoredFormat<Value>, _ steps: inout ProgressSteps, _ report: inout FileReport
+  ) throws(PurgeableError) {
+    let times = FileTimes(clock: store.clock, created: 0)
+    guard MemoryReserve.isThere(count * 2 * (MemoryLayout<Key>.stride + MemoryLayout<PlaceInOrder>.stride)) else {
+      throw PurgeableError.withoutMemory(in: "ObjectCache '\(name)'.save")
+    }
+    // By their keys: positions change when a table grows.
+    let keys = store.all { table, position, _ in table[position].key! }
+    for (number, key) in keys.reversed().enumerated() {
+      try steps.note(Double(number) / Double(keys.count), at: writer.byteCount)
+      guard let (value, saved) = store.saved(key, times), !isLeaving(value) else { continue }
+      let bytes: [UInt8]
+      do { bytes = try format.encode(value) } catch {
+        report.skip("\(key)", because: "it does not encode: \(error)")
+        continue
+      }
+      var record = saved
+      (record.format, record.valueByteCount) = (UInt32(format.version), bytes.count)
+      let isWritten: ()? = try key.withPurgeableBytesIfEncodable { span throws(PurgeableError) in
+        record.keyByteCount = span.byteCount
+        try writer.append(record, key: span, value: bytes)
+      }
+      if isWritten == nil { report.skip("\(key)", because: "its key does not encode") } else { report.entryCount += 1 }
+    }
+  }
+
+  func readAll(
+    from reader: inout CacheFileReader, _ format: StoredFormat<Value>, _ overtaken: OvertakenKeys, _ steps: inout ProgressSteps,
+    _ report: inout FileReport
+  ) throws(PurgeableError) {
+    let times = FileTimes(clock: store.clock, created: reader.header.created)
+    var batch = CacheFileReader.Batch()
+    while try reader.next(&batch) {
+      for item in batch.items {
+        if overtaken.hasAll { return }
+        guard let (key, validity) = unsafe report.entry(of: item, batch.content(item), times) as (Key, RestoredValidity)?
+        else { continue }
+        let record = item.record
+        let bytes = unsafe batch.content(item).suffix(record.valueByteCount)
+        guard let value = unsafe report.value(format, UnsafeRawBufferPointer(rebasing: bytes), of: record, key) else { continue }
+        let cost = record.cost.map { Int(clamping: $0) } ?? store.cost(of: value)
+        let lastUse = record.lastUse.map(times.moment) ?? store.clock.now()
+        let time = ObjectTime(
+          deadline: validity.deadline ?? .max, idle: validity.sinceLastUse ?? .max, lastUse: lastUse)
+        switch store.restore(key, value, cost: cost, record.priority, time, overtaken) {
+        case .stored: report.entryCount += 1
+        case .present, .tooLarge: break
+        case .full: return
+        }
+      }
+      try steps.note(reader.progress, at: .max)
+    }
+  }
+}
+
+extension ObjectStore {
+  /// Another number after each store, and after each departure; 0 where nothing was ever stored.
+  var changeCount: Int {
+    (0..<ObjectGate.count).reduce(0) { sum, at in
+      let counters = hold(shard: at) { $0.counters }
+      return DepartureReason.allCases.reduce(sum &+ counters.insertions &+ counters.replacements) {
+        $0 &+ counters.departures[$1.rawValue]
+      }
+    }
+  }
+
+  /// A key's value, and what a file has of it beside its bytes. nil where there is none.
+  func saved(_ key: Key, _ times: FileTimes) -> (Value, FileRecord)? {
+    hold(key) { shard, position, _ in
+      guard position != noPosition, !isOver(position, in: shard.table) else { return nil }
+      let (node, time) = (shard.table[position], shard.table.time(position))
+      var record = FileRecord()
+      (record.cost, record.priority) = (UInt64(node.cost), node.queue.priority)
+      if time.deadline != .max { record.deadline = times.wall(time.deadline) }
+      if time.idle != .max { (record.sinceLastUse, record.lastUse) = (time.idle, times.wall(time.lastUse)) }
+      return (node.value!, record)
+    }
+  }
+
+  /// Stores an entry of a file behind all others, unless its key has one or was overtaken. Evicts nothing.
+  func restore(
+    _ key: Key, _ value: Value, cost: Int, _ priority: EntryPriority, _ time: ObjectTime, _ overtaken: OvertakenKeys
+  ) -> RestoreOutcome {
+    if refuses(cost) { return .tooLarge }
+    let queue = ObjectQueue(hasCost: cost > 0, isDiscardable: isDiscardable(value), priority)
+    noteQueue(queue)
+    let (hashValue, growthLimit) = (key.hashValue, growthLimit)
+    let outcome = hold(key) { shard, position, hash -> RestoreOutcome in
+      if position != noPosition || overtaken.has(hashValue) { return .present }
+      guard hasRoom(cost, growing: growthLimit),
+        shard.table.insert(key, hash: hash, value, cost: cost, queue, time, at: 0)
+      else { return .full }
+      shard.table.makeOldest(shard.table.newest[Int(queue.number)], nextRestoredStamp())
+      shard.counters.insertions += 1
+      book(entries: 1, cost: cost, less: 0)
+      return .stored
+    }
+    guard outcome == .stored else { return outcome }
+    if isWatched { noteChange(of: key) }
+    if time.isTimed { noteEnd(time) }
+    noteStore()
+    // Another thread may have taken the room.
+    if isOverLimit { enforceLimits() }
+    return .stored
+  }
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT
+// One save or restore of a cache at a time, and how the last save went.
+
+import Glibc
+
+/// `@unchecked Sendable`: what changes is under the mutex.
+final class FileGate: ForkProtected, @unchecked Sendable {
+  private let mutex = WaitableMutex()
+  /// Who saves or restores.
+  private var owner: pthread_t?
+  private var failure: PurgeableError?
+  /// Rises when an autosave is set or removed: no save of an earlier one begins from then on.
+  private var autosaves = 0
+
+  init() {
+    rehearseFork()
+    ForkGuard.shared.reserve(1)
+  }
+
+  deinit { ForkGuard.shared.dismiss(1) }
+
+  // MARK: Turns
+
+  /// Waits for its turn, and runs `body`. Throws `busy` where the thread has it already: it is in a closure of the program's that
+  /// a save or a restore calls.
+  func run<R>(_ operation: String, _ body: () throws(PurgeableError) -> R) throws(PurgeableError) -> R {
+    guard enter() else {
+      throw PurgeableError(
+        .busy, in: operation, explanation: "this thread is saving or restoring this cache, in one of whose closures it is called")
+    }
+    defer { leave() }
+    return try body()
+  }
+
+  /// False, without waiting, where the thread has the turn already.
+  private func enter() -> Bool {
+    let thread = pthread_self()
+    return mutex.withLock { () -> Bool in
+      while let owner {
+        if pthread_equal(owner, thread) != 0 { return false }
+        _ = mutex.wait(until: nil)
+      }
+      owner = thread
+      return true
+    }
+  }
+
+  private func leave() {
+    mutex.withLock {
+      owner = nil
+      mutex.signal()
+    }
+  }
+
+  // MARK: Saves
+
+  /// Why the last save failed; nil where it did not.
+  var lastFailure: PurgeableError? { mutex.withLock { failure } }
+
+  /// Runs `body`, which is a save, and notes how it went.
+  func noting<R>(_ body: () throws(PurgeableError) -> R) throws(PurgeableError) -> R {
+    func note(_ error: PurgeableError?) {
+      let old = mutex.withLock { exchange(&failure, with: error) }
+      // It ends here, under no mutex.
+      _ = old
+    }
+    do throws(PurgeableError) {
+      let result = try body()
+      note(nil)
+      return result
+    } catch {
+      note(error)
+      throw error
+    }
+  }
+
+  /// The number of a new autosave, when the save of an earlier one that is at work has ended; at once on that save's own thread.
+  func nextAutosave() -> Int {
+    let isFree = enter()
+    defer { if isFree { leave() } }
+    return mutex.withLock {
+      autosaves += 1
+      return autosaves
+    }
+  }
+
+  /// As `run`, if this is still the autosave that is set.
+  func run(autosave number: Int, _ body: () -> Void) {
+    guard enter() else { return }
+    defer { leave() }
+    if mutex.withLock({ autosaves == number }) { body() }
+  }
+
+  // MARK: Forks (ForkGuard.swift)
+
+  func lockForFork() { mutex.lock() }
+  func unlockAfterFork() { mutex.unlock() }
+  /// The child has no thread but the one that forked.
+  func forgetInChild() {
+    mutex.forgetWaiters()
+    if let owner, pthread_equal(owner, pthread_self()) == 0 { self.owner = nil }
+  }
+}

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: MIT
+// Saves at intervals, of caches of bytes and of objects alike.
+
+import Dispatch
+import Foundation
+import Glibc
+import PurgeableTestSupport
+import Synchronization
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+/// What the tests need of a cache of either kind.
+private protocol Savable: AnyObject, Sendable {
+  subscript(key: Int) -> [UInt8]? { get set }
+  func save(to path: String, format: StoredFormat<[UInt8]>) throws(PurgeableError)
+  func restore(from path: String) throws(PurgeableError) -> FileReport
+  func setAutosave(
+    to path: String, every interval: Duration, format: StoredFormat<[UInt8]>, handler: (@Sendable (SaveEvent) -> Void)?
+  ) throws(PurgeableError)
+  func removeAutosave()
+  var lastSaveError: PurgeableError? { get }
+}
+
+extension PurgeableCache: Savable where Key == Int, Value == [UInt8] {
+  fileprivate func save(to path: String, format: StoredFormat<[UInt8]>) throws(PurgeableError) {
+    try save(to: path, format: format, isSynchronized: false) { _ in true }
+  }
+  fileprivate func restore(from path: String) throws(PurgeableError) -> FileReport { try restore(from: path) { _ in true } }
+}
+
+extension ObjectCache: Savable where Key == Int, Value == [UInt8] {
+  fileprivate func save(to path: String, format: StoredFormat<[UInt8]>) throws(PurgeableError) {
+    try save(to: path, format: format, isSynchronized: false) { _ in true }
+  }
+  fileprivate func restore(from path: String) throws(PurgeableError) -> FileReport {
+    try restore(from: path, format: .purgeableBytes) { _ in true }
+  }
+}
+
+/// Events as they were told.
+private final class ToldSaves: Sendable {
+  private let events = Mutex<[SaveEvent]>([])
+  private let told = DispatchSemaphore(value: 0)
+
+  func note(_ event: SaveEvent) {
+    events.withLock { $0.append(event) }
+    told.signal()
+  }
+
+  var all: [SaveEvent] { events.withLock { $0 } }
+
+  /// Waits for the next event, and returns how many entries were saved; nil for any other event.
+  func next() -> Int? {
+    told.wait()
+    return events.withLock { events in
+      if case .didSave(let report) = events.removeFirst() { report.entryCount } else { nil }
+    }
+  }
+
+  /// Waits for a save to end.
+  func nextSave() -> Int? {
+    while true { if let count = next() { return count } }
+  }
+}
+
+@Suite("saves at intervals")
+struct AutosaveTests {
+  private static let often = Duration.milliseconds(5)
+
+  private static func each() throws -> [any Savable] {
+    [try PurgeableCache<Int, [UInt8]>(), try ObjectCache<Int, [UInt8]>()]
+  }
+
+  private func fileNumber(_ path: String) throws -> Int? {
+    try? FileManager.default.attributesOfItem(atPath: path)[.systemFileNumber] as? Int
+  }
+
+  @Test("each interval in which something changed is saved, and no other; each kind of change counts; hits do not")
+  func changes() throws {
+    for cache in try Self.each() {
+      try withFolder { folder in
+        let path = folder.path + "/cache"
+        let told = ToldSaves()
+        try cache.setAutosave(to: path, every: Self.often, format: .purgeableBytes) { told.note($0) }
+        usleep(100_000)
+        #expect(try told.all.isEmpty && names(in: folder) == [], "nothing was ever stored")
+        // One change at a time: which of several a save has seen is not told.
+        let changes: [(count: Int, change: () -> Void)] = [
+          (1, { cache[1] = [1] }), (2, { cache[2] = [2] }), (2, { cache[1] = [] }), (1, { cache[2] = nil }),
+        ]
+        for (count, change) in changes {
+          let before = try fileNumber(path)
+          change()
+          #expect(told.next() == nil, "it will be saved")
+          #expect(told.next() == count)
+          let saved = try fileNumber(path)
+          _ = (cache[1], cache[2])
+          usleep(50_000)
+          #expect(try before != saved && fileNumber(path) == saved, "once, and not without a change")
+        }
+        cache.removeAutosave()
+        let restored = try PurgeableCache<Int, [UInt8]>()
+        #expect(try restored.restore(from: path).entryCount == 1 && restored[1] == [])
+        let before = try fileNumber(path)
+        cache[3] = nil
+        usleep(50_000)
+        #expect(try fileNumber(path) == before && cache.lastSaveError == nil)
+      }
+    }
+  }
+
+  @Test("a save that fails is told and noted, and the next interval tries again")
+  func failures() throws {
+    for cache in try Self.each() {
+      try withFolder { folder in
+        let told = ToldSaves()
+        let path = folder.path + "/later/cache"
+        cache[1] = [1]
+        try cache.setAutosave(to: path, every: Self.often, format: .purgeableBytes) { told.note($0) }
+        for _ in 0..<2 {
+          #expect(told.next() == nil && told.next() == nil)
+          #expect(cache.lastSaveError?.kind == .systemCallFailed(call: "open"))
+        }
+        try FileManager.default.createDirectory(atPath: folder.path + "/later", withIntermediateDirectories: false)
+        #expect(told.nextSave() == 1 && cache.lastSaveError == nil)
+        cache.removeAutosave()
+        // The program's own saves are noted as well.
+        #expect(throws: PurgeableError.self) { try cache.save(to: folder.path + "/none/cache", format: .purgeableBytes) }
+        #expect(cache.lastSaveError?.kind == .systemCallFailed(call: "open"))
+        try cache.save(to: path, format: .purgeableBytes)
+        #expect(cache.lastSaveError == nil)
+      }
+    }
+  }
+
+  @Test("to take an autosave away waits for the save at work and for its handler")
+  func removal() throws {
+    for cache in try Self.each() {
+      try withFolder { folder in
+        let (begun, goesOn) = (DispatchSemaphore(value: 0), DispatchSemaphore(value: 0))
+        let format = StoredFormat<[UInt8]>(version: 1) { value in
+          begun.signal()
+          goesOn.wait()
+          return value
+        } decode: { bytes, _ in
+          [UInt8](purgeableBytes: bytes)
+        }
+        let order = Mutex<[String]>([])
+        cache[1] = [1]
+        try cache.setAutosave(to: folder.path + "/cache", every: Self.often, format: format) { event in
+          if case .didSave = event { order.withLock { $0.append("saved") } }
+        }
+        begun.wait()
+        let remover = TestThread {
+          cache.removeAutosave()
+          order.withLock { $0.append("removed") }
+        }
+        usleep(20_000)
+        goesOn.signal()
+        remover.join()
+        #expect(order.withLock { $0 } == ["saved", "removed"])
+      }
+    }
+  }
+
+  @Test("a handler may set and take away autosaves; saves within it are refused as busy")
+  func within() throws {
+    for cache in try Self.each() {
+      try withFolder { folder in
+        let told = ToldSaves()
+        let kind = Mutex<PurgeableError.Kind?>(nil)
+        cache[1] = [1]
+        try cache.setAutosave(to: folder.path + "/one", every: Self.often, format: .purgeableBytes) { [weak cache] event in
+          guard case .didSave = event, let cache else { return }
+          do throws(PurgeableError) { try cache.save(to: folder.path + "/three", format: .purgeableBytes) } catch {
+            kind.withLock { $0 = error.kind }
+          }
+          do throws(PurgeableError) {
+            try cache.setAutosave(to: folder.path + "/two", every: Self.often, format: .purgeableBytes) { told.note($0) }
+          } catch { Issue.record(error) }
+          cache[2] = [2]
+        }
+        #expect(told.nextSave() == 2 && kind.withLock { $0 } == .busy)
+        #expect(try names(in: folder) == ["one", "two"])
+        cache[3] = [3]
+        #expect(told.nextSave() == 3)
+        let first = try PurgeableCache<Int, [UInt8]>()
+        #expect(try first.restore(from: folder.path + "/one").entryCount == 1, "the first autosave has ended")
+        cache.removeAutosave()
+      }
+    }
+  }
+
+  @Test("an autosave does not keep the cache alive, and ends with it")
+  func ends() throws {
+    for kind in 0..<2 {
+      try withFolder { folder in
+        var cache: (any Savable)? = try Self.each()[kind]
+        let told = ToldSaves()
+        cache?[1] = [1]
+        try cache?.setAutosave(to: folder.path + "/cache", every: Self.often, format: .purgeableBytes) { told.note($0) }
+        #expect(told.nextSave() == 1)
+        weak let left = cache
+        cache?[2] = [2]
+        cache = nil
+        // The save that is at work holds it.
+        for _ in 0..<1000 where left != nil { usleep(10_000) }
+        #expect(left == nil)
+      }
+    }
+  }
+
+  @Test("intervals of 0 or less and paths that name no file are refused by name, and the earlier autosave stays")
+  func refused() throws {
+    for cache in try Self.each() {
+      try withFolder { folder in
+        let told = ToldSaves()
+        try cache.setAutosave(to: folder.path + "/cache", every: Self.often, format: .purgeableBytes) { told.note($0) }
+        for (path, interval, name) in [
+          ("/cache", Duration.zero, "interval"), ("/cache", .seconds(-1), "interval"), ("/", .seconds(1), "path"),
+          ("/..", .seconds(1), "path"), ("/a\0b", .seconds(1), "path"),
+        ] {
+          let error = #expect(throws: PurgeableError.self) {
+            try cache.setAutosave(to: folder.path + path, every: interval, format: .purgeableBytes, handler: nil)
+          }
+          #expect(error?.kind == .invalidArgument(name))
+        }
+        cache[1] = [1]
+        #expect(told.nextSave() == 1)
+        cache.removeAutosave()
+      }
+    }
+  }
+
+  @Test("restores and saves of the program wait for one at work, and find the cache whole")
+  func beside() throws {
+    for cache in try Self.each() {
+      try withFolder { folder in
+        let path = folder.path + "/cache"
+        for key in 0..<300 { cache[key] = described(UInt32(key), version: 1, count: 900) }
+        try cache.setAutosave(to: path, every: .milliseconds(1), format: .purgeableBytes, handler: nil)
+        onThreads(3) { thread in
+          for turn in 0..<40 {
+            cache[turn % 300] = described(UInt32(turn % 300), version: 1, count: 900)
+            if thread == 0 { try? cache.save(to: path, format: .purgeableBytes) }
+            guard thread == 1, let restored = try? PurgeableCache<Int, [UInt8]>() else { continue }
+            _ = try? restored.restore(from: path)
+            // What is replaced while it is saved may be left out; nothing else is.
+            let isThere = (40..<300).map { restored[$0] == described(UInt32($0), version: 1, count: 900) }
+            #expect(restored.isEmpty || isThere.allSatisfy { $0 })
+          }
+        }
+        cache.removeAutosave()
+        #expect(try cache.lastSaveError == nil && names(in: folder) == ["cache"])
+      }
+    }
+  }
+
+  @Test("a forked child saves nothing by itself, until it sets an autosave", .forks)
+  func forks() async {
+    await #expect(processExitsWith: .success) {
+      for kind in 0..<2 {
+        guard let folder = try? FakeRoot(), let cache = try? AutosaveTests.each()[kind] else { return require(false, "a cache") }
+        let path = folder.path + "/cache"
+        let told = ToldSaves()
+        let parent = getpid()
+        cache[1] = [1]
+        let isSet: ()? = try? cache.setAutosave(to: path, every: AutosaveTests.often, format: .purgeableBytes) {
+          require(getpid() == parent, "a save of the parent's autosave in the child")
+          told.note($0)
+        }
+        require(isSet != nil && told.nextSave() == 1, "the parent saves")
+        let isWell = childSays(seconds: 120) {
+          cache[2] = [2]
+          cache[3] = [3]
+          usleep(50_000)
+          let own = ToldSaves()
+          let isSet: ()? = try? cache.setAutosave(to: path + ".child", every: AutosaveTests.often, format: .purgeableBytes) {
+            own.note($0)
+          }
+          return isSet != nil && (own.nextSave() ?? 0) >= 2
+        }
+        require(isWell, "the child saves")
+        cache[4] = [4]
+        while told.nextSave() != 2 {}
+        cache.removeAutosave()
+        folder.remove()
+      }
+    }
+  }
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: MIT
+// Saving a cache of objects, and restoring it.
+
+import Foundation
+import Glibc
+import PurgeableTestSupport
+import Synchronization
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+private struct Story: Sendable, Equatable {
+  var title: String
+
+  static let format = StoredFormat<Story>(version: 2) { story in
+    if story.title == "secret" { throw Refusal() }
+    return Array(story.title.utf8)
+  } decode: { bytes, version in
+    version == 2 ? String(purgeableBytes: bytes).map { Story(title: $0) } : nil
+  }
+}
+
+private struct Refusal: Error {}
+
+/// Content that may be discarded.
+private final class Picture: DiscardableContent, @unchecked Sendable {
+  let number: Int
+  private let isGone = Atomic<Bool>(false)
+
+  init(_ number: Int) { self.number = number }
+
+  func beginContentAccess() -> Bool { !isContentDiscarded }
+  func endContentAccess() {}
+  func discardContentIfPossible() { isGone.store(true, ordering: .relaxed) }
+  var isContentDiscarded: Bool { isGone.load(ordering: .relaxed) }
+
+  static let format = StoredFormat<Picture>(version: 1) { picture in
+    picture.number.withPurgeableBytes { span in unsafe span.withUnsafeBytes { unsafe [UInt8]($0) } }
+  } decode: { bytes, _ in
+    Int(purgeableBytes: bytes).map(Picture.init)
+  }
+}
+
+@Suite("a saved cache of objects")
+struct ObjectSaveTests {
+  @Test("what was saved is there again, in the order of last use, with cost, priority and what is left of the time")
+  func roundTrip() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      var options = CacheOptions()
+      let clock = ManualClock()
+      options.clock = clock
+      let saved = try ObjectCache<String, Story>(options)
+      for number in 0..<2000 { saved.setValue(Story(title: "story \(number)"), forKey: "\(number)", cost: number % 3) }
+      saved.setValue(Story(title: "pinned"), forKey: "pinned", cost: 7, priority: .pinned)
+      saved.setValue(Story(title: "speculative"), forKey: "speculative", priority: .speculative)
+      saved.setValue(Story(title: "hour"), forKey: "hour", expiry: .sinceCreation(.seconds(3600)))
+      saved.setValue(Story(title: "used"), forKey: "used", expiry: .sinceLastUse(.seconds(600)))
+      saved.setValue(Story(title: "over"), forKey: "over", expiry: .sinceCreation(.seconds(60)))
+      saved.setValue(Story(title: "secret"), forKey: "secret")
+      clock.advance(by: .seconds(120))
+      var random = SplitMix64(seed: chosenSeed)
+      for _ in 0..<3000 { _ = saved["\(random.index(below: 2000))"] }
+      _ = saved["used"]
+      clock.advance(by: .seconds(200))
+      let before = saved.statistics
+      let report = try saved.save(to: path, format: Story.format)
+      #expect(report.entryCount == 2004 && report.skippedCount == 1 && report.skipped[0].hasPrefix("secret: it does not encode"))
+      #expect(saved.statistics.hitCount == before.hitCount && saved.statistics.missCount == before.missCount, "no use")
+
+      options.clock = ManualClock()
+      let restored = try ObjectCache<String, Story>(options)
+      let read = try restored.restore(from: path, format: Story.format)
+      #expect(read.entryCount == 2004 && read.skippedCount == 0 && read.byteCount == report.byteCount)
+      saved.remove(forKey: "secret")
+      #expect(restored.keys == saved.keys && restored.totalCost == saved.totalCost && restored.count == 2004)
+      func entry(_ key: String) throws -> CacheEntry<String, Story> { try #require(restored.peekEntry(forKey: key)) }
+      #expect(try entry("pinned").cost == 7 && entry("pinned").priority == .pinned)
+      #expect(try entry("speculative").priority == .speculative)
+      let hour = try #require(try entry("hour").remainingTime)
+      #expect(hour <= .seconds(3280) && hour > .seconds(3280 - 600))
+      let used = try #require(try entry("used").remainingTime)
+      #expect(used <= .seconds(400) && used > .seconds(1))
+      for entry in restored.entries where entry.value.title.hasPrefix("story") {
+        #expect(entry.value.title == "story \(entry.key)" && entry.cost == Int(entry.key)! % 3)
+      }
+      // Evictions go by it, exactly.
+      let order = restored.keys
+      try restored.setCountLimit(500)
+      #expect(restored.keys == order.suffix(500))
+      restored["speculative"] = nil
+    }
+  }
+
+  @Test("what is restored counts as used before all that was stored since the start, and a later restore before the first")
+  func behind() throws {
+    try withFolder { folder in
+      func file(_ keys: Range<Int>) throws -> String {
+        let path = "\(folder.path)/\(keys.lowerBound)"
+        let cache = try ObjectCache<Int, [UInt8]>()
+        for key in keys { cache[key] = [UInt8(key % 256)] }
+        try cache.save(to: path, format: .purgeableBytes)
+        return path
+      }
+      let (first, second) = (try file(0..<300), try file(300..<600))
+      let restored = try ObjectCache<Int, [UInt8]>()
+      for key in 1000..<1100 { restored[key] = [1] }
+      try restored.restore(from: first, format: .purgeableBytes)
+      restored[1100] = [1]
+      try restored.restore(from: second, format: .purgeableBytes)
+      #expect(restored.keys == Array(300..<600) + Array(0..<300) + Array(1000...1100))
+      _ = restored[450]
+      try restored.setCountLimit(102)
+      #expect(restored.keys == Array(1000...1100) + [450])
+    }
+  }
+
+  @Test("in less room the most recently used are restored, and nothing is evicted for them")
+  func lessRoom() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try ObjectCache<Int, [UInt8]>()
+      for key in 0..<1000 { saved.setValue([1], forKey: key, cost: 10) }
+      try saved.save(to: path, format: .purgeableBytes)
+      let byCount = try ObjectCache<Int, [UInt8]>(countLimit: 100)
+      for key in 2000..<2010 { byCount[key] = [7] }
+      #expect(try byCount.restore(from: path, format: .purgeableBytes).entryCount == 90)
+      #expect(byCount.keys == Array(910..<1000) + Array(2000..<2010))
+      let byCost = try ObjectCache<Int, [UInt8]>(costLimit: 505)
+      #expect(try byCost.restore(from: path, format: .purgeableBytes).entryCount == 50)
+      #expect(byCost.keys == Array(950..<1000))
+      let none = try ObjectCache<Int, [UInt8]>(costLimit: 5)
+      #expect(try none.restore(from: path, format: .purgeableBytes).entryCount == 0)
+      for cache in [byCount, byCost, none] { #expect(cache.statistics.departures.values.reduce(0, +) == 0) }
+    }
+  }
+
+  @Test("a key that is there, stored or removed during a restore gets none of it, and removeAll ends it")
+  func overtaken() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try ObjectCache<String, [UInt8]>()
+      for key in 0..<400 { saved["\(key)"] = described(UInt32(key), version: 1, count: 10_000) }
+      try saved.save(to: path, format: .purgeableBytes)
+      let restored = try ObjectCache<String, [UInt8]>()
+      restored["399"] = [2]
+      var calls = 0
+      try restored.restore(from: path, format: .purgeableBytes) { _ in
+        calls += 1
+        if calls == 1 {
+          #expect(restored.peekValue(forKey: "0") == nil && restored.peekValue(forKey: "398") != nil)
+          restored["0"] = [3]
+          restored["1"] = [4]
+          restored.remove(forKey: "1")
+          restored.remove(forKey: "2")
+        }
+        return true
+      }
+      #expect(calls > 2 && restored["399"] == [2] && restored["0"] == [3] && restored["1"] == nil && restored["2"] == nil)
+      // Of the others some few may share the bit of one of the three.
+      let others = (3..<399).filter { restored["\($0)"] == described(UInt32($0), version: 1, count: 10_000) }
+      #expect(others.count >= 390 && restored.count == others.count + 2)
+      let emptied = try ObjectCache<String, [UInt8]>()
+      try emptied.restore(from: path, format: .purgeableBytes) { _ in
+        emptied.removeAll()
+        return true
+      }
+      #expect(emptied.isEmpty)
+    }
+  }
+
+  @Test("objects whose content is discarded are left out, and what is restored may discard its content")
+  func discardable() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try ObjectCache<Int, Picture>()
+      for key in 0..<100 { saved[key] = Picture(key) }
+      for key in stride(from: 0, to: 100, by: 2) { saved.peekValue(forKey: key)?.discardContentIfPossible() }
+      #expect(try saved.save(to: path, format: Picture.format).entryCount == 50)
+      let restored = try ObjectCache<Int, Picture>()
+      try restored.restore(from: path, format: Picture.format)
+      #expect(restored.keys == Array(stride(from: 1, to: 100, by: 2)))
+      restored[1]?.discardContentIfPossible()
+      #expect(restored[1] == nil && restored[3]?.number == 3 && restored.sweep() == 0)
+      let departed = restored[5]
+      restored[5] = nil
+      #expect(departed?.isContentDiscarded == true)
+    }
+  }
+
+  @Test("handlers of changes hear of what is restored; files of caches of bytes can be read")
+  func others() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try PurgeableCache<Int, [UInt8]>()
+      for key in 0..<50 { saved.setValue([UInt8(key)], forKey: key, cost: 3, version: "\(key)") }
+      try saved.save(to: path)
+      let restored = try ObjectCache<Int, [UInt8]>()
+      let updated = Mutex<Set<Int>>([])
+      try restored.setChangeHandler(every: .seconds(3600)) { changes in updated.withLock { $0.formUnion(changes.updatedKeys) } }
+      #expect(try restored.restore(from: path, format: .purgeableBytes).entryCount == 50)
+      restored.deliverChanges()
+      #expect(updated.withLock { $0 } == Set(0..<50))
+      for key in 0..<50 {
+        let entry = restored.peekEntry(forKey: key)
+        #expect(entry?.value == [UInt8(key)] && entry?.cost == 3)
+      }
+      let values = #expect(throws: PurgeableError.self) {
+        try ObjectCache<Int, String>().restore(from: path, format: .purgeableBytes)
+      }
+      #expect(values?.kind == .invalidFile)
+    }
+  }
+
+  @Test("threads may use the cache while it is saved and restored, and no value is wrong")
+  func besideThreads() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let cache = try ObjectCache<Int, [UInt8]>(countLimit: 3000)
+      for key in 0..<2000 { cache[key] = described(UInt32(key), version: 1, count: 40) }
+      try cache.save(to: path, format: .purgeableBytes)
+      let isOver = Atomic<Bool>(false)
+      let threads = (0..<3).map { number in
+        TestThread {
+          var random = SplitMix64(seed: UInt64(number))
+          while !isOver.load(ordering: .relaxed) {
+            let key = random.index(below: 4000)
+            switch random.index(below: 4) {
+            case 0: cache[key] = described(UInt32(key), version: 2, count: 40)
+            case 1: cache[key] = nil
+            default:
+              guard let value = cache[key] else { continue }
+              let version = versionDescribed(in: value, key: UInt32(key))
+              #expect(version == 1 || version == 2)
+            }
+          }
+        }
+      }
+      for _ in 0..<20 {
+        _ = try cache.restore(from: path, format: .purgeableBytes)
+        _ = try cache.save(to: path, format: .purgeableBytes, isSynchronized: false)
+      }
+      isOver.store(true, ordering: .relaxed)
+      for thread in threads { thread.join() }
+      #expect(cache.count <= 3000 && Set(cache.keys).count == cache.count)
+      #expect(cache.totalCost == 0)
+    }
+  }
+}
