@@ -12,7 +12,7 @@ import Glibc
 import MemoryFaults
 import ToolSupport
 
-let operations = cacheOperations + objectOperations + memoryOperations + spaceOperations + nsCacheOperations
+let operations = cacheOperations + objectOperations + memoryOperations + spaceOperations + nsCacheOperations + fileOperations
 
 /// Fewer steps, for the tests.
 let isQuick = CommandLine.arguments.contains("--quick")
@@ -142,5 +142,6 @@ for operation in chosen {
   unexpected += row.deaths.count
   fflush(nil)
 }
+removeFileFolder()
 print("\(chosen.count) operations, \(unexpected) deaths")
 exit(unexpected == 0 ? 0 : 1)

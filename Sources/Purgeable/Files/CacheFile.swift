@@ -255,6 +255,11 @@ struct FileRecord: Equatable {
     guard unsafe bytes.number(at: 0, as: UInt32.self) == CacheFile.recordMark,
       unsafe CacheFile.sum(identity, bytes.part(8..<headerByteCount)) == bytes.number(at: 4, as: UInt32.self)
     else { return .none }
+    return unsafe parse(bytes)
+  }
+
+  /// Of bytes that were checked.
+  static func parse(_ bytes: UnsafeRawBufferPointer) -> Reading {
     let flags = unsafe bytes.number(at: 12, as: UInt32.self)
     let valueByteCount = unsafe bytes.number(at: 24, as: UInt64.self)
     guard valueByteCount <= mostBytes else { return .none }

@@ -14,8 +14,8 @@ import Glibc
 /// `@safe`: the memory is its own, and batches are used until the next one is read.
 @safe struct CacheFileReader: ~Copyable {
   /// A record as it was read.
-  struct Item {
-    enum State {
+  struct Item: BitwiseCopyable {
+    enum State: UInt8 {
       case intact
       /// Its content has another sum.
       case damaged
@@ -25,10 +25,9 @@ import Glibc
       case tooLarge
     }
 
-    var record = FileRecord()
-    var state = State.intact
-    /// Where key, version and value begin in the batch's bytes.
-    fileprivate(set) var contentAt = 0
+    fileprivate(set) var state = State.intact
+    /// Where the record begins in the batch's bytes.
+    fileprivate var at: UInt32
   }
 
   /// Records that lie behind one another.
@@ -36,9 +35,24 @@ import Glibc
     fileprivate(set) var items: [Item] = []
     fileprivate var bytes = unsafe UnsafeRawBufferPointer(start: nil, count: 0)
 
+    private static let mostItems = (blockAt + blockByteCount) / FileRecord.headerByteCount
+    /// The ordinary memory that a batch takes.
+    static let byteCount = mostItems * MemoryLayout<Item>.stride
+
+    init() { items.reserveCapacity(Self.mostItems) }
+
+    func record(_ item: Item) -> FileRecord {
+      let start = Int(item.at)
+      let header = unsafe UnsafeRawBufferPointer(rebasing: bytes[start..<start + FileRecord.headerByteCount])
+      // It was checked, and is what it was.
+      guard case .record(let record, _) = unsafe FileRecord.parse(header) else { return FileRecord() }
+      return record
+    }
+
     /// Of an intact or damaged item: key, version, value.
-    func content(_ item: Item) -> UnsafeRawBufferPointer {
-      unsafe UnsafeRawBufferPointer(rebasing: bytes[item.contentAt..<item.contentAt + item.record.contentByteCount])
+    func content(_ item: Item, _ record: FileRecord) -> UnsafeRawBufferPointer {
+      let start = Int(item.at) + FileRecord.headerByteCount
+      return unsafe UnsafeRawBufferPointer(rebasing: bytes[start..<start + record.contentByteCount])
     }
   }
 
@@ -142,17 +156,19 @@ import Glibc
     unsafe batch.bytes = UnsafeRawBufferPointer(window)
     var isLost = false
     while end - begin >= FileRecord.headerByteCount {
-      var item = Item(contentAt: begin + FileRecord.headerByteCount)
-      var contentSum: UInt32 = 0
-      switch unsafe FileRecord.read(UnsafeRawBufferPointer(rebasing: window[begin..<item.contentAt]), header.identity) {
+      var item = Item(at: UInt32(begin))
+      let record: FileRecord
+      let contentSum: UInt32
+      let header = unsafe UnsafeRawBufferPointer(rebasing: window[begin..<begin + FileRecord.headerByteCount])
+      switch unsafe FileRecord.read(header, self.header.identity) {
       case .unknown(let byteCount) where byteCount <= footer.recordsEnd - place:
         item.state = .unknown
         begin += byteCount
         batch.items.append(item)
         isLost = false
         continue
-      case .record(let record, let sum) where record.byteCount <= footer.recordsEnd - place:
-        (item.record, contentSum) = (record, sum)
+      case .record(let read, let sum) where read.byteCount <= footer.recordsEnd - place:
+        (record, contentSum) = (read, sum)
         isLost = false
       case .none, .unknown, .record:
         // The next record is looked for.
@@ -161,22 +177,24 @@ import Glibc
         begin += CacheFile.recordAlignment
         continue
       }
-      if begin + item.record.byteCount > end {
+      if begin + record.byteCount > end {
         // The rest of it is not read yet.
-        if !batch.items.isEmpty || item.record.byteCount <= Self.blockAt { break }
-        try takeLong(&item, contentSum, &batch)
+        if !batch.items.isEmpty || record.byteCount <= Self.blockAt { break }
+        try takeLong(&item, record, contentSum, &batch)
         return true
       }
-      if unsafe CacheFile.sum(header.identity, batch.content(item)) != contentSum { item.state = .damaged }
-      begin += item.record.byteCount
+      if unsafe CacheFile.sum(self.header.identity, batch.content(item, record)) != contentSum { item.state = .damaged }
+      begin += record.byteCount
       batch.items.append(item)
     }
     return !batch.items.isEmpty
   }
 
   /// Reads a record that is longer than the room before a block.
-  private mutating func takeLong(_ item: inout Item, _ contentSum: UInt32, _ batch: inout Batch) throws(PurgeableError) {
-    let byteCount = item.record.byteCount
+  private mutating func takeLong(
+    _ item: inout Item, _ record: FileRecord, _ contentSum: UInt32, _ batch: inout Batch
+  ) throws(PurgeableError) {
+    let byteCount = record.byteCount
     guard MemoryReserve.isThere(2 * byteCount), let raw = unsafe purgeable_bookkeeping_map(byteCount) else {
       item.state = .tooLarge
       begin += byteCount
@@ -191,9 +209,9 @@ import Glibc
       unsafe UnsafeMutableRawBufferPointer(rebasing: long[taken..<taken + count]).copyMemory(from: part)
       (taken, begin) = (taken + count, begin + count)
     }
-    item.contentAt = FileRecord.headerByteCount
+    item.at = 0
     unsafe batch.bytes = UnsafeRawBufferPointer(long)
-    if unsafe CacheFile.sum(header.identity, batch.content(item)) != contentSum { item.state = .damaged }
+    if unsafe CacheFile.sum(header.identity, batch.content(item, record)) != contentSum { item.state = .damaged }
     batch.items.append(item)
   }
 

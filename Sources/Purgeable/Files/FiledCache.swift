@@ -41,12 +41,18 @@ extension FiledCache {
     String(decoding: _typeName(type, qualified: false).utf8.prefix(FileHeader.nameByteCount), as: UTF8.self)
   }
 
+  /// Swift's runtime ends the program when it gets no memory for objects and arrays.
+  private func checkMemory(_ byteCount: Int = 0, in call: String) throws(PurgeableError) {
+    guard MemoryReserve.isThere(byteCount + MemoryReserve.ofObjects) else { throw PurgeableError.withoutMemory(in: call) }
+  }
+
   // MARK: Saving
 
   func saveInTurn(
     to path: String, _ format: StoredFormat<Value>, _ terms: FileTerms, _ progress: ((Double) -> Bool)?
   ) throws(PurgeableError) -> FileReport {
-    try fileGate.run(operation("save")) { () throws(PurgeableError) in
+    try checkMemory(in: "save")
+    return try fileGate.run(operation("save")) { () throws(PurgeableError) in
       try fileGate.noting { () throws(PurgeableError) in try saveNow(to: path, format, terms, progress) }
     }
   }
@@ -74,6 +80,7 @@ extension FiledCache {
     to path: String, every interval: Duration, _ format: StoredFormat<Value>, _ parts: borrowing LazyParts,
     changeCount: @escaping @Sendable (Self) -> Int, _ handler: (@Sendable (SaveEvent) -> Void)?
   ) throws(PurgeableError) {
+    try checkMemory(in: "setAutosave")
     let operation = operation("setAutosave")
     try LimitCheck.time(interval, "interval", in: operation)
     _ = try CacheFileWriter.split(path, operation: operation)
@@ -112,6 +119,7 @@ extension FiledCache {
   func restoreInTurn(
     from path: String, _ format: StoredFormat<Value>, _ progress: ((Double) -> Bool)?
   ) throws(PurgeableError) -> FileReport {
+    try checkMemory(CacheFileReader.Batch.byteCount, in: "restore")
     let operation = operation("restore")
     return try fileGate.run(operation) { () throws(PurgeableError) in
       guard var reader = try CacheFileReader.open(path, operation: operation) else { return FileReport() }

@@ -59,27 +59,24 @@ enum RestoreOutcome {
 }
 
 extension FileReport {
-  /// An item's key, and how long it is valid. nil, and counted, where nothing can be made of it. `content`: key, version, value.
+  /// An item's key, and how long it is valid. nil, and counted, where nothing can be made of it.
   mutating func entry<Key: PurgeableValue>(
-    of item: CacheFileReader.Item, _ content: @autoclosure () -> UnsafeRawBufferPointer, _ times: FileTimes
+    of item: CacheFileReader.Item, _ record: FileRecord, in batch: CacheFileReader.Batch, _ times: FileTimes
   ) -> (key: Key, validity: RestoredValidity)? {
-    func key() -> Key? {
-      let bytes = unsafe UnsafeRawBufferPointer(rebasing: content()[..<item.record.keyByteCount])
-      return unsafe Key(purgeableBytes: bytes.bytes)
-    }
+    func key() -> Key? { unsafe Key(purgeableBytes: batch.content(item, record).bytes.extracting(first: record.keyByteCount)) }
     switch item.state {
     case .intact:
       guard let key = key() else {
         skip("an entry", because: "its key does not decode")
         return nil
       }
-      guard let validity = times.validity(of: item.record) else {
+      guard let validity = times.validity(of: record) else {
         expiredCount += 1
         return nil
       }
       return (key, validity)
     case .unknown: skip("an entry", because: "a newer version wrote it with what this one does not know")
-    case .tooLarge: skip("an entry", because: "there is no memory for its \(item.record.valueByteCount) bytes")
+    case .tooLarge: skip("an entry", because: "there is no memory for its \(record.valueByteCount) bytes")
     case .damaged: skip(key().map { "\($0)" } ?? "an entry", because: "its checksum is wrong")
     }
     return nil

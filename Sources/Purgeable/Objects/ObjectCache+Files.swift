@@ -106,8 +106,10 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
     to writer: inout CacheFileWriter, _ format: StoredFormat<Value>, _ steps: inout ProgressSteps, _ report: inout FileReport
   ) throws(PurgeableError) {
     let times = FileTimes(clock: store.clock, created: 0)
-    guard MemoryReserve.isThere(count * 2 * (MemoryLayout<Key>.stride + MemoryLayout<PlaceInOrder>.stride)) else {
-      throw PurgeableError.withoutMemory(in: "ObjectCache '\(name)'.save")
+    // Arrays that grow are there twice for a moment.
+    let needed = 4 * count * (MemoryLayout<Key>.stride + MemoryLayout<PlaceInOrder>.stride)
+    guard MemoryReserve.isThere(needed + MemoryReserve.ofObjects) else {
+      throw PurgeableError.withoutMemory(in: "ObjectCache.save")
     }
     // By their keys: positions change when a table grows.
     let keys = store.all { table, position, _ in table[position].key! }
@@ -138,11 +140,11 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
     while try reader.next(&batch) {
       for item in batch.items {
         if overtaken.hasAll { return }
-        guard let (key, validity) = unsafe report.entry(of: item, batch.content(item), times) as (Key, RestoredValidity)?
+        let record = batch.record(item)
+        guard let (key, validity) = report.entry(of: item, record, in: batch, times) as (Key, RestoredValidity)?
         else { continue }
-        let record = item.record
-        let bytes = unsafe batch.content(item).suffix(record.valueByteCount)
-        guard let value = unsafe report.value(format, UnsafeRawBufferPointer(rebasing: bytes), of: record, key) else { continue }
+        let bytes = unsafe UnsafeRawBufferPointer(rebasing: batch.content(item, record).suffix(record.valueByteCount))
+        guard let value = unsafe report.value(format, bytes, of: record, key) else { continue }
         let cost = record.cost.map { Int(clamping: $0) } ?? store.cost(of: value)
         let lastUse = record.lastUse.map(times.moment) ?? store.clock.now()
         let time = ObjectTime(

@@ -14,7 +14,7 @@ struct MemoryCasesTests {
     arguments: [
       "cache: read into", "cache: value", "cache: stores at a", "cache: removals", "cache: trim at", "cache: made",
       "cache: statistics",
-      "region", "heap", "data", "pressure", "the library's thread",
+      "region", "heap", "data", "pressure", "the library's thread", "files",
     ])
   func cases(_ names: String) throws {
     let run = try ChildProcess.runBuilt("memory-cases", ["--quick", names])

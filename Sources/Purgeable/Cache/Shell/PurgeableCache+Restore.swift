@@ -57,13 +57,13 @@ extension PurgeableCache where Key: PurgeableValue {
     while !isFull, try reader.next(&batch) {
       var start = 0
       while start < batch.items.count, !isFull, !overtaken.hasAll, getpid() == process {
-        let end = endOfRoom(batch.items, from: start)
+        let end = endOfRoom(batch, from: start)
         engine.shards.restoring {
           let before = report.entryCount
           for i in start..<end where !isFull && !overtaken.hasAll && getpid() == process {
             // An order that names entries is told of each, hottest first; slabs have the coldest first.
             let item = batch.items[engine.base.namesSlabs ? start + end - 1 - i : i]
-            isFull = unsafe !restore(item, batch.content(item), format, times, overtaken, &report)
+            isFull = !restore(item, in: batch, format, times, overtaken, &report)
           }
           return report.entryCount - before
         }
@@ -77,12 +77,12 @@ extension PurgeableCache where Key: PurgeableValue {
 
   /// The end of those entries, hottest first, for which there is room, as far as that is known: at least one, and of the room in
   /// bytes half, since slabs are not filled to the end.
-  private func endOfRoom(_ items: [CacheFileReader.Item], from start: Int) -> Int {
+  private func endOfRoom(_ batch: CacheFileReader.Batch, from start: Int) -> Int {
     var room = engine.base.roomToRestore
     if room.byteCount < .max / 2 { room.byteCount /= 2 }
     var end = start
-    while end < items.count {
-      let record = items[end].record
+    while end < batch.items.count {
+      let record = batch.record(batch.items[end])
       let cost = UInt128(record.cost ?? UInt64(record.valueByteCount))
       let byteCount = record.byteCount
       guard end == start || room.count > 0 && room.cost >= cost && room.byteCount >= byteCount else { break }
@@ -96,14 +96,14 @@ extension PurgeableCache where Key: PurgeableValue {
 
   /// Stores one entry of a file. False where there is no room.
   private func restore(
-    _ item: CacheFileReader.Item, _ content: UnsafeRawBufferPointer, _ format: StoredFormat<Value>, _ times: FileTimes,
+    _ item: CacheFileReader.Item, in batch: CacheFileReader.Batch, _ format: StoredFormat<Value>, _ times: FileTimes,
     _ overtaken: OvertakenKeys, _ report: inout FileReport
   ) -> Bool {
-    let record = item.record
+    let record = batch.record(item)
+    guard let (key, validity) = report.entry(of: item, record, in: batch, times) as (Key, RestoredValidity)? else { return true }
     func part(_ start: Int, _ count: Int) -> UnsafeRawBufferPointer {
-      unsafe UnsafeRawBufferPointer(rebasing: content[start..<start + count])
+      unsafe UnsafeRawBufferPointer(rebasing: batch.content(item, record)[start..<start + count])
     }
-    guard let (key, validity) = unsafe report.entry(of: item, content, times) as (Key, RestoredValidity)? else { return true }
     var head = EntryHead(cost: record.cost, recomputeCost: record.recomputeCost)
     (head.deadline, head.sinceLastUse, head.made) = (validity.deadline, validity.sinceLastUse, record.made.map(times.moment))
     let versionByteCount = record.versionByteCount ?? 0
