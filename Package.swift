@@ -74,7 +74,9 @@ let package = Package(
       path: "Tests/MemoryCases", exclude: ["Support"], swiftSettings: swiftSettings),
     .testTarget(
       name: "PurgeableTests",
-      dependencies: ["Purgeable", "CPurgeable", "CPressureCases", "PurgeableTestSupport", "ToolSupport", "memory-cases"],
+      dependencies: [
+        "Purgeable", "CPurgeable", "CPurgeableCases", "CPressureCases", "PurgeableTestSupport", "ToolSupport", "memory-cases",
+      ],
       swiftSettings: swiftSettings),
     .target(
       name: "CPressureCases", dependencies: ["CPurgeablePressure"], path: "Tests/CPressureCases", cSettings: cSettings),

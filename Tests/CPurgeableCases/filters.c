@@ -40,8 +40,13 @@ bool kernel_answers(long call, unsigned advice, unsigned action) {
 #endif
 
 bool cases_refuse(cases_call_t call, int error) {
+#ifdef SYS_renameat
+  const long rename_number = SYS_renameat;
+#else
+  const long rename_number = SYS_renameat2;
+#endif
   // process_madvise has one number on all processors, and older headers do not know it.
-  const long numbers[] = {SYS_madvise, SYS_mincore, 440, SYS_getrandom};
+  const long numbers[] = {SYS_madvise, SYS_mincore, 440, SYS_getrandom, SYS_pwrite64, SYS_fsync, rename_number};
   return kernel_answers(numbers[call], ANY_ADVICE, ANSWER_ERRNO | (unsigned)error);
 }
 

@@ -45,6 +45,9 @@ typedef enum cases_call {
   cases_call_mincore,
   cases_call_process_madvise,
   cases_call_getrandom,
+  cases_call_write,  // pwrite
+  cases_call_fsync,
+  cases_call_rename,  // renameat
 } cases_call_t;
 
 /// From now on this process and its children get `error` for the call; 0 is success without any effect. False: no filters here.

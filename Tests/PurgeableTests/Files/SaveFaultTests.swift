@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT
+// Saves for which there is no room, and calls that the kernel refuses.
+
+import CPurgeableCases
+import Glibc
+import PurgeableTestSupport
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+@Suite("saves that fail")
+struct SaveFaultTests {
+  private static let keys: UInt32 = 2000
+
+  private static func fill(_ cache: PurgeableCache<UInt32, [UInt8]>, version: UInt32) {
+    for key in 0..<keys { cache[key] = described(key, version: version, count: 1000 + Int(key % 500)) }
+  }
+
+  /// A folder with the file of a first save, and the cache, which has changed since. Runs `body` in a child.
+  private static func inChild(_ body: (PurgeableCache<UInt32, [UInt8]>, _ path: String) -> Bool) -> Bool {
+    guard let folder = try? FakeRoot(), let cache = try? PurgeableCache<UInt32, [UInt8]>() else { return false }
+    defer { folder.remove() }
+    let path = folder.path + "/cache"
+    fill(cache, version: 1)
+    guard (try? cache.save(to: path, isSynchronized: false)) != nil else { return false }
+    // The child's cache is empty.
+    let isWell = childSays(seconds: 120) {
+      fill(cache, version: 2)
+      return body(cache, path)
+    }
+    // Whatever the child said, the first file is there, whole, and nothing else.
+    guard isWell, (try? names(in: folder)) == ["cache"], let restored = try? PurgeableCache<UInt32, [UInt8]>(),
+      (try? restored.restore(from: path))?.entryCount == Int(keys)
+    else { return false }
+    return (0..<keys).allSatisfy { restored[$0] == described($0, version: 1, count: 1000 + Int($0 % 500)) }
+  }
+
+  private static func error(of cache: PurgeableCache<UInt32, [UInt8]>, _ path: String, isSynchronized: Bool = true)
+    -> PurgeableError?
+  {
+    do throws(PurgeableError) {
+      try cache.save(to: path, isSynchronized: isSynchronized)
+      return nil
+    } catch {
+      return error
+    }
+  }
+
+  @Test("no room at any place of the file: the save throws, the old file stays, and no other is left", .forks)
+  func noRoom() async {
+    await #expect(processExitsWith: .success) {
+      let isWell = SaveFaultTests.inChild { cache, path in
+        signal(SIGXFSZ, SIG_IGN)
+        // Some 2.7 MB; also at places in the midst of a page, where a part of a buffer is written.
+        for room in stride(from: 0, to: 2_600_000, by: 100_001) + [4095, 4096, 4097, 1 << 20, (1 << 20) + 1, 2 << 20] {
+          let resource = __rlimit_resource_t(RLIMIT_FSIZE.rawValue)
+          var limit = rlimit(rlim_cur: rlim_t(room), rlim_max: rlim_t.max)
+          guard unsafe setrlimit(resource, &limit) == 0 else { return false }
+          guard let error = SaveFaultTests.error(of: cache, path), error.kind == .systemCallFailed(call: "write"),
+            error.errorNumber == EFBIG, cache.lastSaveError == error
+          else { return require(false, "\(room) bytes") == () }
+        }
+        return true
+      }
+      require(isWell, "the file that was there is there")
+    }
+  }
+
+  @Test(
+    "whichever call the kernel refuses, the save throws, the old file stays, and no other is left", .forks,
+    arguments: [
+      (cases_call_write.rawValue, "write", ENOSPC), (cases_call_fsync.rawValue, "fsync", EIO),
+      (cases_call_rename.rawValue, "rename", EACCES),
+    ])
+  func refused(_ call: UInt32, _ name: String, _ number: Int32) async {
+    await #expect(processExitsWith: .success) { [call, name, number] in
+      let isWell = SaveFaultTests.inChild { cache, path in
+        // Without filters here, nothing is shown.
+        guard cases_refuse(cases_call_t(rawValue: call), number) else { return true }
+        let error = SaveFaultTests.error(of: cache, path)
+        require(error?.kind == .systemCallFailed(call: name) && error?.errorNumber == number, "\(name): \(error as Any)")
+        return cache.lastSaveError == error
+      }
+      require(isWell, "the file that was there is there")
+    }
+  }
+
+  @Test("after a failure the next save goes through; without a wait for the disk none is made", .forks)
+  func afterwards() async {
+    await #expect(processExitsWith: .success) {
+      guard let folder = try? FakeRoot(), let cache = try? PurgeableCache<UInt32, [UInt8]>() else {
+        return require(false, "a cache")
+      }
+      let path = folder.path + "/cache"
+      SaveFaultTests.fill(cache, version: 1)
+      require(SaveFaultTests.error(of: cache, folder.path + "/none/cache")?.errorNumber == ENOENT, "no folder")
+      let hasFilters = cases_refuse(cases_call_fsync, EIO)
+      require(!hasFilters || SaveFaultTests.error(of: cache, path)?.errorNumber == EIO, "the disk is waited for")
+      require(SaveFaultTests.error(of: cache, path, isSynchronized: false) == nil && cache.lastSaveError == nil, "no wait")
+      require((try? PurgeableCache<UInt32, [UInt8]>().restore(from: path))?.entryCount == Int(SaveFaultTests.keys), "all of it")
+      folder.remove()
+    }
+  }
+}
