@@ -85,6 +85,7 @@ final class CacheEngine: ForkProtected {
     shards = CacheShards(base, founder: index)
     base.limits.apply(to: heap)
     shards.reviewOpening()
+    shards.rehearseChild()
   }
 
   /// Whether entries that the present call takes out are told with their values.

@@ -140,6 +140,10 @@ struct CacheShards: ~Copyable, Sendable {
   /// process.
   @inline(__always) func healIfChild() { if base.indexes[0].isWiped { beginAnewInChild() } }
 
+  /// Runs what a child will run when it begins anew (ForkGuard.swift says why), before any other thread knows of the shards,
+  /// which are empty.
+  func rehearseChild() { founder.held.withLock { $0.beginAnew() } }
+
   /// In a forked child, all shards begin anew as soon as one does, since totals and bookkeeping count for all of them.
   @inline(never)
   private func beginAnewInChild() {

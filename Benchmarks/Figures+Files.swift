@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: MIT
+// Saving and restoring: beside copying and reading such a file with the system's own programs, in time and in memory; and what
+// the file traffic takes from the cache. Times are of the clock on the wall, since the disk is waited for.
+
+import Foundation
+import Glibc
+import Purgeable
+import Synchronization
+import ToolSupport
+
+enum Files {
+  static func figures(_ scale: Scale) throws -> [Figure] {
+    let count = scale(1_000_000, quick: 50_000)
+    let each = try ChildRun.run("files", [count, scale(5, quick: 3)])
+    let seconds = try ["save", "cp", "restore", "cat"].map { Figure.text(try each.value($0)) }
+    let size = "\(count) values of 1 KiB"
+    func lost(_ what: String, _ numbers: Numbers?, _ name: String, _ why: String?) -> Figure {
+      Figure(
+        "entries lost to \(what) own file traffic, in a group of one and a half times the cache", .time,
+        numbers?[name], .atMost(1), "%", note: why.map { "not measured: \($0)" })
+    }
+    var (losses, why): (Numbers?, String?)
+    do {
+      losses = try ChildRun.run("file-losses", [scale(200_000, quick: 50_000)])
+      if losses?["saver"] == nil { why = "no memory group can be made here" }
+    }
+    return [
+      Figure(
+        "\(size) saved, against cp and sync of the file", .time, try Spread(each, "save-cp"), .atMost(1.2), "times",
+        note: "\(seconds[0]) s and \(seconds[1]) s; cp's source was in the page cache"),
+      Figure(
+        "\(size) restored, against cat of the cold file", .time, try Spread(each, "restore-cat"), .atMost(1.3), "times",
+        note: "\(seconds[2]) s and \(seconds[3]) s"),
+      // A count, but one that does not hold yet: the walk notes 8 bytes an entry.
+      Figure(
+        "memory beside the cache while \(size) are saved", .time, try each.value("beside"), .atMost(6), "MiB",
+        note: "the most that was resident, less what was before"),
+      Figure(
+        "until the first hit of a restore, cold", .time, try Spread(each, "first"), .atMost(20), "ms",
+        note: "\(size); the entry that was used last"),
+      lost("the saver's", losses, "saver", why), lost("the loader's", losses, "loader", why),
+    ]
+  }
+
+  private static func folder() throws -> URL {
+    // Not /tmp, which is memory on many machines.
+    let folder = URL(fileURLWithPath: "/var/tmp/purgeable-figures.\(getpid())")
+    try FileManager.default.createDirectory(at: folder, withIntermediateDirectories: true)
+    return folder
+  }
+
+  private static func fill(_ cache: PurgeableCache<Int, [UInt8]>, _ count: Int) {
+    var value = [UInt8](repeating: 7, count: 1024)
+    for key in 0..<count {
+      unsafe value.withUnsafeMutableBytes { unsafe $0.storeBytes(of: key, as: Int.self) }
+      cache[key] = value
+    }
+  }
+
+  private static func seconds(_ body: () throws -> Void) rethrows -> Double {
+    let start = ContinuousClock.now
+    try body()
+    return (ContinuousClock.now - start) / .seconds(1)
+  }
+
+  private static func run(_ command: String, _ words: String...) throws {
+    let end = try ChildProcess.run("/usr/bin/env", [command] + words, errors: .own)
+    guard end.status == 0 else { throw ToolFailure("\(command) ended with status \(end.status)") }
+  }
+
+  private static func read(_ path: String) throws { try run("sh", "-c", "cat \"$0\" >/dev/null", path) }
+
+  /// Brings a file to the disk and out of the page cache.
+  private static func forget(_ path: String) {
+    let file = unsafe open(path, O_RDWR | O_CLOEXEC)
+    fsync(file)
+    posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED)
+    close(file)
+  }
+
+  /// In bytes, by /proc/self/status.
+  private static func resident(_ field: String) throws -> Double {
+    let text = try String(contentsOfFile: "/proc/self/status", encoding: .utf8)
+    let line = text.split(separator: "\n").first { $0.hasPrefix(field + ":") }
+    guard let kilobytes = line?.split(whereSeparator: { $0 == " " || $0 == "\t" }).dropFirst().first.flatMap({ Double($0) })
+    else {
+      throw ToolFailure("/proc/self/status has no \(field)")
+    }
+    return kilobytes * 1024
+  }
+
+  /// Arguments: entries, rounds.
+  @Sendable static func measure(_ arguments: [Int]) throws -> Numbers {
+    let (count, rounds) = (arguments[0], arguments[1])
+    let folder = try folder()
+    defer { try? FileManager.default.removeItem(at: folder) }
+    let (path, copy) = (folder.path + "/saved", folder.path + "/copy")
+    let cache = try PurgeableCache<Int, [UInt8]>(name: "figures")
+    fill(cache, count)
+    var (times, firsts, beside): ([[Double]], [Double], Double) = ([], [], 0)
+    for round in 0...rounds {
+      let before = try resident("VmRSS")
+      try "5".write(toFile: "/proc/self/clear_refs", atomically: false, encoding: .utf8)
+      let save = try seconds { try cache.save(to: path) }
+      beside = max(beside, try resident("VmHWM") - before)
+      try read(path)
+      try? FileManager.default.removeItem(atPath: copy)
+      let cp = try seconds {
+        try run("cp", path, copy)
+        try run("sync", copy)
+      }
+      forget(path)
+      forget(copy)
+      let cat = try seconds { try read(copy) }
+      let restored = try PurgeableCache<Int, [UInt8]>(name: "figures")
+      // Asked again and again, from the beginning of the restore.
+      let first = Mutex<Double?>(nil)
+      let (start, ended) = (ContinuousClock.now, DispatchSemaphore(value: 0))
+      Thread {
+        while restored.peekValue(forKey: count - 1) == nil, ContinuousClock.now < start + .seconds(60) { usleep(100) }
+        first.withLock { $0 = (ContinuousClock.now - start) / .milliseconds(1) }
+        ended.signal()
+      }.start()
+      var report: FileReport?
+      let restore = try seconds { report = try restored.restore(from: path) }
+      ended.wait()
+      guard report?.entryCount == count else { throw ToolFailure("\(report?.entryCount ?? 0) entries were restored") }
+      if round == 0 { continue }
+      times.append([save, cp, restore, cat])
+      firsts.append(first.withLock { $0 } ?? 60_000)
+    }
+    var numbers: Numbers = ["beside": beside / Double(1 << 20)]
+    for (side, name) in ["save", "cp", "restore", "cat"].enumerated() { numbers[name] = Spread(times.map { $0[side] }).median }
+    Rounds.ratio(times, 0, over: 1).write(to: &numbers, "save-cp")
+    Rounds.ratio(times, 2, over: 3).write(to: &numbers, "restore-cat")
+    Spread(firsts).write(to: &numbers, "first")
+    return numbers
+  }
+
+  /// Arguments: entries. Prints nothing where no group can be made.
+  @Sendable static func measureLosses(_ arguments: [Int]) throws -> Numbers {
+    let count = arguments[0]
+    guard let group = try? PressureGroup(inside: MemoryGroup.current(), for: "figures") else { return [:] }
+    defer { group.remove() }
+    // Room for slabs, bookkeeping and the program itself counts as the cache's.
+    let limit = count * 1800 + 16 << 20
+    guard group.files.setLimit(UInt64(limit)) == 0 else { return [:] }
+    let child = fork()
+    if child == 0 {
+      guard group.files.enter() == 0, let numbers = try? lossesInGroup(count) else { _exit(1) }
+      for (name, value) in numbers { print(name, value) }
+      fflush(nil)
+      _exit(0)
+    }
+    guard case .exited(0) = ChildEnd.of(child) else { throw ToolFailure("the process in the group failed") }
+    return [:]
+  }
+
+  private static func lossesInGroup(_ count: Int) throws -> Numbers {
+    let folder = try folder()
+    defer { try? FileManager.default.removeItem(at: folder) }
+    let path = folder.path + "/saved"
+    func share(_ count: Int, of all: Int) -> Double { 100 * Double(count) / Double(all) }
+    var numbers: Numbers = [:]
+    do {
+      let cache = try PurgeableCache<Int, [UInt8]>(name: "figures")
+      fill(cache, count)
+      cache.offerIdle()
+      let before = cache.count - cache.sweep()
+      try cache.save(to: path)
+      _ = cache.sweep()
+      numbers["saver"] = share(before - cache.count, of: before)
+    }
+    let cache = try PurgeableCache<Int, [UInt8]>(name: "figures")
+    let restored = try cache.restore(from: path).entryCount
+    _ = cache.sweep()
+    numbers["loader"] = share(restored - cache.count, of: restored)
+    return numbers
+  }
+}
