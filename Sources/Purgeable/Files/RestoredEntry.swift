@@ -3,12 +3,14 @@
 
 /// Between a cache's clock, which begins anew with the machine or the process, and the time of the day.
 struct FileTimes {
-  private let now: UInt64
+  let now: UInt64
   private let wallNow: Int64
   /// When the file was written.
   private let created: Int64
 
-  init(clock: MonotonicClock, created: Int64) { (now, wallNow, self.created) = (clock.now(), WallTime.now, created) }
+  init(clock: MonotonicClock, created: Int64) { self.init(now: clock.now(), wallNow: WallTime.now, created: created) }
+
+  init(now: UInt64, wallNow: Int64, created: Int64) { (self.now, self.wallNow, self.created) = (now, wallNow, created) }
 
   func wall(_ moment: UInt64) -> Int64 {
     moment >= now
@@ -27,8 +29,9 @@ struct FileTimes {
     var validity = RestoredValidity()
     if let deadline = record.deadline {
       // Where the clock was set back, no more than was left when the file was written.
-      let (left, isFar) = deadline.subtractingReportingOverflow(max(wallNow, created))
-      guard isFar || left > 0 else { return nil }
+      let reference = max(wallNow, created)
+      guard deadline > reference else { return nil }
+      let (left, isFar) = deadline.subtractingReportingOverflow(reference)
       validity.deadline = now &+ (isFar ? UInt64(Int64.max) : UInt64(left))
     }
     if let time = record.sinceLastUse {
@@ -60,9 +63,10 @@ enum RestoreOutcome {
 
 extension FileReport {
   /// An item's key, and how long it is valid. nil, and counted, where nothing can be made of it.
-  mutating func entry<Key: PurgeableValue>(
-    of item: CacheFileReader.Item, _ record: FileRecord, in batch: CacheFileReader.Batch, _ times: FileTimes
-  ) -> (key: Key, validity: RestoredValidity)? {
+  mutating func key<Key: PurgeableValue>(
+    of item: CacheFileReader.Item, _ record: FileRecord, in batch: CacheFileReader.Batch, _ times: FileTimes,
+    _ validity: inout RestoredValidity
+  ) -> Key? {
     func key() -> Key? { unsafe Key(purgeableBytes: batch.content(item, record).bytes.extracting(first: record.keyByteCount)) }
     switch item.state {
     case .intact:
@@ -70,11 +74,12 @@ extension FileReport {
         skip("an entry", because: "its key does not decode")
         return nil
       }
-      guard let validity = times.validity(of: record) else {
+      guard let found = times.validity(of: record) else {
         expiredCount += 1
         return nil
       }
-      return (key, validity)
+      validity = found
+      return key
     case .unknown: skip("an entry", because: "a newer version wrote it with what this one does not know")
     case .tooLarge: skip("an entry", because: "there is no memory for its \(record.valueByteCount) bytes")
     case .damaged: skip(key().map { "\($0)" } ?? "an entry", because: "its checksum is wrong")

@@ -141,8 +141,8 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
       for item in batch.items {
         if overtaken.hasAll { return }
         let record = batch.record(item)
-        guard let (key, validity) = report.entry(of: item, record, in: batch, times) as (Key, RestoredValidity)?
-        else { continue }
+        var validity = RestoredValidity()
+        guard let key: Key = report.key(of: item, record, in: batch, times, &validity) else { continue }
         let bytes = unsafe UnsafeRawBufferPointer(rebasing: batch.content(item, record).suffix(record.valueByteCount))
         guard let value = unsafe report.value(format, bytes, of: record, key) else { continue }
         let cost = record.cost.map { Int(clamping: $0) } ?? store.cost(of: value)

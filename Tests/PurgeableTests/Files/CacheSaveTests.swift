@@ -98,6 +98,62 @@ struct CacheSaveTests {
     }
   }
 
+  @Test("keys of no bytes, with zeros, and long ones; values of no bytes, and of lengths around each bound, come back")
+  func lengths() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try PurgeableCache<String, [UInt8]>()
+      var values: [String: [UInt8]] = [:]
+      let keys = ["", "\0", "a\0b", String(repeating: "k", count: 50_000), "ä", String(repeating: "ü", count: 10_000)]
+      for (number, key) in keys.enumerated() { values[key] = described(UInt32(number), version: 1, count: 10 + number) }
+      for (number, bound) in [0, 4096, 128 << 10, 1 << 20, 2 << 20].enumerated() {
+        for change in -130...2 where change % 12 == 0 || change > -2 || abs(change + 96) < 3 {
+          guard bound + change >= 0 else { continue }
+          let count = bound + change
+          values["\(bound) and \(change)"] =
+            count < 8
+            ? [UInt8](repeating: 7, count: count)
+            : described(UInt32(number), version: 2, count: count)
+        }
+      }
+      for (key, value) in values { #expect(saved.setValue(value, forKey: key) == .stored) }
+      #expect(try saved.save(to: path).entryCount == values.count)
+      let restored = try PurgeableCache<String, [UInt8]>()
+      #expect(try restored.restore(from: path).entryCount == values.count)
+      for (key, value) in values { #expect(restored.peekValue(forKey: key) == value) }
+      let bytes = try PurgeableCache<[UInt8], [UInt8]>()
+      bytes[[]] = [1]
+      bytes[[0]] = []
+      try bytes.save(to: path)
+      let restoredBytes = try PurgeableCache<[UInt8], [UInt8]>()
+      #expect(try restoredBytes.restore(from: path).entryCount == 2)
+      #expect(restoredBytes[[]] == [1] && restoredBytes[[0]] == [])
+    }
+  }
+
+  @Test("whatever the clock of the day does meanwhile, an entry lives no longer than it had left; forward, it has ended")
+  func clocks() {
+    let second: Int64 = 1_000_000_000
+    let year = 365 * 86_400 * second
+    let created = 50 * year
+    var record = FileRecord()
+    func left(_ wallNow: Int64) -> UInt64? {
+      FileTimes(now: 77, wallNow: wallNow, created: created).validity(of: record).map { ($0.deadline ?? .max) - 77 }
+    }
+    record.deadline = created + 100 * second
+    #expect(left(created) == UInt64(100 * second) && left(created + 40 * second) == UInt64(60 * second))
+    #expect(left(created - year) == UInt64(100 * second) && left(0) == UInt64(100 * second))
+    #expect(left(created + 100 * second) == nil && left(created + year) == nil && left(.max) == nil)
+    record.deadline = .max
+    #expect(left(created + year) != nil && left(0) != nil)
+    record.deadline = .min
+    #expect(left(created) == nil)
+    record = FileRecord()
+    (record.sinceLastUse, record.lastUse) = (UInt64(10 * second), created - 4 * second)
+    // The clock of the process does not reach back to the last use: without a deadline it would live longer.
+    #expect(left(created) == UInt64(6 * second) && left(created + 7 * second) == nil && left(created - year) != nil)
+  }
+
   @Test("an entry whose time ends while the file lies there is not restored, and is counted", .timeLimit(.minutes(10)))
   func expiredMeanwhile() throws {
     let folder = try FakeRoot()
@@ -392,7 +448,7 @@ struct CacheSaveTests {
       }
       require(saves(from: 1, to: nil), "the first save")
       var last: UInt32 = 1
-      for _ in 0..<20 {
+      for _ in 0..<(TestRun.isFull ? 200 : 20) {
         var ends: (Int32, Int32) = (0, 0)
         let isPiped = unsafe withUnsafeMutableBytes(of: &ends) {
           unsafe Glibc.pipe($0.baseAddress!.assumingMemoryBound(to: Int32.self)) == 0

@@ -2,6 +2,7 @@
 // Saves for which there is no room, and calls that the kernel refuses.
 
 import CPurgeableCases
+import Foundation
 import Glibc
 import PurgeableTestSupport
 import Testing
@@ -100,6 +101,99 @@ struct SaveFaultTests {
       require(SaveFaultTests.error(of: cache, path, isSynchronized: false) == nil && cache.lastSaveError == nil, "no wait")
       require((try? PurgeableCache<UInt32, [UInt8]>().restore(from: path))?.entryCount == Int(SaveFaultTests.keys), "all of it")
       folder.remove()
+    }
+  }
+
+  @Test("without a descriptor, saves and restores throw, and go through afterwards; nothing is taken for a missing file", .forks)
+  func descriptors() async {
+    await #expect(processExitsWith: .success) {
+      guard let folder = try? FakeRoot(), let cache = try? PurgeableCache<UInt32, [UInt8]>() else {
+        return require(false, "a cache")
+      }
+      let path = folder.path + "/cache"
+      SaveFaultTests.fill(cache, version: 1)
+      require(SaveFaultTests.error(of: cache, path) == nil, "a file")
+      var taken: [Int32] = []
+      for left in 0..<3 {
+        while case let file = unsafe open("/dev/null", O_RDONLY), file >= 0 { taken.append(file) }
+        for _ in 0..<left { close(taken.removeLast()) }
+        // A save needs two at a time, a restore one.
+        let saved = SaveFaultTests.error(of: cache, path)
+        require(left >= 2 ? saved == nil : saved?.errorNumber == EMFILE, "\(left) left: \(saved as Any)")
+        guard let restored = try? PurgeableCache<UInt32, [UInt8]>() else { return require(false, "a cache") }
+        do throws(PurgeableError) {
+          let count = try restored.restore(from: path).entryCount
+          require(left > 0 && count == Int(SaveFaultTests.keys), "\(left) left: \(count) entries")
+        } catch { require(left == 0 && error.errorNumber == EMFILE, "\(left) left: \(error)") }
+      }
+      for file in taken { close(file) }
+      require((try? names(in: folder)) == ["cache"], "nothing is left behind")
+      folder.remove()
+    }
+  }
+
+  @Test("a file that is cut while it is restored, and a folder that goes while it is saved to, are errors")
+  func changedMeanwhile() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try PurgeableCache<UInt32, [UInt8]>()
+      for key in 0..<400 as Range<UInt32> { saved[key] = described(key, version: 1, count: 20_000) }
+      try saved.save(to: path)
+      let restored = try PurgeableCache<UInt32, [UInt8]>()
+      let error = #expect(throws: PurgeableError.self) {
+        try restored.restore(from: path) { _ in
+          unsafe truncate(path, 3 << 20)
+          return true
+        }
+      }
+      #expect(error?.kind == .invalidFile && !restored.isEmpty && restored.count < 400)
+      for key in restored.keys { #expect(restored.peekValue(forKey: key) == described(key, version: 1, count: 20_000)) }
+      try FileManager.default.createDirectory(atPath: folder.path + "/going", withIntermediateDirectories: false)
+      let gone = #expect(throws: PurgeableError.self) {
+        try saved.save(to: folder.path + "/going/cache") { _ in
+          try? FileManager.default.removeItem(atPath: folder.path + "/going")
+          return true
+        }
+      }
+      #expect(gone?.kind == .systemCallFailed(call: "rename"))
+      #expect(try names(in: folder) == ["cache"])
+    }
+  }
+
+  @Test("a symbolic link is replaced by the file, and what it led to stays")
+  func symbolicLink() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      try folder.write("target", "what it led to")
+      try FileManager.default.createSymbolicLink(atPath: path, withDestinationPath: folder.path + "/target")
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      cache[1] = [1]
+      try cache.save(to: path)
+      #expect(try String(contentsOfFile: folder.path + "/target", encoding: .utf8) == "what it led to")
+      #expect(try PurgeableCache<Int, [UInt8]>().restore(from: path).entryCount == 1)
+      #expect(try FileManager.default.attributesOfItem(atPath: path)[.type] as? FileAttributeType == .typeRegular)
+    }
+  }
+
+  @Test("a save in the midst of a restore waits for it, and loses nothing of the file")
+  func saveDuringRestore() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try PurgeableCache<UInt32, [UInt8]>()
+      for key in 0..<400 as Range<UInt32> { saved[key] = described(key, version: 1, count: 20_000) }
+      try saved.save(to: path)
+      let restored = try PurgeableCache<UInt32, [UInt8]>()
+      var saver: TestThread?
+      try restored.restore(from: path) { _ in
+        if saver == nil {
+          saver = TestThread { _ = try? restored.save(to: path) }
+          usleep(20_000)
+        }
+        return true
+      }
+      saver?.join()
+      let again = try PurgeableCache<UInt32, [UInt8]>()
+      #expect(try again.restore(from: path).entryCount == 400)
     }
   }
 }

@@ -100,7 +100,8 @@ extension PurgeableCache where Key: PurgeableValue {
     _ overtaken: OvertakenKeys, _ report: inout FileReport
   ) -> Bool {
     let record = batch.record(item)
-    guard let (key, validity) = report.entry(of: item, record, in: batch, times) as (Key, RestoredValidity)? else { return true }
+    var validity = RestoredValidity()
+    guard let key: Key = report.key(of: item, record, in: batch, times, &validity) else { return true }
     func part(_ start: Int, _ count: Int) -> UnsafeRawBufferPointer {
       unsafe UnsafeRawBufferPointer(rebasing: batch.content(item, record)[start..<start + count])
     }

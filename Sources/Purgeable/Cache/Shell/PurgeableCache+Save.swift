@@ -59,17 +59,18 @@ extension PurgeableCache where Key: PurgeableValue {
         ranks.append(SavedRank(found.slot, in: held, isLarge: isLarge))
       }
       if !goesOn { break }
+      let times = FileTimes(clock: engine.base.clock, created: 0)
       try copies.takeEach(for: self) { number, key, payload, prefixByteCount, hasHead throws(PurgeableError) in
         let rank = ranks[number]
         seen += 1
-        if rank.isLarge { return try writeLarge(key, rank, to: &writer, format, &report) }
+        if rank.isLarge { return try writeLarge(key, rank, times, to: &writer, format, &report) }
         try unsafe payload.withUnsafeBytes { bytes throws(PurgeableError) in
           let head = unsafe EntryPrefix.head(of: bytes, behind: prefixByteCount, hasHead: hasHead)
           let value = unsafe EntryPrefix.value(of: bytes, behind: prefixByteCount, hasHead: hasHead)
           let start = prefixByteCount + head.textStart
           let end = head.version.map { start + Int($0.byteCount) } ?? start
           let version = unsafe head.version == nil ? nil : UnsafeRawBufferPointer(rebasing: bytes[start..<end])
-          unsafe try write(key, value, head, version, rank, to: &writer, format, &report)
+          unsafe try write(key, version, value, rank.record(head, times), to: &writer, format, &report)
         }
       }
       try steps.note(Double(seen) / total, at: writer.byteCount)
@@ -79,7 +80,8 @@ extension PurgeableCache where Key: PurgeableValue {
   /// Writes an entry whose value was too long to be copied under the mutex: it is read like any other, and is the one that was
   /// noted if nothing about it has changed meanwhile. Else it is tried again, and left out where it changes all the time.
   private func writeLarge(
-    _ key: Key, _ rank: SavedRank, to writer: inout CacheFileWriter, _ format: StoredFormat<Value>, _ report: inout FileReport
+    _ key: Key, _ rank: SavedRank, _ times: FileTimes, to writer: inout CacheFileWriter, _ format: StoredFormat<Value>,
+    _ report: inout FileReport
   ) throws(PurgeableError) {
     func peeked() -> PeekedEntry? {
       unsafe withEntry(key) { engineKey, prefix, held in unsafe held.peeked(engineKey, prefix, digests: false) } ?? nil
@@ -112,15 +114,15 @@ extension PurgeableCache where Key: PurgeableValue {
       return try unsafe span.withUnsafeBytes { text throws(PurgeableError) in
         try unsafe bytes.span.bytes.withUnsafeBytes { value throws(PurgeableError) in
           unsafe try write(
-            key, value, before.head, before.head.version == nil ? nil : text, rank, to: &writer, format, &report)
+            key, before.head.version == nil ? nil : text, value, rank.record(before.head, times), to: &writer, format, &report)
         }
       }
     }
   }
 
-  /// Writes one entry. `version`: its text.
+  /// Writes one entry. `version`: its text. `record`: what is saved of it beside its bytes.
   private func write(
-    _ key: Key, _ value: UnsafeRawBufferPointer, _ head: EntryHead, _ version: UnsafeRawBufferPointer?, _ rank: SavedRank,
+    _ key: Key, _ version: UnsafeRawBufferPointer?, _ value: UnsafeRawBufferPointer, _ record: FileRecord,
     to writer: inout CacheFileWriter, _ format: StoredFormat<Value>, _ report: inout FileReport
   ) throws(PurgeableError) {
     var encoded: [UInt8]?
@@ -130,11 +132,11 @@ extension PurgeableCache where Key: PurgeableValue {
       }
       do { encoded = try format.encode(decoded) } catch { return report.skip("\(key)", because: "it does not encode: \(error)") }
     }
-    var record = rank.record(head, clock: engine.base.clock)
+    var record = record
     record.format = UInt32(format.version)
     record.versionByteCount = unsafe version?.count
     // The cost of a value that is written in other bytes counts all the same.
-    record.cost = head.cost ?? (encoded == nil ? nil : UInt64(value.count))
+    if encoded != nil { record.cost = record.cost ?? UInt64(value.count) }
     func write(_ value: UnsafeRawBufferPointer) throws(PurgeableError) {
       record.valueByteCount = value.count
       let none = unsafe UnsafeRawBufferPointer(start: nil, count: 0)
@@ -170,14 +172,13 @@ private struct SavedRank {
     self.isLarge = isLarge
   }
 
-  func record(_ head: EntryHead, clock: MonotonicClock) -> FileRecord {
-    let times = FileTimes(clock: clock, created: 0)
+  func record(_ head: EntryHead, _ times: FileTimes) -> FileRecord {
     var record = FileRecord()
     (record.priority, record.isMain, record.useCount) = (priority, isMain, useCount)
-    (record.recomputeCost, record.sinceLastUse) = (head.recomputeCost, head.sinceLastUse)
+    (record.cost, record.recomputeCost, record.sinceLastUse) = (head.cost, head.recomputeCost, head.sinceLastUse)
     record.deadline = head.deadline.map(times.wall)
     record.made = head.made.map(times.wall)
-    if head.sinceLastUse != nil { record.lastUse = lastUse.map { times.wall($0.moment(asOf: clock.now())) } }
+    if head.sinceLastUse != nil { record.lastUse = lastUse.map { times.wall($0.moment(asOf: times.now)) } }
     return record
   }
 }
