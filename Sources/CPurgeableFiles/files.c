@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #endif
 
+#include <errno.h>
 #include <fcntl.h>
 
 #include "purgeable_files.h"
@@ -18,8 +19,12 @@ bool purgeable__leave_direct(int file) {
   return flags >= 0 && fcntl(file, F_SETFL, flags & ~O_DIRECT) == 0;
 }
 
-void purgeable__write_out(int file, off_t start, off_t byte_count) {
+bool purgeable__write_out(int file, off_t start, off_t byte_count) {
   unsigned all = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
-  (void)sync_file_range(file, start, byte_count, all);
+  // The kernel tells of a failed write once: what is not reported here, fsync does not know any more.
+  bool is_written = sync_file_range(file, start, byte_count, all) == 0 || errno == ENOSYS || errno == EINVAL || errno == ESPIPE;
+  int error = errno;
   (void)posix_fadvise(file, start, byte_count, POSIX_FADV_DONTNEED);
+  errno = error;
+  return is_written;
 }

@@ -26,11 +26,14 @@ private func path(_ name: String) -> String {
 }
 
 /// Saves, and says whether that went well. Where it did not, the old file is there, whole.
-private func isSaved(_ path: String, _ save: () throws(PurgeableError) -> FileReport) -> Bool {
+private func isSaved(_ path: String, _ count: Int, _ save: () throws(PurgeableError) -> FileReport) -> Bool {
   var before = stat()
   _ = unsafe stat(path, &before)
   do throws(PurgeableError) {
-    return try save().skippedCount == 0
+    // What is not skipped is there.
+    let report = try save()
+    if report.entryCount + report.skippedCount != count { fail("\(report.entryCount) of \(count) entries were saved") }
+    return report.skippedCount == 0
   } catch {
     var after = stat()
     if unsafe stat(path, &after) != 0 || after.st_ino != before.st_ino { fail("the old file is gone") }
@@ -55,12 +58,12 @@ let fileOperations: [Operation] = [
   Operation("files: save", takes: .result, floor: fileFloor) {
     let cache = filled(try IntCache())
     let path = path("save")
-    return { isSaved(path) { () throws(PurgeableError) in try cache.save(to: path, isSynchronized: false) { _ in true } } }
+    return { isSaved(path, cache.count) { () throws(PurgeableError) in try cache.save(to: path, isSynchronized: false) { _ in true } } }
   },
   Operation("files: save of tracked keys with versions", takes: .result, floor: fileFloor) {
     let cache = try filledPairs()
     let path = path("tracked")
-    return { isSaved(path) { () throws(PurgeableError) in try cache.save(to: path, isSynchronized: false) { _ in true } } }
+    return { isSaved(path, cache.count) { () throws(PurgeableError) in try cache.save(to: path, isSynchronized: false) { _ in true } } }
   },
   Operation("files: restore", takes: .result, floor: fileFloor) {
     let cache = filled(try IntCache())
@@ -92,7 +95,7 @@ let fileOperations: [Operation] = [
     let restored = try ObjectCache<Int, Int>()
     let path = path("objects")
     return {
-      let isWhole = isSaved(path) { () throws(PurgeableError) in
+      let isWhole = isSaved(path, cache.count) { () throws(PurgeableError) in
         try cache.save(to: path, format: .purgeableBytes, isSynchronized: false) { _ in true }
       }
       restored.removeAll()

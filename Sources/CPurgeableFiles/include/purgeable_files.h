@@ -22,7 +22,8 @@ int purgeable__open_direct(int directory, const char *path, int flags, mode_t mo
 /// Ends that. False with errno.
 bool purgeable__leave_direct(int file);
 
-/// Has a part of a file written to the disk, waits for it, and gives its pages in the page cache up.
-void purgeable__write_out(int file, off_t start, off_t byte_count);
+/// Has a part of a file written to the disk, waits for it, and gives its pages in the page cache up. False with errno where it
+/// could not be written; true where the file system does not write on demand.
+bool purgeable__write_out(int file, off_t start, off_t byte_count);
 
 #endif

@@ -159,7 +159,8 @@ struct FileFooter: Equatable {
       let count = Int(exactly: unsafe bytes.number(at: 32, as: UInt64.self)),
       let end = Int(exactly: unsafe bytes.number(at: 40, as: UInt64.self)),
       let length = Int(exactly: unsafe bytes.number(at: 48, as: UInt64.self)),
-      end >= CacheFile.headerByteCount, end <= length - CacheFile.footerByteCount
+      end >= CacheFile.headerByteCount, end <= length - CacheFile.footerByteCount,
+      count <= (end - CacheFile.headerByteCount) / FileRecord.headerByteCount
     else { return nil }
     return FileFooter(recordCount: count, recordsEnd: end, fileByteCount: length)
   }
@@ -188,8 +189,9 @@ struct FileRecord: Equatable {
   var made: Int64?
 
   static let headerByteCount = 96
-  /// Of key and value each; more is no record of ours.
-  private static let mostBytes: UInt64 = 1 << 40
+  /// More is no record of ours.
+  private static let mostKeyBytes: UInt32 = 0x7EFF_FFFF
+  private static let mostValueBytes: UInt64 = 1 << 40
 
   var contentByteCount: Int { keyByteCount + (versionByteCount ?? 0) + valueByteCount }
   var byteCount: Int {
@@ -262,9 +264,10 @@ struct FileRecord: Equatable {
   static func parse(_ bytes: UnsafeRawBufferPointer) -> Reading {
     let flags = unsafe bytes.number(at: 12, as: UInt32.self)
     let valueByteCount = unsafe bytes.number(at: 24, as: UInt64.self)
-    guard valueByteCount <= mostBytes else { return .none }
+    let keyByteCount = unsafe bytes.number(at: 16, as: UInt32.self)
+    guard keyByteCount <= mostKeyBytes, valueByteCount <= mostValueBytes else { return .none }
     var record = FileRecord()
-    record.keyByteCount = Int(unsafe bytes.number(at: 16, as: UInt32.self))
+    record.keyByteCount = Int(keyByteCount)
     record.format = unsafe bytes.number(at: 20, as: UInt32.self)
     record.valueByteCount = Int(valueByteCount)
     if flags & versionFlag != 0 { record.versionByteCount = Int(unsafe bytes.number(at: 32, as: UInt16.self)) }

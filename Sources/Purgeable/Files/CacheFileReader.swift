@@ -21,7 +21,7 @@ import Glibc
       case damaged
       /// It has flags that this version does not know.
       case unknown
-      /// There is no memory to read it into.
+      /// It could not be stored, or there is no memory to read it into.
       case tooLarge
     }
 
@@ -58,6 +58,8 @@ import Glibc
 
   private let operation: String
   private let path: String
+  /// Longer records are passed over.
+  private let mostBytes: Int
   private let file: Int32
   private var isDirect: Bool
   private let window: UnsafeMutableRawBufferPointer
@@ -78,7 +80,7 @@ import Glibc
   private static let blockAt = 1 << 20
 
   /// Opens a file, and reads its header and its footer. nil where there is none.
-  static func open(_ path: String, operation: String) throws(PurgeableError) -> CacheFileReader? {
+  static func open(_ path: String, mostBytes: Int, operation: String) throws(PurgeableError) -> CacheFileReader? {
     if path.utf8.contains(0) {
       throw PurgeableError(.invalidArgument("path"), in: operation, explanation: "a path has no zero byte")
     }
@@ -96,12 +98,13 @@ import Glibc
         .outOfMemory, in: operation, errorNumber: ENOMEM, explanation: "there is no memory for a buffer of two mebibytes")
     }
     return unsafe try CacheFileReader(
-      operation, path, file, isDirect, UnsafeMutableRawBufferPointer(start: raw, count: blockAt + blockByteCount))
+      operation, path, mostBytes, file, isDirect, UnsafeMutableRawBufferPointer(start: raw, count: blockAt + blockByteCount))
   }
 
   /// Takes file and window over.
   private init(
-    _ operation: String, _ path: String, _ file: Int32, _ isDirect: Bool, _ window: UnsafeMutableRawBufferPointer
+    _ operation: String, _ path: String, _ mostBytes: Int, _ file: Int32, _ isDirect: Bool,
+    _ window: UnsafeMutableRawBufferPointer
   ) throws(PurgeableError) {
     var isDirect = isDirect
     do throws(PurgeableError) {
@@ -111,7 +114,7 @@ import Glibc
       close(file)
       throw error
     }
-    (self.operation, self.path, self.file, self.isDirect) = (operation, path, file, isDirect)
+    (self.operation, self.path, self.mostBytes, self.file, self.isDirect) = (operation, path, mostBytes, file, isDirect)
     unsafe self.window = window
   }
 
@@ -195,7 +198,7 @@ import Glibc
     _ item: inout Item, _ record: FileRecord, _ contentSum: UInt32, _ batch: inout Batch
   ) throws(PurgeableError) {
     let byteCount = record.byteCount
-    guard MemoryReserve.isThere(2 * byteCount), let raw = unsafe purgeable_bookkeeping_map(byteCount) else {
+    guard byteCount <= mostBytes, MemoryReserve.isThere(2 * byteCount), let raw = unsafe purgeable_bookkeeping_map(byteCount) else {
       item.state = .tooLarge
       begin += byteCount
       return batch.items.append(item)

@@ -32,6 +32,8 @@ import Glibc
   /// From where on pages may be in the page cache.
   private var cachedFrom = 0
   private var isPlaced = false
+  /// A child that a closure of the program's has forked leaves the file alone.
+  private let process = getpid()
 
   let identity: FileIdentity
   private(set) var recordCount = 0
@@ -83,7 +85,7 @@ import Glibc
   }
 
   deinit {
-    if !isPlaced { _ = unsafe unlinkat(directory, temporaryName, 0) }
+    if !isPlaced, getpid() == process { _ = unsafe unlinkat(directory, temporaryName, 0) }
     close(file)
     close(directory)
     unsafe purgeable_bookkeeping_unmap(buffer.baseAddress!, buffer.count)
@@ -175,6 +177,9 @@ import Glibc
 
   /// Writes the buffer.
   private mutating func flush() throws(PurgeableError) {
+    guard getpid() == process else {
+      throw PurgeableError(.cancelled, in: operation, explanation: "a forked child does not go on with a save of its parent's")
+    }
     var done = 0
     while done < filled {
       let rest = unsafe UnsafeRawBufferPointer(rebasing: buffer[done..<filled])
@@ -195,7 +200,9 @@ import Glibc
     }
     filled = 0
     if !isDirect, written - cachedFrom >= Self.flushedByteCount {
-      purgeable__write_out(file, off_t(cachedFrom), off_t(written - cachedFrom))
+      guard purgeable__write_out(file, off_t(cachedFrom), off_t(written - cachedFrom)) else {
+        throw failure("sync_file_range", "it cannot be brought to the disk")
+      }
       cachedFrom = written
     }
   }
@@ -263,12 +270,19 @@ import Glibc
       let found = unsafe withUnsafePointer(to: &entry.pointee.d_name) { name in
         unsafe String(cString: UnsafeRawPointer(name).assumingMemoryBound(to: CChar.self))
       }
-      guard found.hasPrefix(".\(name)."), found.hasSuffix(".tmp") else { continue }
+      guard isTemporary(found, for: name) else { continue }
       let file = unsafe openat(directory, found, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)
       guard file >= 0 else { continue }
       if flock(file, LOCK_EX | LOCK_NB) == 0 { _ = unsafe unlinkat(directory, found, 0) }
       close(file)
     }
+  }
+
+  /// Whether a name is one that `temporaryFile` gives.
+  private static func isTemporary(_ found: String, for name: String) -> Bool {
+    guard found.hasPrefix(".\(name)."), found.hasSuffix(".tmp"), found.utf8.count > name.utf8.count + 6 else { return false }
+    let parts = found.dropFirst(name.count + 2).dropLast(4).split(separator: ".", omittingEmptySubsequences: false)
+    return parts.count == 2 && Int32(parts[0]) != nil && UInt64(parts[1], radix: 36) != nil
   }
 
   private func failure(_ call: String, _ what: String) -> PurgeableError {

@@ -2,6 +2,7 @@
 // What caches of both kinds have in common when they are saved and restored. The public functions are declared by each of them.
 
 import CPurgeable
+import Glibc
 import Synchronization
 
 /// A cache that can be saved to a file (CacheFile.swift), and restored from it.
@@ -14,6 +15,8 @@ protocol FiledCache: AnyObject, Sendable {
   var name: String { get }
   var loads: LoadTable<Key, Value> { get }
   var fileGate: FileGate { get }
+  /// A longer record of a file could not be stored.
+  var mostRecordBytes: Int { get }
 
   /// Writes all entries, the hottest first.
   func writeAll(
@@ -60,6 +63,7 @@ extension FiledCache {
   private func saveNow(
     to path: String, _ format: StoredFormat<Value>, _ terms: FileTerms, _ progress: ((Double) -> Bool)?
   ) throws(PurgeableError) -> FileReport {
+    try checkMemory(in: "save")
     let operation = operation("save")
     let header = FileHeader(
       created: WallTime.now, keyType: Self.nameInFiles(Key.self), valueType: Self.nameInFiles(Value.self),
@@ -85,33 +89,42 @@ extension FiledCache {
     try LimitCheck.time(interval, "interval", in: operation)
     _ = try CacheFileWriter.split(path, operation: operation)
     let gate = fileGate
-    let number = gate.nextAutosave()
+    let saves = parts.saves
     let savedCount = Counter()
-    parts.saves.set(every: interval) { [weak self] in
-      gate.run(autosave: number) {
-        guard let self else { return }
-        let count = changeCount(self)
-        guard count != savedCount.value else { return }
-        handler?(.willSave)
-        do throws(PurgeableError) {
-          let report = try gate.noting { () throws(PurgeableError) in try self.saveNow(to: path, format, FileTerms(), nil) }
-          savedCount.value = count
-          handler?(.didSave(report))
-        } catch {
-          handler?(.failed(error))
+    let isRunning = gate.changeAutosave { number in
+      saves.set(every: interval) { [weak self] in
+        gate.run(autosave: number) {
+          self?.saveIfChanged(to: path, format, changeCount, savedCount, handler)
         }
       }
+      if !saves.isRunning { saves.unset() }
+      return saves.isRunning
     }
-    guard parts.saves.isRunning else {
-      parts.saves.unset()
-      throw Self.noThread(operation)
+    if !isRunning { throw Self.noThread(operation) }
+  }
+
+  /// In turn.
+  private func saveIfChanged(
+    to path: String, _ format: StoredFormat<Value>, _ changeCount: (Self) -> Int, _ savedCount: Counter,
+    _ handler: ((SaveEvent) -> Void)?
+  ) {
+    let (process, count) = (getpid(), changeCount(self))
+    guard count != savedCount.value else { return }
+    handler?(.willSave)
+    // A child that a closure of the program's has forked saves nothing.
+    guard getpid() == process else { return }
+    do throws(PurgeableError) {
+      let report = try fileGate.noting { () throws(PurgeableError) in try saveNow(to: path, format, FileTerms(), nil) }
+      savedCount.value = count
+      handler?(.didSave(report))
+    } catch {
+      if getpid() == process { handler?(.failed(error)) }
     }
   }
 
   func removeAutosave(_ parts: borrowing LazyParts) {
     guard let saves = parts.knownSaves else { return }
-    saves.unset()
-    _ = fileGate.nextAutosave()
+    fileGate.changeAutosave { _ in saves.unset() }
   }
 
   // MARK: Restoring
@@ -122,7 +135,7 @@ extension FiledCache {
     try checkMemory(CacheFileReader.Batch.byteCount, in: "restore")
     let operation = operation("restore")
     return try fileGate.run(operation) { () throws(PurgeableError) in
-      guard var reader = try CacheFileReader.open(path, operation: operation) else { return FileReport() }
+      guard var reader = try CacheFileReader.open(path, mostBytes: mostRecordBytes, operation: operation) else { return FileReport() }
       try check(reader.header, format, path, operation)
       guard let overtaken = OvertakenKeys(forEntries: reader.footer.recordCount) else {
         throw PurgeableError.withoutMemory(in: operation)

@@ -13,9 +13,9 @@ struct FileTimes {
   init(now: UInt64, wallNow: Int64, created: Int64) { (self.now, self.wallNow, self.created) = (now, wallNow, created) }
 
   func wall(_ moment: UInt64) -> Int64 {
-    moment >= now
-      ? wallNow.addingReportingOverflow(Int64(clamping: moment - now)).partialValue
-      : wallNow - min(wallNow, Int64(clamping: now - moment))
+    guard moment >= now else { return wallNow - min(wallNow, Int64(clamping: now - moment)) }
+    let (wall, isFar) = wallNow.addingReportingOverflow(Int64(clamping: moment - now))
+    return isFar ? .max : wall
   }
 
   /// How long a moment of the file is ago; 0 where it is to come.
@@ -34,7 +34,8 @@ struct FileTimes {
       let (left, isFar) = deadline.subtractingReportingOverflow(reference)
       validity.deadline = now &+ (isFar ? UInt64(Int64.max) : UInt64(left))
     }
-    if let time = record.sinceLastUse {
+    // More is no bound (Expiry.swift).
+    if let time = record.sinceLastUse, time < Lifetime.longestSinceLastUse {
       let age = record.lastUse.map(age) ?? 0
       guard age < time else { return nil }
       validity.sinceLastUse = time
@@ -81,7 +82,7 @@ extension FileReport {
       validity = found
       return key
     case .unknown: skip("an entry", because: "a newer version wrote it with what this one does not know")
-    case .tooLarge: skip("an entry", because: "there is no memory for its \(record.valueByteCount) bytes")
+    case .tooLarge: skip("an entry", because: "its \(record.valueByteCount) bytes are more than may be held, or than there is memory for")
     case .damaged: skip(key().map { "\($0)" } ?? "an entry", because: "its checksum is wrong")
     }
     return nil

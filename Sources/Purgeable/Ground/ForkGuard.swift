@@ -103,6 +103,14 @@ final class ForkGuard: @unchecked Sendable {
     turn.unlock()
   }
 
+  /// Runs `publish`, which lets other threads know of an object, between two forks: one that is under way knows what it protects.
+  /// Under no mutex.
+  func betweenForks<R>(_ publish: () -> R) -> R {
+    turn.lock()
+    defer { turn.unlock() }
+    return publish()
+  }
+
   /// `gone` objects have ended.
   func dismiss(_ gone: Int) { count.subtract(gone, ordering: .relaxed) }
 

@@ -78,6 +78,8 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
         fresh.number = books.lastNumber
         fresh.next = books.youngest.updateValue(fresh, forKey: hash)
         fresh.isListed = true
+        // What is loaded from now on is newer than the file, also where it is nothing.
+        books.restoring?.note(hash)
         // Partner: `isIdle`.
         activity.add(4, ordering: .relaxed)
         return .done(body(fresh))

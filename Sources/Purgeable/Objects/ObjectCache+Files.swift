@@ -101,6 +101,7 @@ extension ObjectCache where Key: PurgeableValue {
 extension ObjectCache: FiledCache where Key: PurgeableValue {
   static var kind: String { "ObjectCache" }
   var fileGate: FileGate { store.lazy.files }
+  var mostRecordBytes: Int { .max }
 
   func writeAll(
     to writer: inout CacheFileWriter, _ format: StoredFormat<Value>, _ steps: inout ProgressSteps, _ report: inout FileReport
@@ -145,7 +146,7 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
         guard let key: Key = report.key(of: item, record, in: batch, times, &validity) else { continue }
         let bytes = unsafe UnsafeRawBufferPointer(rebasing: batch.content(item, record).suffix(record.valueByteCount))
         guard let value = unsafe report.value(format, bytes, of: record, key) else { continue }
-        let cost = record.cost.map { Int(clamping: $0) } ?? store.cost(of: value)
+        let cost = record.cost.map { Int(clamping: $0) } ?? max(0, store.cost(of: value))
         let lastUse = record.lastUse.map(times.moment) ?? store.clock.now()
         let time = ObjectTime(
           deadline: validity.deadline ?? .max, idle: validity.sinceLastUse ?? .max, lastUse: lastUse)

@@ -174,7 +174,7 @@ extension ObjectCache {
   private var board: ChangeBoard<Key> {
     store.hasWatcher.store(true, ordering: .releasing)
     return store.lazyBoard.load()
-      ?? store.lazyBoard.storeIfNil(ChangeBoard(store.lazy) { [weak self] in self?.containsValue(forKey: $0) })
+      ?? LazyParts.publish(ChangeBoard(store.lazy) { [weak self] in self?.containsValue(forKey: $0) }, store.lazyBoard)
   }
 
   /// Who set handler and question together; nil where nobody did.

@@ -74,14 +74,16 @@ final class FileGate: ForkProtected, @unchecked Sendable {
     }
   }
 
-  /// The number of a new autosave, when the save of an earlier one that is at work has ended; at once on that save's own thread.
-  func nextAutosave() -> Int {
-    let isFree = enter()
-    defer { if isFree { leave() } }
-    return mutex.withLock {
+  /// Runs `body`, which sets or ends what saves at intervals, with the number of a new autosave: when the save that is at work has
+  /// ended, and at once on that save's own thread.
+  func changeAutosave<R>(_ body: (Int) -> R) -> R {
+    let isEntered = enter()
+    defer { if isEntered { leave() } }
+    let number = mutex.withLock {
       autosaves += 1
       return autosaves
     }
+    return body(number)
   }
 
   /// As `run`, if this is still the autosave that is set.

@@ -12,17 +12,22 @@ struct LazyParts: ~Copyable, Sendable {
   init() {}
 
   /// What the program wants done at intervals.
-  var intervals: IntervalThread { lazyIntervals.load() ?? lazyIntervals.storeIfNil(IntervalThread()) }
+  var intervals: IntervalThread { lazyIntervals.load() ?? Self.publish(IntervalThread(), lazyIntervals) }
   var knownIntervals: IntervalThread? { lazyIntervals.load() }
   /// Saves at intervals: apart, since they wait for the disk.
-  var saves: IntervalThread { lazySaves.load() ?? lazySaves.storeIfNil(IntervalThread()) }
+  var saves: IntervalThread { lazySaves.load() ?? Self.publish(IntervalThread(), lazySaves) }
   var knownSaves: IntervalThread? { lazySaves.load() }
   /// Who changes several entries in one call.
-  var batches: BatchGate { lazyBatches.load() ?? lazyBatches.storeIfNil(BatchGate()) }
+  var batches: BatchGate { lazyBatches.load() ?? Self.publish(BatchGate(), lazyBatches) }
   var knownBatches: BatchGate? { lazyBatches.load() }
   /// Who saves or restores.
-  var files: FileGate { lazyFiles.load() ?? lazyFiles.storeIfNil(FileGate()) }
+  var files: FileGate { lazyFiles.load() ?? Self.publish(FileGate(), lazyFiles) }
   var knownFiles: FileGate? { lazyFiles.load() }
+
+  /// Of several that were made at the same time the first is taken.
+  static func publish<Part>(_ new: Part, _ lazy: borrowing AtomicLazyReference<Part>) -> Part {
+    ForkGuard.shared.betweenForks { lazy.storeIfNil(new) }
+  }
 
   /// The cache has ended.
   func endIntervals() {

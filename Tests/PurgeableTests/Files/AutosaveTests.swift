@@ -290,4 +290,70 @@ struct AutosaveTests {
       }
     }
   }
+
+  @Test("of autosaves that threads set at the same time, one saves")
+  func setByThreads() throws {
+    for cache in try Self.each() {
+      try withFolder { folder in
+        let told = ToldSaves()
+        for round in 1...30 {
+          onThreads(4) { _ in
+            do throws(PurgeableError) {
+              try cache.setAutosave(to: folder.path + "/cache", every: .milliseconds(1), format: .purgeableBytes) {
+                told.note($0)
+              }
+            } catch { Issue.record(error) }
+          }
+          cache[round] = [1]
+          while told.nextSave() != round {}
+        }
+        onThreads(4) { thread in
+          for _ in 0..<20 {
+            if thread % 2 == 0 {
+              cache.removeAutosave()
+            } else {
+              try? cache.setAutosave(to: folder.path + "/cache", every: .seconds(1), format: .purgeableBytes, handler: nil)
+            }
+          }
+        }
+        cache.removeAutosave()
+      }
+    }
+  }
+
+  @Test("a child that the handler forks saves nothing over the parent's file", .forks)
+  func forkInHandler() async {
+    await #expect(processExitsWith: .success) {
+      for kind in 0..<2 {
+        guard let folder = try? FakeRoot(), let cache = try? AutosaveTests.each()[kind] else { return require(false, "a cache") }
+        let path = folder.path + "/cache"
+        let told = ToldSaves()
+        let child = Atomic<pid_t>(0)
+        cache[1] = [1]
+        let isSet: ()? = try? cache.setAutosave(to: path, every: AutosaveTests.often, format: .purgeableBytes) { event in
+          if event == .willSave, child.load(ordering: .relaxed) == 0 {
+            let process = fork()
+            if process == 0 {
+              endAfter(seconds: 60)
+              child.store(-1, ordering: .relaxed)
+              // The thread goes on with what it did, and then has no more to do.
+              return
+            }
+            child.store(process, ordering: .relaxed)
+            usleep(100_000)
+          }
+          require(child.load(ordering: .relaxed) != -1, "the child is told of \(event)")
+          told.note(event)
+        }
+        require(isSet != nil && told.nextSave() == 1, "the parent saves")
+        cache.removeAutosave()
+        kill(child.load(ordering: .relaxed), SIGKILL)
+        _ = ChildEnd.of(child.load(ordering: .relaxed))
+        guard let restored = try? PurgeableCache<Int, [UInt8]>() else { return require(false, "a cache") }
+        require((try? restored.restore(from: path).entryCount) == 1, "the file is the parent's")
+        require((try? names(in: folder)) == ["cache"], "nothing is left behind")
+        folder.remove()
+      }
+    }
+  }
 }

@@ -175,4 +175,87 @@ struct CacheFileTests {
       #expect(error.kind == .invalidFile && error.explanation.contains("newer version: format 2"))
     }
   }
+
+  // MARK: Numbers that no save writes, with right checksums
+
+  /// A file with one record of a key of 8 bytes.
+  private func write(_ path: String, _ record: FileRecord) throws {
+    let header = FileHeader(created: WallTime.now, keyType: "Int", valueType: "Array<UInt8>", format: 0)
+    var writer = try CacheFileWriter.make(path, header, permissions: 0o600, operation: "test")
+    var record = record
+    (record.keyByteCount, record.valueByteCount) = (8, 3)
+    let key = [UInt8](repeating: 1, count: 8)
+    unsafe try writer.append(record, key: key.span.bytes, value: [1, 2, 3])
+    _ = try writer.place(isSynchronized: false)
+  }
+
+  @Test("times and costs at the ends of their range are restored, or over")
+  func hostileRecords() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      var records: [FileRecord] = []
+      for number in [0, 1, .max / 2, .max - 1, .max] as [UInt64] {
+        for time in [Int64.min, -1, 0, 1, .max - 1, .max] {
+          var record = FileRecord()
+          (record.cost, record.recomputeCost, record.sinceLastUse) = (number, number, number)
+          (record.lastUse, record.made, record.deadline) = (time, time, number % 2 == 0 ? nil : time)
+          records.append(record)
+          record.lastUse = nil
+          records.append(record)
+        }
+      }
+      for record in records {
+        try write(path, record)
+        let bytes = try PurgeableCache<Int, [UInt8]>()
+        let report = try bytes.restore(from: path)
+        #expect(report.entryCount + report.expiredCount <= 1 && report.skippedCount == 0)
+        if let value = bytes.peekValue(forKey: 0x0101_0101_0101_0101) { #expect(value == [1, 2, 3]) }
+        try bytes.save(to: path, isSynchronized: false)
+        let objects = try ObjectCache<Int, [UInt8]>()
+        _ = try objects.restore(from: path, format: .purgeableBytes)
+        #expect(objects.entries.allSatisfy { $0.value == [1, 2, 3] })
+      }
+    }
+  }
+
+  @Test("lengths and counts beyond the file are refused, or passed over")
+  func hostileLengths() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      try write(path, FileRecord())
+      let whole = [UInt8](try Data(contentsOf: URL(fileURLWithPath: path)))
+      let identity = unsafe whole.withUnsafeBytes { unsafe $0.loadUnaligned(fromByteOffset: 16, as: FileIdentity.self) }
+      for count in [0, 1, 2, 1 << 61, Int.max] {
+        var bytes = whole
+        let footer = FileFooter(recordCount: count, recordsEnd: whole.count - 128, fileByteCount: whole.count)
+        var end = [UInt8](repeating: 0, count: CacheFile.footerByteCount)
+        unsafe end.withUnsafeMutableBytes { unsafe footer.write(to: $0, identity) }
+        bytes.replaceSubrange((whole.count - end.count)..., with: end)
+        try Data(bytes).write(to: URL(fileURLWithPath: path))
+        let cache = try PurgeableCache<Int, [UInt8]>()
+        // A wrong count that could be right is no harm.
+        if count < 1 << 61 {
+          try cache.restore(from: path)
+        } else {
+          let error = #expect(throws: PurgeableError.self) { try cache.restore(from: path) }
+          #expect(error?.kind == .invalidFile)
+        }
+      }
+      for (keyByteCount, valueByteCount) in [
+        (0x7EFF_FFFF, 0), (0x7F00_0000, 0), (0xFFFF_FFFF, 0), (8, 1 << 40), (8, Int.max), (0xFFFF_FFFF, Int.max), (9, 3),
+        (100, 3),
+      ] {
+        var bytes = whole
+        var record = FileRecord()
+        (record.keyByteCount, record.valueByteCount) = (keyByteCount, valueByteCount)
+        var header = [UInt8](repeating: 0, count: FileRecord.headerByteCount)
+        unsafe header.withUnsafeMutableBytes { unsafe record.write(to: $0, identity, contentSum: 0) }
+        bytes.replaceSubrange(CacheFile.headerByteCount..<CacheFile.headerByteCount + header.count, with: header)
+        try Data(bytes).write(to: URL(fileURLWithPath: path))
+        let cache = try PurgeableCache<Int, [UInt8]>()
+        let report = try cache.restore(from: path)
+        #expect(report.entryCount == 0 && report.skippedCount >= 1, "\(keyByteCount) and \(valueByteCount)")
+      }
+    }
+  }
 }

@@ -213,6 +213,41 @@ struct ObjectSaveTests {
     }
   }
 
+  @Test("costs that are found are asked for where the file has none; less than nothing counts as nothing")
+  func foundCosts() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try PurgeableCache<Int, [UInt8]>()
+      for key in 0..<50 { saved[key] = [UInt8](repeating: 1, count: key) }
+      try saved.save(to: path)
+      let restored = try ObjectCache<Int, [UInt8]>(costLimit: 1 << 30)
+      restored.costOfValue = { $0.count - 25 }
+      #expect(try restored.restore(from: path, format: .purgeableBytes).entryCount == 50)
+      #expect(restored.totalCost == (0..<50).reduce(0) { $0 + max(0, $1 - 25) })
+    }
+  }
+
+  @Test("what a load finds during a restore is newer than the file, also where it finds nothing")
+  func loadsMeanwhile() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try ObjectCache<String, [UInt8]>()
+      for key in 0..<400 { saved["\(key)"] = described(UInt32(key), version: 1, count: 10_000) }
+      try saved.save(to: path, format: .purgeableBytes)
+      let restored = try ObjectCache<String, [UInt8]>()
+      var calls = 0
+      try restored.restore(from: path, format: .purgeableBytes) { _ in
+        calls += 1
+        if calls == 1 {
+          #expect(restored.value(forKey: "0", keepingNilFor: .seconds(3600)) { () -> [UInt8]? in nil } == nil)
+          #expect(restored.value(forKey: "1") { () -> [UInt8]? in [9] } == [9])
+        }
+        return true
+      }
+      #expect(restored["0"] == nil && restored["1"] == [9] && restored.count > 380)
+    }
+  }
+
   @Test("threads may use the cache while it is saved and restored, and no value is wrong")
   func besideThreads() throws {
     try withFolder { folder in

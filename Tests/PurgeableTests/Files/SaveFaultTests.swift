@@ -196,4 +196,47 @@ struct SaveFaultTests {
       #expect(try again.restore(from: path).entryCount == 400)
     }
   }
+
+  @Test("a child that a closure of a save forks leaves the parent's save alone", .forks)
+  func forkWithin() async {
+    await #expect(processExitsWith: .success) {
+      guard let folder = try? FakeRoot(), let cache = try? PurgeableCache<UInt32, [UInt8]>() else {
+        return require(false, "a cache")
+      }
+      let path = folder.path + "/cache"
+      let parent = getpid()
+      for key in 0..<400 as Range<UInt32> { cache[key] = described(key, version: 1, count: 20_000) }
+      var children: [pid_t] = []
+      do throws(PurgeableError) {
+        try cache.save(to: path) { _ in
+          guard getpid() == parent else { return true }
+          let child = fork()
+          if child == 0 { endAfter(seconds: 60) } else { children.append(child) }
+          usleep(5000)
+          return true
+        }
+        require(getpid() == parent, "the child's save went through")
+      } catch {
+        // The child comes here, with nothing done to the parent's file.
+        if getpid() != parent { _exit(error.kind == .cancelled ? 0 : 1) }
+        require(false, "\(error)")
+      }
+      require(children.count > 2 && children.allSatisfy { endsWell($0, seconds: 60) }, "the children's saves are cancelled")
+      require((try? names(in: folder)) == ["cache"], "nothing is left behind")
+      require((try? PurgeableCache<UInt32, [UInt8]>().restore(from: path))?.entryCount == 400, "the parent's file is whole")
+      folder.remove()
+    }
+  }
+
+  @Test("temporary files of other names stay")
+  func othersFiles() throws {
+    try withFolder { folder in
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      let others = [".cache.backup.tmp", ".cache.1.a.b.tmp", ".cache.1.A!.tmp", ".cache.x.abc.tmp", ".cache..tmp", ".cache.tmp"]
+      for name in others + [".cache.77.abc09.tmp"] { try folder.write(name, "another's") }
+      cache[1] = [1]
+      try cache.save(to: folder.path + "/cache")
+      #expect(try Set(names(in: folder)) == Set(others + ["cache"]))
+    }
+  }
 }

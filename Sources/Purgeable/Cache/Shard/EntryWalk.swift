@@ -116,10 +116,14 @@ struct EntryWalk {
   /// How many counters have had their turn.
   private var passed: UInt64 = 0
   private var current: ShardNotes?
+  /// Whether it is empty, or ended early, for want of memory.
+  private(set) var lacksMemory: Bool
 
   /// Empty where there is no memory. `isReversed`: against the order of eviction.
   init(_ shards: borrowing CacheShards, isReversed: Bool = false) {
-    (self.shards, mask) = shards.noteAll(isReversed: isReversed)
+    let noted = shards.noteAll(isReversed: isReversed)
+    (self.shards, mask) = noted ?? ([], 0)
+    lacksMemory = noted == nil
     self.isReversed = isReversed
   }
 
@@ -150,7 +154,10 @@ struct EntryWalk {
         for notes in shards { notes.beginAgain() }
         continue
       }
-      guard let count = notes.take(counter, into: &batch) else { return nil }
+      guard let count = notes.take(counter, into: &batch) else {
+        lacksMemory = true
+        return nil
+      }
       if count > 0 { return (notes.number, count) }
       notes.nextSlab()
       current = nil
@@ -161,15 +168,15 @@ struct EntryWalk {
 // MARK: - Noting
 
 extension CacheShards {
-  /// Notes all entries; returns the mask at that moment too. Empty where there is no memory.
-  fileprivate func noteAll(isReversed: Bool) -> ([ShardNotes], UInt64) {
-    guard MemoryReserve.isThere(MemoryReserve.ofObjects) else { return ([], 0) }
+  /// Notes all entries; returns the mask at that moment too. nil where there is no memory.
+  fileprivate func noteAll(isReversed: Bool) -> ([ShardNotes], UInt64)? {
+    guard MemoryReserve.isThere(MemoryReserve.ofObjects) else { return nil }
     // The founder's mutex is held throughout, so no entry goes home, and is noted, a second time.
     return hold(founder) { from in
-      guard let founders = from.noteEntries(isReversed) else { return ([], 0) }
+      guard let founders = from.noteEntries(isReversed) else { return nil }
       var notes = [founders]
       for shard in all.dropFirst() {
-        guard let others = shard.whileHeld({ $0.noteEntries(isReversed) }) else { return ([], 0) }
+        guard let others = shard.whileHeld({ $0.noteEntries(isReversed) }) else { return nil }
         notes.append(others)
       }
       return (notes, base.indexes.mask.load(ordering: .relaxed))

@@ -170,6 +170,8 @@ struct EntryCopies<Key: Hashable & Sendable> {
   private var bytes: [UInt8] = []
   /// The keys of those that are tracked, in their order.
   private var tracked: [Key] = []
+  /// Whether an entry was left out for want of memory.
+  private(set) var lacksMemory = false
 
   var count: Int { entries.count }
   var byteCount: Int { bytes.count }
@@ -193,7 +195,10 @@ struct EntryCopies<Key: Hashable & Sendable> {
     guard let length = withValue ? elements.length(reference) : elements.facts(of: reference)?.prefixByteCount
     else { return false }
     let start = bytes.count
-    guard length < MemoryReserve.ofLargeResults || MemoryReserve.isThere(2 * (start + length)) else { return false }
+    guard start + length < MemoryReserve.ofLargeResults || MemoryReserve.isThere(2 * (start + length)) else {
+      lacksMemory = true
+      return false
+    }
     bytes.append(contentsOf: repeatElement(0, count: length))
     let isCopied = unsafe bytes.withUnsafeMutableBytes { all in
       unsafe elements.copy(reference, from: 0, into: UnsafeMutableRawBufferPointer(rebasing: all[start...]))

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Saving at intervals, and what saving and restoring go by (PurgeableCache+Save.swift, PurgeableCache+Restore.swift).
 
+import Synchronization
+
 extension PurgeableCache: FiledCache where Key: PurgeableValue {
   static var kind: String { "PurgeableCache" }
   var fileGate: FileGate { engine.lazy.files }
+  var mostRecordBytes: Int { min(Int(UInt32.max), engine.base.limits.bytes.load(ordering: .relaxed)) }
 }
 
 extension PurgeableCache where Key: PurgeableValue {

@@ -92,6 +92,6 @@ extension PurgeableCache {
   private func board(_ operation: String) throws(PurgeableError) -> ChangeBoard<Key> {
     let teller = try tracking(operation)
     return teller.board.load()
-      ?? teller.board.storeIfNil(ChangeBoard(engine.lazy) { [weak self] in self?.holdsValue(forKey: $0) })
+      ?? LazyParts.publish(ChangeBoard(engine.lazy) { [weak self] in self?.holdsValue(forKey: $0) }, teller.board)
   }
 }

@@ -54,10 +54,12 @@ extension PurgeableCache where Key: PurgeableValue {
     while true {
       ranks.removeAll(keepingCapacity: true)
       let goesOn = walk.visitNext(of: engine.shards) { held, found in
-        let isLarge = held.elements.length(held.heap.reference(found.slot.place)).map { $0 >= held.heap.largeByteCount } ?? false
+        let bound = min(held.heap.largeByteCount, MemoryReserve.ofLargeResults)
+        let isLarge = held.elements.length(held.heap.reference(found.slot.place)).map { $0 >= bound } ?? false
         guard copies.append(found.slot, in: held, withValue: !isLarge) else { return }
         ranks.append(SavedRank(found.slot, in: held, isLarge: isLarge))
       }
+      if walk.lacksMemory || copies.lacksMemory { throw PurgeableError.withoutMemory(in: "PurgeableCache.save") }
       if !goesOn { break }
       let times = FileTimes(clock: engine.base.clock, created: 0)
       try copies.takeEach(for: self) { number, key, payload, prefixByteCount, hasHead throws(PurgeableError) in
