@@ -8,6 +8,7 @@ extension Command {
     .stress,
     .replay,
     .advise,
+    .report,
   ]
 
   /// Commands that the tool gives to itself: they talk over pipes, and are no use by hand.

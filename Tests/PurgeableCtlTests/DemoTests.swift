@@ -83,7 +83,9 @@ struct DemoTests {
     let root = try Self.makeDirectory()
     defer { root.remove() }
     let start = Clock.now
-    let child = try Self.run([root.path])
+    let record = root.path + "-run.jsonl"
+    defer { try? FileManager.default.removeItem(atPath: record) }
+    let child = try Self.run([root.path, "--record", record])
     let seconds = Int((Clock.now - start) / 1_000_000_000)
     #expect(child.status == 0, "\(child.errors)")
     #expect(child.output.contains("96 files of \(root.path), 6 MiB, seed 1"))
@@ -92,6 +94,10 @@ struct DemoTests {
     // Standard error is a file here: a line for each part at most every ten seconds, and nothing that rewrites itself.
     #expect(child.errors.split(separator: "\n").count < 15 + seconds / 10)
     #expect(!child.errors.contains("\r"))
+    let run = try RunRecord(path: record)
+    #expect(run.header.about.hasPrefix("96 files of \(root.path), 6 MiB"))
+    #expect(run.samples.count > 5 && run.samples.contains { $0.residentBytes ?? 0 > 1 << 20 })
+    #expect(Set(run.samples.compactMap(\.phase)).count == 2 && run.samples.compactMap(\.wrongBytes).max() == 0)
     #expect(groups.added == [])
   }
 

@@ -25,6 +25,7 @@ extension Command {
       Option("size", value: "BYTES", "How much to read at most, as in 64M or 1.5G (default 1G)."),
       Option("limit", value: "BYTES", "The limit of the memory group (default half of what is read)."),
       Option("json", "Print one JSON object."),
+      Option("record", value: "FILE", "Write the run, ten samples a second, for `report FILE` to draw."),
     ]
   ) { arguments in
     var demo = Demo(try DemoOptions(arguments))

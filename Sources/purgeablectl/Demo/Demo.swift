@@ -24,6 +24,7 @@ struct Demo {
   private var isRaised = false
   private var neighbour: Child?
   private var neighbourResult: NeighbourResult?
+  private var recorder: RunRecorder?
 
   init(_ options: DemoOptions) {
     self.options = options
@@ -38,7 +39,9 @@ struct Demo {
       if let group, !group.remove() { complain("\(Tool.name) demo: could not remove \(group.files.directory)") }
     }
     do {
+      recorder = try options.recordPath.map { path throws(ToolFailure) in try RunRecorder(path) }
       let report = try makeReport()
+      try recorder?.end(report.json)
       progress.end()
       print(options.isJSON ? report.json.text : report.table)
       return report.exitStatus
@@ -121,6 +124,11 @@ struct Demo {
         if error == 0 { limitBytes = possible }
       }
     }
+    let about = "\(Figures.count(UInt64(corpus.files.count))) files of \(options.directory), \(ByteSize(corpus.sizeBytes))"
+    try recorder?.begin(
+      RunHeader(
+        run: "demo", format: RunHeader.format, about: "\(about), seed \(options.seed)",
+        limitBytes: refusal.isEmpty ? limitBytes : nil))
     let kind: PressureKind = refusal.isEmpty ? .group : .pageOut
     try worker.writer.write(.begin, limitBytes, [kind.rawValue])
   }
@@ -129,13 +137,16 @@ struct Demo {
     guard let phase = DemoPhase(rawValue: frame.number) else { throw WireFailure() }
     let words = frame.words
     switch phase {
-    case .loading where words.count == 3:
+    case .loading where words.count == 6:
+      try note(phase, memory: words[3...])
       let share = Double(words[0]) / Double(max(1, words[1]))
       progress.show(phase, share: share, "\(ByteSize(words[2])) of \(ByteSize(corpus.sizeBytes))")
-    case .reading where words.count == 5:
+    case .reading where words.count == 8:
+      try note(phase, memory: words[5...], reads: words[2..<5])
       if neighbour == nil, refusal.isEmpty, let files = group?.files {
         neighbour = try Children.start(
           [DemoCommands.neighbour, "--limit=\(limitBytes)"] + GroupProcess.words(files))
+        try recorder?.note { $0.event = "a neighbour arrives" }
       }
       progress.show(
         phase, share: min(Double(words[0]) / 100, 1),
@@ -144,6 +155,17 @@ struct Demo {
       stopNeighbour()
       progress.show(phase, share: nil, "")
     default: throw WireFailure()
+    }
+  }
+
+  /// `memory`: resident, held, on offer. `reads`: hits, misses, wrong bytes.
+  private func note(_ phase: DemoPhase, memory: ArraySlice<UInt64>, reads: ArraySlice<UInt64> = [0, 0, 0]) throws(ToolFailure) {
+    try recorder?.note { sample in
+      sample.phase = phase.title
+      let (memory, reads) = (Array(memory), Array(reads))
+      (sample.residentBytes, sample.heldBytes, sample.offeredBytes) = (memory[0], memory[1], memory[2])
+      (sample.hits, sample.misses, sample.wrongBytes) = (reads[0], reads[1], reads[2])
+      sample.groupBytes = group?.files.usageBytes
     }
   }
 

@@ -13,6 +13,8 @@ package struct DemoOptions: Equatable, Sendable {
   package var limitBytes: UInt64?
   package var seed: UInt64 = 1
   package var isJSON = false
+  /// Where to write the run's record; nil: none.
+  package var recordPath: String?
 
   package init() {}
 
@@ -22,6 +24,7 @@ package struct DemoOptions: Equatable, Sendable {
     limitBytes = try arguments.bytes("limit")
     seed = try arguments.number("seed") ?? seed
     isJSON = arguments.has("json")
+    recordPath = arguments.text("record")
     if sizeBytes == 0 { throw UsageError("--size: nothing to read; write at least 1") }
     if sizeBytes > 1 << 40 { throw UsageError("--size: at most 1T") }
     if limitBytes == 0 { throw UsageError("--limit: nothing can live in 0 bytes") }

@@ -32,7 +32,6 @@ struct DemoWorker {
   private var limitBytes: UInt64 = 0
   /// What was missed, by reason, in bytes.
   private var missedBytes = [UInt64](repeating: 0, count: MissReason.allCases.count)
-  /// Stored since everything idle was offered last.
 
   init(seed: UInt64, spoiling: Spoiling?) throws {
     self.seed = seed
@@ -58,6 +57,12 @@ struct DemoWorker {
     try output.write(.result, 0, Frame.bytes(of: result.words))
   }
 
+  /// What is resident, held and on offer.
+  private static func memory(of cache: PurgeableCache<String, [UInt8]>) -> [UInt64] {
+    let memory = cache.statistics.memory
+    return [UInt64(memory.residentBytes ?? 0), UInt64(memory.heldBytes), UInt64(memory.offeredBytes)]
+  }
+
   // MARK: Filling
 
   private mutating func load() throws {
@@ -69,7 +74,7 @@ struct DemoWorker {
       store(bytes, index)
       result[.loadedBytes] += UInt64(bytes.count)
       if pressure?.isDue == true { try makePressure() }
-      try progress.tell(.loading, [UInt64(index), UInt64(paths.count), result[.loadedBytes]])
+      try progress.tell(.loading, [UInt64(index), UInt64(paths.count), result[.loadedBytes]] + Self.memory(of: cache))
     }
     guard !readable.isEmpty else { throw ToolFailure("none of the files could be read") }
     result[.entries] = UInt64(readable.count)
@@ -94,7 +99,8 @@ struct DemoWorker {
       if pressure?.isDue == true { try makePressure() }
       try progress.tell(
         .reading,
-        [max(result[.reads] * 100 / wanted, 1), elapsed, result[.hits], result.missCount, result[.wrongBytes]])
+        [max(result[.reads] * 100 / wanted, 1), elapsed, result[.hits], result.missCount, result[.wrongBytes]]
+          + Self.memory(of: cache))
     }
     result[.readNanoseconds] = elapsed
   }

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: MIT
+// A record as one SVG, complete in itself: memory by state above, the hit ratio below, over time. Colours follow the reader's
+// light or dark scheme; title and description are for those who have it read out.
+
+import Foundation
+import ToolSupport
+
+struct RunChart {
+  private let record: RunRecord
+  private let end: Double
+  private let mostBytes: Double
+
+  private static let (width, height) = (960.0, 560.0)
+  private static let (left, right) = (86.0, 24.0)
+  /// Top and height of each panel.
+  private static let memory = (top: 72.0, height: 250.0)
+  private static let ratio = (top: 384.0, height: 110.0)
+
+  init(_ record: RunRecord) {
+    self.record = record
+    end = max(record.samples.last?.seconds ?? 0, 0.001)
+    let bytes = record.samples.flatMap { [$0.heldBytes, $0.residentBytes, $0.groupBytes].compactMap { $0 } }
+    mostBytes = max(Double(max(bytes.max() ?? 0, record.header.limitBytes ?? 0)) * 1.05, 1)
+  }
+
+  // MARK: Places
+
+  private func x(_ seconds: Double) -> Double { Self.left + seconds / end * (Self.width - Self.left - Self.right) }
+  private func y(bytes: Double) -> Double { Self.memory.top + Self.memory.height * (1 - bytes / mostBytes) }
+  private func y(ratio: Double) -> Double { Self.ratio.top + Self.ratio.height * (1 - ratio) }
+
+  private static func text(_ number: Double) -> String { String(format: "%.1f", number) }
+  private static func point(_ x: Double, _ y: Double) -> String { "\(text(x)),\(text(y))" }
+
+  private static func escaped(_ text: String) -> String {
+    text.replacingOccurrences(of: "&", with: "&amp;").replacingOccurrences(of: "<", with: "&lt;")
+      .replacingOccurrences(of: ">", with: "&gt;")
+  }
+
+  // MARK: Series
+
+  /// The samples that tell a number, with it.
+  private func series(_ field: KeyPath<RunSample, UInt64?>) -> [(seconds: Double, value: Double)] {
+    record.samples.compactMap { sample in sample[keyPath: field].map { (sample.seconds, Double($0)) } }
+  }
+
+  /// The share of hits between one sample and the next, for those in which anything was read.
+  var hitRatios: [(seconds: Double, value: Double)] {
+    var ratios: [(Double, Double)] = []
+    var last: (hits: UInt64, misses: UInt64)?
+    for sample in record.samples {
+      guard let hits = sample.hits, let misses = sample.misses else { continue }
+      defer { last = (hits, misses) }
+      guard let last, hits >= last.hits, misses >= last.misses else { continue }
+      let reads = Double(hits - last.hits) + Double(misses - last.misses)
+      if reads > 0 { ratios.append((sample.seconds, Double(hits - last.hits) / reads)) }
+    }
+    return ratios
+  }
+
+  // MARK: Drawing
+
+  private func line(_ points: [(seconds: Double, value: Double)], _ style: String, _ y: (Double) -> Double) -> String {
+    guard points.count > 1 else { return "" }
+    let places = points.map { Self.point(x($0.seconds), y($0.value)) }
+    return "<polyline class=\"\(style)\" points=\"\(places.joined(separator: " "))\"/>"
+  }
+
+  private func area(_ points: [(seconds: Double, value: Double)], _ style: String, _ y: (Double) -> Double) -> String {
+    guard let first = points.first, let last = points.last, points.count > 1 else { return "" }
+    let places =
+      [Self.point(x(first.seconds), y(0))] + points.map { Self.point(x($0.seconds), y($0.value)) }
+      + [Self.point(x(last.seconds), y(0))]
+    return "<polygon class=\"\(style)\" points=\"\(places.joined(separator: " "))\"/>"
+  }
+
+  private func label(_ x: Double, _ y: Double, _ text: String, _ style: String = "label", anchor: String = "start") -> String {
+    "<text class=\"\(style)\" x=\"\(Self.text(x))\" y=\"\(Self.text(y))\" text-anchor=\"\(anchor)\">\(Self.escaped(text))</text>"
+  }
+
+  private func rule(_ y: Double, _ style: String = "grid") -> String {
+    "<line class=\"\(style)\" x1=\"\(Self.text(Self.left))\" x2=\"\(Self.text(Self.width - Self.right))\" "
+      + "y1=\"\(Self.text(y))\" y2=\"\(Self.text(y))\"/>"
+  }
+
+  /// A round number of which about four fit.
+  private static func step(_ most: Double, binary: Bool) -> Double {
+    let rough = max(most / 4, .leastNormalMagnitude)
+    if binary { return pow(2, log2(rough).rounded(.up)) }
+    let power = pow(10, log10(rough).rounded(.down))
+    return [1, 2, 5, 10].map { $0 * power }.first { $0 >= rough } ?? rough
+  }
+
+  private var axes: [String] {
+    var parts: [String] = []
+    for bytes in stride(from: 0, through: mostBytes, by: Self.step(mostBytes, binary: true)) {
+      parts += [rule(y(bytes: bytes)), label(Self.left - 8, y(bytes: bytes) + 4, "\(Self.size(bytes))", anchor: "end")]
+    }
+    for ratio in [0, 0.5, 1] {
+      parts += [rule(y(ratio: ratio)), label(Self.left - 8, y(ratio: ratio) + 4, "\(Int(ratio * 100)) %", anchor: "end")]
+    }
+    let under = Self.ratio.top + Self.ratio.height + 20
+    for seconds in stride(from: 0, through: end, by: Self.step(end, binary: false)) {
+      parts.append(label(x(seconds), under, "\(Self.plain(seconds)) s", anchor: "middle"))
+    }
+    return parts
+  }
+
+  private static func size(_ bytes: Double) -> ByteSize { ByteSize(bytes < 0x1p64 ? UInt64(bytes) : .max) }
+
+  private static func plain(_ number: Double) -> String {
+    number == number.rounded() && abs(number) < 1e6 ? String(Int(number)) : String(format: "%g", number)
+  }
+
+  /// A vertical line for each event, and a word for each phase where it begins.
+  private var marks: [String] {
+    var parts: [String] = []
+    let bottom = Self.ratio.top + Self.ratio.height
+    func upright(_ seconds: Double, _ style: String) -> String {
+      "<line class=\"\(style)\" x1=\"\(Self.text(x(seconds)))\" x2=\"\(Self.text(x(seconds)))\" "
+        + "y1=\"\(Self.text(Self.memory.top))\" y2=\"\(Self.text(bottom))\"/>"
+    }
+    var phase: String?
+    for sample in record.samples {
+      if let event = sample.event {
+        // To the left where there is no room on the right.
+        let isLate = sample.seconds > end * 0.8
+        parts += [
+          upright(sample.seconds, "event"),
+          label(x(sample.seconds) + (isLate ? -6 : 6), Self.memory.top + 14, event, "mark", anchor: isLate ? "end" : "start"),
+        ]
+      }
+      if let its = sample.phase, its != phase {
+        if phase != nil { parts.append(upright(sample.seconds, "phase")) }
+        parts.append(label(x(sample.seconds) + 6, Self.ratio.top - 26, its, "label"))
+        phase = its
+      }
+    }
+    return parts
+  }
+
+  private var legend: [String] {
+    var items = [("resident", "in memory"), ("held", "taken by the kernel")]
+    if !series(\.groupBytes).isEmpty { items.append(("group", "all of the group")) }
+    if record.header.limitBytes != nil { items.append(("limit", "the group's limit")) }
+    var parts: [String] = []
+    var at = Self.left
+    for (style, words) in items {
+      let isLine = style == "group" || style == "limit"
+      parts.append(
+        isLine
+          ? "<line class=\"\(style)\" x1=\"\(Self.text(at))\" x2=\"\(Self.text(at + 18))\" y1=\"56\" y2=\"56\"/>"
+          : "<rect class=\"\(style)\" x=\"\(Self.text(at))\" y=\"50\" width=\"18\" height=\"12\"/>")
+      parts.append(label(at + 24, 60, words))
+      at += 44 + 7.2 * Double(words.count)
+    }
+    return parts
+  }
+
+  // MARK: Words
+
+  private var title: String { "\(record.header.run): \(record.header.about)" }
+
+  /// What is to be seen, in sentences.
+  var description: String {
+    var sentences = ["Memory of the cache and its share of hits over \(Self.plain(end.rounded(.up))) seconds."]
+    let resident = record.samples.compactMap(\.residentBytes)
+    if let last = resident.last, let most = resident.max() {
+      sentences.append("The cache has up to \(ByteSize(most)) in memory, and \(ByteSize(last)) at the end.")
+    }
+    let taken = record.samples.compactMap { sample -> UInt64? in
+      guard let held = sample.heldBytes, let resident = sample.residentBytes else { return nil }
+      return held - min(held, resident)
+    }
+    if let taken = taken.max(), taken > 0 { sentences.append("The kernel has taken up to \(ByteSize(taken)) of it.") }
+    if let limit = record.header.limitBytes { sentences.append("The group's limit is \(ByteSize(limit)).") }
+    for sample in record.samples {
+      if let event = sample.event { sentences.append("At \(Self.text(sample.seconds)) s: \(event).") }
+    }
+    if let last = record.samples.last(where: { $0.hits != nil && $0.misses != nil }) {
+      let (hits, reads) = (Double(last.hits ?? 0), Double(last.hits ?? 0) + Double(last.misses ?? 0))
+      if reads > 0 { sentences.append("\(Self.text(100 * hits / reads)) % of \(Self.plain(reads)) reads were hits.") }
+    }
+    if let wrong = record.samples.compactMap(\.wrongBytes).last { sentences.append("\(wrong) wrong bytes.") }
+    return sentences.joined(separator: " ")
+  }
+
+  private static let style = """
+    text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: #1d2733; }
+    .title { font-size: 17px; font-weight: 600; } .label { fill: #47576a; } .mark { fill: #a32d00; font-weight: 600; }
+    .paper { fill: #ffffff; } .grid { stroke: #dde3ea; }
+    .resident { fill: #2f7dd1; } .held { fill: #c9dcf2; }
+    .group { fill: none; stroke: #6b4ea8; stroke-width: 1.5; } .limit { stroke: #47576a; stroke-dasharray: 6 4; }
+    .ratio { fill: none; stroke: #1b8a5a; stroke-width: 2; }
+    .event { stroke: #d0470e; stroke-width: 1.5; } .phase { stroke: #b4c0cd; stroke-dasharray: 2 4; }
+    @media (prefers-color-scheme: dark) {
+      text { fill: #e6edf5; } .label { fill: #a8b6c6; } .mark { fill: #ff9a66; }
+      .paper { fill: #12181f; } .grid { stroke: #2a3542; }
+      .resident { fill: #4d97e6; } .held { fill: #28415e; }
+      .group { stroke: #b79cf0; } .limit { stroke: #a8b6c6; }
+      .ratio { stroke: #46c58f; } .event { stroke: #ff7a3c; } .phase { stroke: #4b5a6b; }
+    }
+    """
+
+  var svg: String {
+    func bytes(_ value: Double) -> Double { y(bytes: value) }
+    func share(_ value: Double) -> Double { y(ratio: value) }
+    var parts = [
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 \(Int(Self.width)) \(Int(Self.height))\" "
+        + "width=\"\(Int(Self.width))\" height=\"\(Int(Self.height))\" role=\"img\" aria-labelledby=\"title description\">",
+      "<title id=\"title\">\(Self.escaped(title))</title>",
+      "<desc id=\"description\">\(Self.escaped(description))</desc>", "<style>\n\(Self.style)\n</style>",
+      "<rect class=\"paper\" width=\"100%\" height=\"100%\"/>", label(Self.left, 32, title, "title"),
+    ]
+    parts += axes
+    parts += [area(series(\.heldBytes), "held", bytes), area(series(\.residentBytes), "resident", bytes)]
+    if let limit = record.header.limitBytes { parts.append(rule(y(bytes: Double(limit)), "limit")) }
+    parts += [line(series(\.groupBytes), "group", bytes), line(hitRatios, "ratio", share)]
+    parts += marks
+    parts += legend
+    parts.append(label(Self.left, Self.ratio.top - 8, "hits among reads"))
+    parts.append(label(Self.width - Self.right, Self.height - 14, footnote, anchor: "end"))
+    parts.append("</svg>")
+    return parts.filter { !$0.isEmpty }.joined(separator: "\n")
+  }
+
+  private var footnote: String {
+    record.samples.compactMap(\.wrongBytes).last.map { "\($0) wrong bytes" } ?? ""
+  }
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: MIT
+// A run on record: what memory and hits were, ten times a second at most. A file of lines, each a JSON object:
+//
+//   {"run": "demo", "format": 1, "about": "...", "limitBytes": ...}     the first
+//   {"seconds": 1.25, "phase": "...", "residentBytes": ..., ...}        a sample: `RunSample`
+//   {"seconds": 3.5, "event": "..."}                                    something that the chart marks
+//   {"result": {...}}                                                   what --json prints, at the end
+
+import Foundation
+import ToolSupport
+
+/// The state at one moment. What is not known is left out.
+struct RunSample: Codable, Equatable {
+  var seconds: Double
+  var phase: String?
+  /// Bytes of the cache that are in memory, that it holds, discarded ones included, and that are on offer.
+  var residentBytes: UInt64?
+  var heldBytes: UInt64?
+  var offeredBytes: UInt64?
+  /// What the memory group uses, all of its processes together.
+  var groupBytes: UInt64?
+  /// Since the beginning of the run.
+  var hits: UInt64?
+  var misses: UInt64?
+  var wrongBytes: UInt64?
+  var event: String?
+}
+
+/// The first line.
+struct RunHeader: Codable, Equatable {
+  var run: String
+  var format: Int
+  /// In words: on what, with which seed.
+  var about: String
+  var limitBytes: UInt64?
+
+  static let format = 1
+}
+
+/// Writes a record, line by line: what was written stays when the run is interrupted.
+final class RunRecorder {
+  private let file: FileHandle
+  private let path: String
+  /// When the header was written.
+  private var start = Clock.now
+
+  init(_ path: String) throws(ToolFailure) {
+    guard FileManager.default.createFile(atPath: path, contents: nil), let file = FileHandle(forWritingAtPath: path) else {
+      throw ToolFailure("\"\(path)\" cannot be written")
+    }
+    (self.file, self.path) = (file, path)
+  }
+
+  func begin(_ header: RunHeader) throws(ToolFailure) {
+    start = Clock.now
+    try write(header)
+  }
+
+  /// A sample of this moment.
+  func note(_ fill: (inout RunSample) -> Void) throws(ToolFailure) {
+    var sample = RunSample(seconds: Double(Clock.now - start) / 1e9)
+    fill(&sample)
+    try write(sample)
+  }
+
+  func end(_ result: JSON) throws(ToolFailure) { try write(line: JSON.object([("result", result)]).text) }
+
+  private func write(_ line: some Encodable) throws(ToolFailure) {
+    let encoder = JSONEncoder()
+    encoder.outputFormatting = [.sortedKeys, .withoutEscapingSlashes]
+    guard let data = try? encoder.encode(line) else { throw ToolFailure("\"\(path)\": a sample cannot be written as JSON") }
+    try write(line: String(decoding: data, as: UTF8.self))
+  }
+
+  private func write(line: String) throws(ToolFailure) {
+    do { try file.write(contentsOf: Data((line + "\n").utf8)) } catch {
+      throw ToolFailure("\"\(path)\" cannot be written: \(error)")
+    }
+  }
+}
+
+/// A record that was read.
+struct RunRecord {
+  let header: RunHeader
+  let samples: [RunSample]
+
+  init(path: String) throws(ToolFailure) {
+    guard let text = try? String(contentsOfFile: path, encoding: .utf8) else {
+      throw ToolFailure("\"\(path)\" cannot be read as text")
+    }
+    try self.init(text, name: path)
+  }
+
+  init(_ text: String, name: String) throws(ToolFailure) {
+    let decoder = JSONDecoder()
+    // What an interrupted run left unfinished is no line.
+    var lines = text.split(separator: "\n", omittingEmptySubsequences: false)
+    if lines.last?.isEmpty == true { lines.removeLast() } else if lines.count > 1 { lines.removeLast() }
+    guard let first = lines.first, let header = try? decoder.decode(RunHeader.self, from: Data(first.utf8)) else {
+      throw ToolFailure("\"\(name)\" is no record of a run; `\(Tool.name) demo --record FILE` writes one")
+    }
+    guard header.format <= RunHeader.format else {
+      throw ToolFailure(
+        "\"\(name)\" was written by a newer version: format \(header.format), and this one reads \(RunHeader.format)")
+    }
+    var samples: [RunSample] = []
+    for (number, line) in lines.enumerated().dropFirst() where !line.hasPrefix("{\"result\"") {
+      guard let sample = try? decoder.decode(RunSample.self, from: Data(line.utf8)), sample.seconds.isFinite else {
+        throw ToolFailure("\"\(name)\": line \(number + 1) is no sample")
+      }
+      guard sample.seconds >= samples.last?.seconds ?? 0 else {
+        throw ToolFailure("\"\(name)\": line \(number + 1) is earlier than the line before")
+      }
+      samples.append(sample)
+    }
+    guard samples.count > 1 else { throw ToolFailure("\"\(name)\" has fewer than two samples: the run ended at once") }
+    (self.header, self.samples) = (header, samples)
+  }
+}
