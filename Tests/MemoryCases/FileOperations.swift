@@ -58,12 +58,16 @@ let fileOperations: [Operation] = [
   Operation("files: save", takes: .result, floor: fileFloor) {
     let cache = filled(try IntCache())
     let path = path("save")
-    return { isSaved(path, cache.count) { () throws(PurgeableError) in try cache.save(to: path, isSynchronized: false) { _ in true } } }
+    return {
+      isSaved(path, cache.count) { () throws(PurgeableError) in try cache.save(to: path, isSynchronized: false) { _ in true } }
+    }
   },
   Operation("files: save of tracked keys with versions", takes: .result, floor: fileFloor) {
     let cache = try filledPairs()
     let path = path("tracked")
-    return { isSaved(path, cache.count) { () throws(PurgeableError) in try cache.save(to: path, isSynchronized: false) { _ in true } } }
+    return {
+      isSaved(path, cache.count) { () throws(PurgeableError) in try cache.save(to: path, isSynchronized: false) { _ in true } }
+    }
   },
   Operation("files: restore", takes: .result, floor: fileFloor) {
     let cache = filled(try IntCache())

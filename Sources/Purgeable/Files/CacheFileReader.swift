@@ -198,7 +198,8 @@ import Glibc
     _ item: inout Item, _ record: FileRecord, _ contentSum: UInt32, _ batch: inout Batch
   ) throws(PurgeableError) {
     let byteCount = record.byteCount
-    guard byteCount <= mostBytes, MemoryReserve.isThere(2 * byteCount), let raw = unsafe purgeable_bookkeeping_map(byteCount) else {
+    guard byteCount <= mostBytes, MemoryReserve.isThere(2 * byteCount), let raw = unsafe purgeable_bookkeeping_map(byteCount)
+    else {
       item.state = .tooLarge
       begin += byteCount
       return batch.items.append(item)

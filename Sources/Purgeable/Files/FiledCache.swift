@@ -135,7 +135,9 @@ extension FiledCache {
     try checkMemory(CacheFileReader.Batch.byteCount, in: "restore")
     let operation = operation("restore")
     return try fileGate.run(operation) { () throws(PurgeableError) in
-      guard var reader = try CacheFileReader.open(path, mostBytes: mostRecordBytes, operation: operation) else { return FileReport() }
+      guard var reader = try CacheFileReader.open(path, mostBytes: mostRecordBytes, operation: operation) else {
+        return FileReport()
+      }
       try check(reader.header, format, path, operation)
       guard let overtaken = OvertakenKeys(forEntries: reader.footer.recordCount) else {
         throw PurgeableError.withoutMemory(in: operation)

@@ -82,7 +82,8 @@ extension FileReport {
       validity = found
       return key
     case .unknown: skip("an entry", because: "a newer version wrote it with what this one does not know")
-    case .tooLarge: skip("an entry", because: "its \(record.valueByteCount) bytes are more than may be held, or than there is memory for")
+    case .tooLarge:
+      skip("an entry", because: "its \(record.valueByteCount) bytes are more than may be held, or than there is memory for")
     case .damaged: skip(key().map { "\($0)" } ?? "an entry", because: "its checksum is wrong")
     }
     return nil

@@ -74,8 +74,8 @@ final class FileGate: ForkProtected, @unchecked Sendable {
     }
   }
 
-  /// Runs `body`, which sets or ends what saves at intervals, with the number of a new autosave: when the save that is at work has
-  /// ended, and at once on that save's own thread.
+  /// Runs `body`, which sets or ends what saves at intervals, with the number of a new autosave: when the save that is at work
+  /// has ended, and at once on that save's own thread.
   func changeAutosave<R>(_ body: (Int) -> R) -> R {
     let isEntered = enter()
     defer { if isEntered { leave() } }
