@@ -58,6 +58,7 @@ struct ReportTests {
     #"{"seconds":0,"phase":"filling","residentBytes":0,"heldBytes":0,"hits":0,"misses":0,"wrongBytes":0}"#,
     #"{"seconds":1,"phase":"filling","residentBytes":800000,"heldBytes":900000,"groupBytes":950000,"hits":0,"misses":0}"#,
     #"{"seconds":2,"event":"a neighbour arrives"}"#,
+    #"{"seconds":2.5,"phase":"reading","hits":0,"misses":0}"#,
     #"{"seconds":3,"phase":"reading","residentBytes":200000,"heldBytes":900000,"groupBytes":990000,"hits":75,"misses":25}"#,
     #"{"seconds":4,"phase":"reading","residentBytes":400000,"heldBytes":900000,"hits":100,"misses":100,"wrongBytes":0}"#,
     #"{"result": {"entries": 3}}"#,

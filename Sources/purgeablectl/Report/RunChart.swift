@@ -20,7 +20,7 @@ struct RunChart {
     self.record = record
     end = max(record.samples.last?.seconds ?? 0, 0.001)
     let bytes = record.samples.flatMap { [$0.heldBytes, $0.residentBytes, $0.groupBytes].compactMap { $0 } }
-    mostBytes = max(Double(max(bytes.max() ?? 0, record.header.limitBytes ?? 0)) * 1.05, 1)
+    mostBytes = max(Double(max(bytes.max() ?? 0, record.header.limitBytes ?? 0)) * 1.12, 1)
   }
 
   // MARK: Places
@@ -44,14 +44,14 @@ struct RunChart {
     record.samples.compactMap { sample in sample[keyPath: field].map { (sample.seconds, Double($0)) } }
   }
 
-  /// The share of hits between one sample and the next, for those in which anything was read.
+  /// The share of hits between one sample and the next of a phase, for those in which anything was read.
   var hitRatios: [(seconds: Double, value: Double)] {
     var ratios: [(Double, Double)] = []
-    var last: (hits: UInt64, misses: UInt64)?
+    var last: (hits: UInt64, misses: UInt64, phase: String?)?
     for sample in record.samples {
       guard let hits = sample.hits, let misses = sample.misses else { continue }
-      defer { last = (hits, misses) }
-      guard let last, hits >= last.hits, misses >= last.misses else { continue }
+      defer { last = (hits, misses, sample.phase) }
+      guard let last, last.phase == sample.phase, hits >= last.hits, misses >= last.misses else { continue }
       let reads = Double(hits - last.hits) + Double(misses - last.misses)
       if reads > 0 { ratios.append((sample.seconds, Double(hits - last.hits) / reads)) }
     }
