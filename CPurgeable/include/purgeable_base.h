@@ -215,7 +215,8 @@ uint64_t purgeable_pending_byte_limit_in_all(void);
 // MARK: Bookkeeping memory
 // For an index that readers look at without a lock: mapped until it is unmapped, touched page by page, wiped in a forked child.
 
-/// Maps `length_bytes` of zeros. NULL, with errno, when there is no memory or the length is 0.
+/// Maps `length_bytes` of zeros. NULL, with errno, when there is no memory or the length is 0. Up to two pages share a mapping
+/// with others of that size.
 PURGEABLE_MUST_USE
 void *PURGEABLE_NULLABLE purgeable_bookkeeping_map(size_t length_bytes);
 
@@ -223,7 +224,8 @@ void *PURGEABLE_NULLABLE purgeable_bookkeeping_map(size_t length_bytes);
 PURGEABLE_MUST_USE
 int purgeable_bookkeeping_clear(void *start, size_t length_bytes);
 
-/// Ends a mapping. Returns 0 or an errno; then its content is wiped, and its address space, without memory, stays taken.
+/// Ends a mapping; `length_bytes` is what it was mapped with. Returns 0 or an errno; then its content is wiped, and its address
+/// space, without memory, stays taken.
 int purgeable_bookkeeping_unmap(void *start, size_t length_bytes);
 
 /// `length_bytes` of zeros from the C library's allocator, for notes too small for a mapping of their own. NULL when there is no

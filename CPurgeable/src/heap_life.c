@@ -64,7 +64,7 @@ int purgeable_heap_create(const purgeable_heap_options_t *options, purgeable_hea
   purgeable_heap_t *heap = purgeable__allocate(1, sizeof *heap);
   if (heap == NULL) return ENOMEM;
   int error = choose_sizes(heap, options);
-  if (error == 0) heap->control = purgeable__page_take(&error);
+  if (error == 0) heap->control = purgeable__pair_take(&error);
   if (error != 0) {
     free(heap);
     return error;
@@ -96,7 +96,7 @@ int purgeable_heap_create(const purgeable_heap_options_t *options, purgeable_hea
   atomic_store(&heap->ordinary_bytes, sizeof *heap + heap->page_bytes);
   error = purgeable__heap_register(heap);
   if (error != 0) {
-    purgeable__page_return(heap->control);
+    purgeable__pair_return(heap->control);
     free(heap);
     return error;
   }
@@ -112,7 +112,7 @@ int purgeable_heap_destroy(purgeable_heap_t *heap) {
   int first_error = purgeable__chunks_destroy(heap);
   for (uint32_t i = 0; i < atomic_load(&heap->stream_count); i++) free(purgeable__stream(heap, i)->spare_tags);
   for (uint32_t i = 0; i < STREAM_BLOCKS; i++) free(heap->stream_blocks[i]);
-  purgeable__page_return(heap->control);
+  purgeable__pair_return(heap->control);
   free(heap);
   return first_error;
 }

@@ -134,11 +134,12 @@ bool purgeable__touched_begin(purgeable__touched_t *touched, void *start, size_t
 bool purgeable__touched_next(purgeable__touched_t *touched, char **start, char **end);
 void purgeable__touched_end(purgeable__touched_t *touched);
 
-// MARK: Single pages (pages.c)
+// MARK: Pairs of pages (pages.c)
 
-// A page of zeros as `purgeable__map` maps them, for a control block. NULL with ENOMEM.
-void *purgeable__page_take(int *error);
-void purgeable__page_return(void *page);
+// Two pages of zeros as `purgeable__map` maps them, in a mapping with others. NULL with ENOMEM.
+void *purgeable__pair_take(int *error);
+void purgeable__pair_return(void *pair);
+size_t purgeable__pair_bytes(void);
 
 // MARK: How much memory there is (limits.c)
 

@@ -282,12 +282,12 @@ int purgeable__tend(bool begins) {
   _Atomic uint64_t *count = load_acquire(&tenders);
   int error;
   if (count == NULL && begins) {
-    _Atomic uint64_t *fresh = purgeable__page_take(&error);
+    _Atomic uint64_t *fresh = purgeable__pair_take(&error);
     if (fresh == NULL) return error;
     if (atomic_compare_exchange_strong(&tenders, &count, fresh)) {
       count = fresh;
     } else {
-      purgeable__page_return((void *)fresh);
+      purgeable__pair_return((void *)fresh);
     }
   }
   if (begins) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Single pages of purgeable kind, for control blocks: handed out from blocks of 64, so that thousands of heaps do not need a
-// mapping each, nor stand between the mappings of content, which the kernel merges.
+// Pairs of pages of purgeable kind, for control blocks and for small bookkeeping: handed out from blocks of 64, so that
+// thousands of heaps and indexes do not need a mapping each, nor stand between the mappings of content, which the kernel merges.
 //
 //   newest --> block --> block --> block
-//               base: 64 pages, or NULL where they were given back
-//               used: a bit per page
+//               base: 64 pairs, or NULL where they were given back
+//               used: a bit per pair
 //
 //   used         base    |
-//   some bits    pages   | pages are handed out by setting a bit, and come back by clearing it
+//   some bits    pages   | pairs are handed out by setting a bit, and come back by clearing it
 //   0            pages   | the block is empty: whoever sets all bits unmaps it
 //   all bits     NULL    | given back: whoever sets `base` has mapped new pages, and takes the first of them
 //
@@ -20,11 +20,11 @@
 #include <string.h>
 
 // The models use fewer.
-#ifndef PURGEABLE__BLOCK_PAGES
-#define PURGEABLE__BLOCK_PAGES 64
+#ifndef PURGEABLE__BLOCK_PAIRS
+#define PURGEABLE__BLOCK_PAIRS 64
 #endif
-enum { BLOCK_PAGES = PURGEABLE__BLOCK_PAGES };
-#define ALL_USED (~(uint64_t)0 >> (64 - BLOCK_PAGES))
+enum { BLOCK_PAIRS = PURGEABLE__BLOCK_PAIRS };
+#define ALL_USED (~(uint64_t)0 >> (64 - BLOCK_PAIRS))
 
 typedef struct block {
   struct block *next;
@@ -34,15 +34,17 @@ typedef struct block {
 
 static block_t *_Atomic newest;
 
-static char *take_from(block_t *block, size_t page_bytes) {
+size_t purgeable__pair_bytes(void) { return 2 * purgeable_page_size_bytes(); }
+
+static char *take_from(block_t *block, size_t pair_bytes) {
   uint64_t used = load_relaxed(&block->used);
   while (used != ALL_USED) {
     int free_one = __builtin_ctzll(~used);
-    // Acquire: pairs with the release of `purgeable__page_take`, so `base` is that of these bits; and with that of
-    // `purgeable__page_return`, so the page has been wiped.
+    // Acquire: pairs with the release of `purgeable__pair_take`, so `base` is that of these bits; and with that of
+    // `purgeable__pair_return`, so the pair has been wiped.
     if (atomic_compare_exchange_weak_explicit(&block->used, &used, used | (uint64_t)1 << free_one, memory_order_acquire,
                                               memory_order_relaxed)) {
-      return load_relaxed(&block->base) + (size_t)free_one * page_bytes;
+      return load_relaxed(&block->base) + (size_t)free_one * pair_bytes;
     }
   }
   return NULL;
@@ -67,17 +69,17 @@ static block_t *take_block(char *pages) {
   return block;
 }
 
-void *purgeable__page_take(int *error) {
-  size_t page = purgeable_page_size_bytes();
+void *purgeable__pair_take(int *error) {
+  size_t bytes = purgeable__pair_bytes();
   for (block_t *block = load_acquire(&newest); block != NULL; block = block->next) {
-    char *taken = take_from(block, page);
+    char *taken = take_from(block, bytes);
     if (taken != NULL) return taken;
   }
-  char *pages = purgeable__map(BLOCK_PAGES * page, page, "purgeable control", error);
+  char *pages = purgeable__map(BLOCK_PAIRS * bytes, 1, "purgeable control", error);
   if (pages == NULL) return NULL;
   block_t *block = take_block(pages);
   if (block == NULL) {
-    (void)purgeable__unmap(pages, BLOCK_PAGES * page);
+    (void)purgeable__unmap(pages, BLOCK_PAIRS * bytes);
     *error = ENOMEM;
     return NULL;
   }
@@ -87,7 +89,7 @@ void *purgeable__page_take(int *error) {
 }
 
 // An empty block's pages are unmapped, unless no other block has any.
-static void end_if_empty(block_t *block, size_t page_bytes) {
+static void end_if_empty(block_t *block, size_t pair_bytes) {
   bool is_only = true;
   for (block_t *other = load_acquire(&newest); other != NULL; other = other->next) {
     is_only &= other == block || load_relaxed(&other->used) == ALL_USED;
@@ -102,20 +104,20 @@ static void end_if_empty(block_t *block, size_t page_bytes) {
   // Before the pages go: the kernel may give their place to the next block, and only one may be found there. Release, although
   // it is the kernel's own locks that bring this store before the end of the mapping.
   store_release(&block->base, NULL);
-  if (purgeable__unmap(pages, BLOCK_PAGES * page_bytes) == 0) return;
+  if (purgeable__unmap(pages, BLOCK_PAIRS * pair_bytes) == 0) return;
   // The pages have been wiped, and wait for use. Without memory for a block they stay address space.
   block = take_block(pages);
   if (block != NULL) store_release(&block->used, 0);
 }
 
-void purgeable__page_return(void *page) {
-  size_t bytes = purgeable_page_size_bytes();
+void purgeable__pair_return(void *pair) {
+  size_t bytes = purgeable__pair_bytes();
   block_t *block = load_acquire(&newest);
-  while ((size_t)((char *)page - load_relaxed(&block->base)) >= BLOCK_PAGES * bytes) {
+  while ((size_t)((char *)pair - load_relaxed(&block->base)) >= BLOCK_PAIRS * bytes) {
     block = block->next;
   }
-  if (purgeable__wipe(page, bytes) != 0) memset(page, 0, bytes);
-  size_t number = (size_t)((char *)page - load_relaxed(&block->base)) / bytes;
+  if (purgeable__wipe(pair, bytes) != 0) memset(pair, 0, bytes);
+  size_t number = (size_t)((char *)pair - load_relaxed(&block->base)) / bytes;
   // Release: pairs with `take_from`.
   uint64_t before = atomic_fetch_and_explicit(&block->used, ~((uint64_t)1 << number), memory_order_release);
   if (before == (uint64_t)1 << number) end_if_empty(block, bytes);

@@ -279,21 +279,6 @@ int purgeable__thread_create(pthread_t *thread, void *(*body)(void *), void *con
   return error;
 }
 
-void *purgeable_bookkeeping_map(size_t length_bytes) {
-  int error = EINVAL;
-  void *start = length_bytes == 0 ? NULL : purgeable__map(length_bytes, 1, "purgeable bookkeeping", &error);
-  if (start == NULL) errno = error;
-  return start;
-}
-
-int purgeable_bookkeeping_clear(void *start, size_t length_bytes) { return purgeable__wipe(start, length_bytes); }
-
-int purgeable_bookkeeping_unmap(void *start, size_t length_bytes) {
-  int error = purgeable__unmap(start, length_bytes);
-  if (error != 0) (void)purgeable__wipe(start, length_bytes);
-  return error;
-}
-
 bool purgeable__swap_in_use(void) {
   struct sysinfo information;
   return sysinfo(&information) != 0 || information.totalswap != 0;

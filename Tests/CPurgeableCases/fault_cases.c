@@ -255,7 +255,7 @@ static void faults_in_create(case_report_t *report) {
       EXPECT(is_intact(heap, &element));
       END_HEAP(heap);
       long more = mapped_bytes() - mapped;
-      EXPECT(more == 0 || (more == 64 * (long)PAGE && blocks++ == 0));
+      EXPECT(more == 0 || (more == 128 * (long)PAGE && blocks++ == 0));
     }
   }
 }

@@ -52,7 +52,8 @@ static void refused_advice(case_report_t *report) {
       while (count != 0) EXPECT_EQUAL(purgeable_heap_destroy(heaps[--count]), 0);
     }
     purgeable_testing_fail(purgeable_testing_call_madvise_other, 2, shortages[i], false);
-    EXPECT(purgeable_bookkeeping_map(PAGE) == NULL && errno == ENOMEM);
+    // Up to two pages share mappings.
+    EXPECT(purgeable_bookkeeping_map(3 * PAGE) == NULL && errno == ENOMEM);
   }
   for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
     purgeable_testing_fail(purgeable_testing_call_madvise_other, 1, unknown[i], true);
@@ -317,6 +318,47 @@ static void many_heaps_by_threads(case_report_t *report) {
   for (size_t i = 0; i < 4; i++) EXPECT(states[i] == true);
 }
 
+// MARK: Small bookkeeping
+
+enum { SMALL_COUNT = 500 };
+static unsigned char *small[SMALL_COUNT];
+
+static size_t small_bytes(int i) { return i % 3 == 0 ? 1 : i % 3 == 1 ? PAGE : 2 * PAGE; }
+
+static int small_in_child(int unused) {
+  (void)unused;
+  for (int i = 0; i < SMALL_COUNT; i++) {
+    for (size_t at = 0; at < small_bytes(i); at++) {
+      if (small[i][at] != 0) return 1;
+    }
+    small[i][0] = 1;
+  }
+  return 0;
+}
+
+static void small_bookkeeping(case_report_t *report) {
+  uint64_t maps = purgeable_testing_call_count(purgeable_testing_call_mmap);
+  for (int round = 0; round < 3; round++) {
+    for (int i = 0; i < SMALL_COUNT; i++) {
+      if (round > 0 && i % 2 == 0) continue;
+      small[i] = purgeable_bookkeeping_map(small_bytes(i));
+      REQUIRE(small[i] != NULL && ((uintptr_t)small[i] & (PAGE - 1)) == 0);
+      for (size_t at = 0; at < small_bytes(i); at++) EXPECT(small[i][at] == 0);
+      memset(small[i], i % 251 + 1, small_bytes(i));
+    }
+    // What was unmapped is used again.
+    EXPECT(purgeable_testing_call_count(purgeable_testing_call_mmap) - maps <= SMALL_COUNT / 64 + 1);
+    for (int i = 0; i < SMALL_COUNT; i++) {
+      for (size_t at = 0; at < small_bytes(i); at++) EXPECT(small[i][at] == i % 251 + 1);
+    }
+    EXPECT_EQUAL(in_child(small_in_child, 0), 0);
+    for (int i = 1; i < SMALL_COUNT; i += 2) EXPECT_EQUAL(purgeable_bookkeeping_unmap(small[i], small_bytes(i)), 0);
+  }
+  EXPECT_EQUAL(purgeable_bookkeeping_clear(small[2], small_bytes(2)), 0);
+  EXPECT(small[2][0] == 0 && small[2][small_bytes(2) - 1] == 0 && small[4][0] == 5);
+  for (int i = 0; i < SMALL_COUNT; i += 2) EXPECT_EQUAL(purgeable_bookkeeping_unmap(small[i], small_bytes(i)), 0);
+}
+
 const test_case_t map_cases[] = {
     CASE("map: advice refused for want of mappings is a failed mapping", refused_advice),
     CASE("map: what can be neither used nor unmapped holds nothing", refused_advice_and_unmap),
@@ -325,6 +367,7 @@ const test_case_t map_cases[] = {
     CASE("map: where little may be locked, what does not fit is refused", little_may_be_locked),
     CASE("map: many heaps share mappings of control blocks", many_heaps),
     CASE("map: many heaps, begun and ended by four threads", many_heaps_by_threads),
+    CASE("map: small bookkeeping shares mappings, and reads as zeros each time and in a child", small_bookkeeping),
     CASE("cancellation: no call of the probe, the limits or a heap's beginning ends the thread", cancelled_calls),
     END_OF_CASES,
 };

@@ -96,12 +96,12 @@ found shards "the mask published without release" "-DREADS -DMASK_STORE=memory_o
 found shards "the mask loaded without acquire" "-DREADS -DMASK_LOAD=memory_order_relaxed"
 found shards "the founder's slot emptied without release" "-DREADS -DEMPTY_STORE=memory_order_relaxed"
 
-# MARK: Control pages (pages_model.c)
+# MARK: Pairs of pages (pages_model.c)
 
 clean pages "two take and return" ""
 clean pages "a free block, one that becomes empty, two takers" "-DSPARE"
 clean pages "the same with one taker, where the kernel refuses to unmap" "-DSPARE -DREFUSES -DONE"
-found pages "a page taken without acquire" "" pages.c 's/free_one, memory_order_acquire,/free_one, memory_order_relaxed,/'
-found pages "a page returned before it is wiped" "" pages.c '/if \(purgeable__wipe\(page, bytes\)/d'
-found pages "a page returned without release" "" pages.c '/fetch_and_explicit\(&block->used/s/release/relaxed/'
-found pages "the list of blocks walked without acquire" "" pages.c '/^void .purgeable__page_take/,/^}/s/load_acquire\(&newest/load_relaxed(\&newest/'
+found pages "a pair taken without acquire" "" pages.c 's/free_one, memory_order_acquire,/free_one, memory_order_relaxed,/'
+found pages "a pair returned before it is wiped" "" pages.c '/if \(purgeable__wipe\(pair, bytes\)/d'
+found pages "a pair returned without release" "" pages.c '/fetch_and_explicit\(&block->used/s/release/relaxed/'
+found pages "the list of blocks walked without acquire" "" pages.c '/^void .purgeable__pair_take/,/^}/s/load_acquire\(&newest/load_relaxed(\&newest/'

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Control pages against takers, returners and the end of a block: pages.c of the core, unchanged, with one page to a block.
+// Pairs of pages against takers, returners and the end of a block: pages.c of the core, unchanged, with one pair to a block.
 //
-// A page's content is one word, 0 where it was wiped or newly mapped. A thread that takes a page finds 0, writes its name, and
-// finds the name still there before it gives the page back. The kernel maps at the lowest place that is free: so the place of a
+// A pair's content is one word, 0 where it was wiped or newly mapped. A thread that takes a pair finds 0, writes its name, and
+// finds the name still there before it gives the pair back. The kernel maps at the lowest place that is free: so the place of a
 // block that was unmapped is that of the next one.
 //
-// Threads: A and B take a page and return it (with ONE: A alone). With SPARE a block with a free page is there, and C returns
+// Threads: A and B take a pair and return it (with ONE: A alone). With SPARE a block with a free pair is there, and C returns
 // another block's. That `base` becomes NULL before the pages go wants three blocks to go wrong, which is too large for a model.
 #include "model.h"
 
@@ -18,17 +18,20 @@ static int model_ctz(uint64_t value) {
   return count;
 }
 #define __builtin_ctzll model_ctz
-#define PURGEABLE__BLOCK_PAGES 1
+#define PURGEABLE__BLOCK_PAIRS 1
 #include "pages.c"
 
 enum { PLACES = 4 };
 static _Atomic int is_mapped[PLACES];
 static _Atomic int content[PLACES];
-static char places[PLACES];
+// A page is a byte.
+static char places[2 * PLACES];
 static block_t blocks[PLACES];
 static _Atomic int block_count;
 
 size_t purgeable_page_size_bytes(void) { return 1; }
+
+static int place_of(void *start) { return (int)((char *)start - places) / 2; }
 
 // MARK: The kernel: one call at a time
 
@@ -39,7 +42,7 @@ void *purgeable__map(size_t length, size_t alignment, const char *name, int *err
   for (int i = 0; i < PLACES; i++) {
     int none = 0;
     if (!atomic_compare_exchange_strong(&is_mapped[i], &none, 1)) continue;
-    return &places[i];
+    return &places[2 * i];
   }
   *error = ENOMEM;
   return 0;
@@ -51,7 +54,7 @@ int purgeable__unmap(void *start, size_t length) {
   (void)start;
   return ENOMEM;
 #else
-  int place = (int)((char *)start - places);
+  int place = place_of(start);
   // Pages that come back are zeros.
   atomic_store_explicit(&content[place], 0, memory_order_relaxed);
   int was = atomic_exchange(&is_mapped[place], 0);
@@ -62,7 +65,7 @@ int purgeable__unmap(void *start, size_t length) {
 
 int purgeable__wipe(void *start, size_t length) {
   (void)length;
-  atomic_store_explicit(&content[(char *)start - places], 0, memory_order_relaxed);
+  atomic_store_explicit(&content[place_of(start)], 0, memory_order_relaxed);
   return 0;
 }
 
@@ -78,13 +81,13 @@ void *purgeable__allocate(size_t count, size_t size) {
 
 static void hold(int name) {
   int error = 0;
-  char *page = purgeable__page_take(&error);
-  assert(page >= places && page < places + PLACES);
-  _Atomic int *word = &content[page - places];
+  char *pair = purgeable__pair_take(&error);
+  assert(pair >= places && pair < places + 2 * PLACES);
+  _Atomic int *word = &content[place_of(pair)];
   assert(atomic_load_explicit(word, memory_order_relaxed) == 0);
   atomic_store_explicit(word, name, memory_order_relaxed);
   assert(atomic_load_explicit(word, memory_order_relaxed) == name);
-  purgeable__page_return(page);
+  purgeable__pair_return(pair);
 }
 
 static void *a(void *unused) {
@@ -97,7 +100,7 @@ static void *b(void *unused) {
 }
 static char *others;
 static void *c(void *unused) {
-  purgeable__page_return(others);
+  purgeable__pair_return(others);
   return unused;
 }
 
@@ -105,10 +108,10 @@ int main(void) {
   pthread_t thread_a, thread_b, thread_c;
   int error = 0;
 #ifdef SPARE
-  char *spare = purgeable__page_take(&error);
-  others = purgeable__page_take(&error);
+  char *spare = purgeable__pair_take(&error);
+  others = purgeable__pair_take(&error);
   assert(spare != 0 && others != 0 && spare != others);
-  purgeable__page_return(spare);
+  purgeable__pair_return(spare);
   pthread_create(&thread_c, 0, c, 0);
 #endif
   pthread_create(&thread_a, 0, a, 0);

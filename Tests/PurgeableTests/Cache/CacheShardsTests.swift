@@ -136,14 +136,25 @@ struct CacheShardsTests {
       let cache = try PurgeableCache<Int, [UInt8]>()
       for i in 0..<300 { cache[i] = described(UInt32(i), version: 3, count: i % 50 == 0 ? 150_000 : 900) }
       cache.openEarly(count: 100)
+      // The home of each shard is a pair of pages out of a block. All are taken, down to the end of a block.
+      func mapped() -> UInt64 { purgeable_testing_call_count(purgeable_testing_call_mmap.rawValue) }
+      func take() -> UInt { unsafe UInt(bitPattern: purgeable_bookkeeping_map(1)) }
+      var pairs: [UInt] = []
+      let blocks = mapped()
+      while mapped() == blocks { pairs.append(take()) }
+      for _ in 1..<64 { pairs.append(take()) }
       var refused = 0
       while !cache.isOpen {
         let before = cache.byteCount
-        let mask = purgeable_testing_call_mmap.rawValue | purgeable_testing_call_allocate.rawValue
-        purgeable_testing_fail(mask, UInt64(refused + 1), ENOMEM, false)
+        // So many shards get a home.
+        for _ in 0..<refused { unsafe purgeable_bookkeeping_unmap(UnsafeMutableRawPointer(bitPattern: pairs.removeLast())!, 1) }
+        purgeable_testing_fail(purgeable_testing_call_mmap.rawValue, 1, ENOMEM, true)
         cache.engine.shards.openShards()
         purgeable_testing_fail(0, 0, 0, false)
         if cache.isOpen { break }
+        let calls = mapped()
+        for _ in 0..<refused { pairs.append(take()) }
+        require(mapped() == calls, "a home is not given back")
         refused += 1
         require(cache.count == 300 && cache.byteCount == before, "\(cache.count) entries, \(cache.byteCount) bytes")
         // Stores do not try again.
