@@ -91,18 +91,26 @@ import Glibc
     unsafe purgeable_bookkeeping_unmap(buffer.baseAddress!, buffer.count)
   }
 
-  /// Appends a record without a version. `key`, `value`: as long as the record says.
-  mutating func append(_ record: FileRecord, key: RawSpan, value: [UInt8]) throws(PurgeableError) {
-    let none = unsafe UnsafeRawBufferPointer(start: nil, count: 0)
-    try unsafe key.withUnsafeBytes { key throws(PurgeableError) in
-      try unsafe value.span.bytes.withUnsafeBytes { value throws(PurgeableError) in
-        unsafe try append(record, key: key, version: none, value: value)
+  /// Appends an entry's record, and counts it; an entry whose key does not encode is skipped. `version`: nil for none.
+  mutating func append(
+    _ record: FileRecord, key: some PurgeableValue, version: UnsafeRawBufferPointer?, value: UnsafeRawBufferPointer,
+    _ report: inout FileReport
+  ) throws(PurgeableError) {
+    var record = record
+    record.versionByteCount = unsafe version?.count
+    record.valueByteCount = value.count
+    let version = unsafe version ?? UnsafeRawBufferPointer(start: nil, count: 0)
+    let isWritten: ()? = try key.withPurgeableBytesIfEncodable { span throws(PurgeableError) in
+      try unsafe span.withUnsafeBytes { bytes throws(PurgeableError) in
+        record.keyByteCount = bytes.count
+        unsafe try append(record, key: bytes, version: version, value: value)
       }
     }
+    if isWritten == nil { report.skip("\(key)", because: "its key does not encode") } else { report.entryCount += 1 }
   }
 
   /// Appends a record. `key`, `version`, `value`: as long as the record says.
-  mutating func append(
+  private mutating func append(
     _ record: FileRecord, key: UnsafeRawBufferPointer, version: UnsafeRawBufferPointer, value: UnsafeRawBufferPointer
   ) throws(PurgeableError) {
     assert(record.contentByteCount == key.count + version.count + value.count, "CacheFileWriter: a record of another length")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a record of a file is to the cache that restores it.
+// What a cache makes of a file's records, and what records are made of.
 
 /// Between a cache's clock, which begins anew with the machine or the process, and the time of the day.
 struct FileTimes {
@@ -63,6 +63,14 @@ enum RestoreOutcome {
 }
 
 extension FileReport {
+  /// A value's bytes for a file. nil, and counted, where it does not encode.
+  mutating func bytes<Value>(of value: Value, _ format: StoredFormat<Value>, _ key: some Any) -> [UInt8]? {
+    do { return try format.encode(value) } catch {
+      skip("\(key)", because: "it does not encode: \(error)")
+      return nil
+    }
+  }
+
   /// An item's key, and how long it is valid. nil, and counted, where nothing can be made of it.
   mutating func key<Key: PurgeableValue>(
     of item: CacheFileReader.Item, _ record: FileRecord, in batch: CacheFileReader.Batch, _ times: FileTimes,

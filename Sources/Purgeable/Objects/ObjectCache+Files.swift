@@ -117,18 +117,12 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
     for (number, key) in keys.reversed().enumerated() {
       try steps.note(Double(number) / Double(keys.count), at: writer.byteCount)
       guard let (value, saved) = store.saved(key, times), !isLeaving(value) else { continue }
-      let bytes: [UInt8]
-      do { bytes = try format.encode(value) } catch {
-        report.skip("\(key)", because: "it does not encode: \(error)")
-        continue
-      }
+      guard let bytes = report.bytes(of: value, format, key) else { continue }
       var record = saved
-      (record.format, record.valueByteCount) = (UInt32(format.version), bytes.count)
-      let isWritten: ()? = try key.withPurgeableBytesIfEncodable { span throws(PurgeableError) in
-        record.keyByteCount = span.byteCount
-        try writer.append(record, key: span, value: bytes)
+      record.format = UInt32(format.version)
+      try unsafe bytes.span.bytes.withUnsafeBytes { bytes throws(PurgeableError) in
+        unsafe try writer.append(record, key: key, version: nil, value: bytes, &report)
       }
-      if isWritten == nil { report.skip("\(key)", because: "its key does not encode") } else { report.entryCount += 1 }
     }
   }
 

@@ -182,10 +182,11 @@ struct CacheFileTests {
   private func write(_ path: String, _ record: FileRecord) throws {
     let header = FileHeader(created: WallTime.now, keyType: "Int", valueType: "Array<UInt8>", format: 0)
     var writer = try CacheFileWriter.make(path, header, permissions: 0o600, operation: "test")
-    var record = record
-    (record.keyByteCount, record.valueByteCount) = (8, 3)
-    let key = [UInt8](repeating: 1, count: 8)
-    unsafe try writer.append(record, key: key.span.bytes, value: [1, 2, 3])
+    var report = FileReport()
+    try unsafe ([1, 2, 3] as [UInt8]).span.bytes.withUnsafeBytes { value throws(PurgeableError) in
+      unsafe try writer.append(record, key: 0x0101_0101_0101_0101, version: nil, value: value, &report)
+    }
+    #expect(report.entryCount == 1)
     _ = try writer.place(isSynchronized: false)
   }
 

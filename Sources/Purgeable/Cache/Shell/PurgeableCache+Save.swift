@@ -127,33 +127,17 @@ extension PurgeableCache where Key: PurgeableValue {
     _ key: Key, _ version: UnsafeRawBufferPointer?, _ value: UnsafeRawBufferPointer, _ record: FileRecord,
     to writer: inout CacheFileWriter, _ format: StoredFormat<Value>, _ report: inout FileReport
   ) throws(PurgeableError) {
-    var encoded: [UInt8]?
-    if !format.isPlain {
-      guard let decoded = unsafe Value(purgeableBytes: value.bytes) else {
-        return report.skip("\(key)", because: "its value cannot be made of the bytes in memory")
-      }
-      do { encoded = try format.encode(decoded) } catch { return report.skip("\(key)", because: "it does not encode: \(error)") }
-    }
     var record = record
     record.format = UInt32(format.version)
-    record.versionByteCount = unsafe version?.count
-    // The cost of a value that is written in other bytes counts all the same.
-    if encoded != nil { record.cost = record.cost ?? UInt64(value.count) }
-    func write(_ value: UnsafeRawBufferPointer) throws(PurgeableError) {
-      record.valueByteCount = value.count
-      let none = unsafe UnsafeRawBufferPointer(start: nil, count: 0)
-      let isWritten: ()? = try key.withPurgeableBytesIfEncodable { span throws(PurgeableError) in
-        try unsafe span.withUnsafeBytes { bytes throws(PurgeableError) in
-          record.keyByteCount = bytes.count
-          unsafe try writer.append(record, key: bytes, version: version ?? none, value: value)
-        }
-      }
-      if isWritten == nil { report.skip("\(key)", because: "its key does not encode") } else { report.entryCount += 1 }
+    if format.isPlain { return unsafe try writer.append(record, key: key, version: version, value: value, &report) }
+    guard let decoded = unsafe Value(purgeableBytes: value.bytes) else {
+      return report.skip("\(key)", because: "its value cannot be made of the bytes in memory")
     }
-    if let encoded {
-      try unsafe encoded.span.bytes.withUnsafeBytes { bytes throws(PurgeableError) in unsafe try write(bytes) }
-    } else {
-      unsafe try write(value)
+    guard let encoded = report.bytes(of: decoded, format, key) else { return }
+    // The cost of a value that is written in other bytes counts all the same.
+    record.cost = record.cost ?? UInt64(value.count)
+    try unsafe encoded.span.bytes.withUnsafeBytes { bytes throws(PurgeableError) in
+      unsafe try writer.append(record, key: key, version: version, value: bytes, &report)
     }
   }
 }
