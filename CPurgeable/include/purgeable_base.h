@@ -224,8 +224,8 @@ void *PURGEABLE_NULLABLE purgeable_bookkeeping_map(size_t length_bytes);
 PURGEABLE_MUST_USE
 int purgeable_bookkeeping_clear(void *start, size_t length_bytes);
 
-/// Ends a mapping; `length_bytes` is what it was mapped with. Returns 0 or an errno; then its content is wiped, and its address
-/// space, without memory, stays taken.
+/// Ends a mapping, or the last of its pages: what is left before them is ended by another call, with its own length. Returns 0 or
+/// an errno; then the content is wiped, and its address space, without memory, stays taken.
 int purgeable_bookkeeping_unmap(void *start, size_t length_bytes);
 
 /// `length_bytes` of zeros from the C library's allocator, for notes too small for a mapping of their own. NULL when there is no

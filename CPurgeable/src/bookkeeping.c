@@ -21,7 +21,11 @@ void *purgeable_bookkeeping_map(size_t length_bytes) {
 int purgeable_bookkeeping_clear(void *start, size_t length_bytes) { return purgeable__wipe(start, length_bytes); }
 
 int purgeable_bookkeeping_unmap(void *start, size_t length_bytes) {
-  if (length_bytes <= purgeable__pair_bytes()) {
+  // Its length does not tell: it may be what is left of a longer mapping.
+  bool is_whole = false;
+  if (length_bytes <= purgeable__pair_bytes() && purgeable__is_of_pair(start, &is_whole)) {
+    // The end of a pair goes without its place.
+    if (!is_whole) return purgeable__wipe(start, length_bytes);
     purgeable__pair_return(start);
     return 0;
   }

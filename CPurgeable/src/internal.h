@@ -139,6 +139,8 @@ void purgeable__touched_end(purgeable__touched_t *touched);
 // Two pages of zeros as `purgeable__map` maps them, in a mapping with others. NULL with ENOMEM.
 void *purgeable__pair_take(int *error);
 void purgeable__pair_return(void *pair);
+// Whether the address is in a pair that is taken, and whether it is the pair's first.
+bool purgeable__is_of_pair(const void *address, bool *is_start);
 size_t purgeable__pair_bytes(void);
 
 // MARK: How much memory there is (limits.c)

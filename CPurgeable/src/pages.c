@@ -110,12 +110,24 @@ static void end_if_empty(block_t *block, size_t pair_bytes) {
   if (block != NULL) store_release(&block->used, 0);
 }
 
+// NULL for an address in no block.
+static block_t *block_of(const void *address) {
+  size_t bytes = BLOCK_PAIRS * purgeable__pair_bytes();
+  block_t *block = load_acquire(&newest);
+  while (block != NULL && (size_t)((const char *)address - load_relaxed(&block->base)) >= bytes) block = block->next;
+  return block;
+}
+
+bool purgeable__is_of_pair(const void *address, bool *is_start) {
+  block_t *block = block_of(address);
+  if (block == NULL) return false;
+  *is_start = (size_t)((const char *)address - load_relaxed(&block->base)) % purgeable__pair_bytes() == 0;
+  return true;
+}
+
 void purgeable__pair_return(void *pair) {
   size_t bytes = purgeable__pair_bytes();
-  block_t *block = load_acquire(&newest);
-  while ((size_t)((char *)pair - load_relaxed(&block->base)) >= BLOCK_PAIRS * bytes) {
-    block = block->next;
-  }
+  block_t *block = block_of(pair);
   if (purgeable__wipe(pair, bytes) != 0) memset(pair, 0, bytes);
   size_t number = (size_t)((char *)pair - load_relaxed(&block->base)) / bytes;
   // Release: pairs with `take_from`.

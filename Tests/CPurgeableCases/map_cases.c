@@ -359,6 +359,33 @@ static void small_bookkeeping(case_report_t *report) {
   for (int i = 0; i < SMALL_COUNT; i += 2) EXPECT_EQUAL(purgeable_bookkeeping_unmap(small[i], small_bytes(i)), 0);
 }
 
+static bool is_unmapped(void *page) {
+  unsigned char seen;
+  return mincore(page, PAGE, &seen) != 0 && errno == ENOMEM;
+}
+
+// From eight pages on to any number of them, whatever the length of the end that goes.
+static void bookkeeping_ends(case_report_t *report) {
+  for (size_t kept = 1; kept < 8; kept++) {
+    char *pair = purgeable_bookkeeping_map(2 * PAGE);
+    char *table = purgeable_bookkeeping_map(8 * PAGE);
+    REQUIRE(pair != NULL && table != NULL);
+    memset(pair, 1, 2 * PAGE);
+    memset(table, 2, 8 * PAGE);
+    EXPECT_EQUAL(purgeable_bookkeeping_unmap(table + kept * PAGE, (8 - kept) * PAGE), 0);
+    EXPECT(is_unmapped(table + kept * PAGE));
+    for (size_t at = 0; at < kept * PAGE; at++) EXPECT(table[at] == 2);
+    // The end of a pair reads as zeros, and nobody else gets it.
+    EXPECT_EQUAL(purgeable_bookkeeping_unmap(pair + PAGE, PAGE), 0);
+    char *other = purgeable_bookkeeping_map(PAGE);
+    REQUIRE(other != NULL && other != pair && pair[PAGE] == 0 && pair[PAGE - 1] == 1);
+    EXPECT_EQUAL(purgeable_bookkeeping_unmap(other, PAGE), 0);
+    EXPECT_EQUAL(purgeable_bookkeeping_unmap(pair, PAGE), 0);
+    EXPECT_EQUAL(purgeable_bookkeeping_unmap(table, kept * PAGE), 0);
+    EXPECT(is_unmapped(table));
+  }
+}
+
 const test_case_t map_cases[] = {
     CASE("map: advice refused for want of mappings is a failed mapping", refused_advice),
     CASE("map: what can be neither used nor unmapped holds nothing", refused_advice_and_unmap),
@@ -368,6 +395,7 @@ const test_case_t map_cases[] = {
     CASE("map: many heaps share mappings of control blocks", many_heaps),
     CASE("map: many heaps, begun and ended by four threads", many_heaps_by_threads),
     CASE("map: small bookkeeping shares mappings, and reads as zeros each time and in a child", small_bookkeeping),
+    CASE("map: bookkeeping ends page by page, to any length", bookkeeping_ends),
     CASE("cancellation: no call of the probe, the limits or a heap's beginning ends the thread", cancelled_calls),
     END_OF_CASES,
 };
