@@ -32,8 +32,12 @@ let package = Package(
     .library(name: "CPurgeable", targets: ["CPurgeable"]),
     .library(name: "Purgeable", targets: ["Purgeable", "CPurgeablePressure"]),
     .library(name: "PurgeableFoundation", targets: ["PurgeableFoundation"]),
+    .library(name: "PurgeableSQLite", targets: ["PurgeableSQLite"]),
     .executable(name: "purgeablectl", targets: ["purgeablectl"]),
     .executable(name: "purgeable-bench", targets: ["purgeable-bench"]),
+  ],
+  traits: [
+    .trait(name: "SQLite", description: "PurgeableSQLite: a database behind a cache. Needs SQLite's header (libsqlite3-dev).")
   ],
   targets: [
     .target(
@@ -47,6 +51,14 @@ let package = Package(
       exclude: ["README.md", "Cache/README.md"],
       swiftSettings: swiftSettings + [internalImports]),
     .target(name: "PurgeableFoundation", dependencies: ["Purgeable"], swiftSettings: swiftSettings + [internalImports]),
+    // Empty without the trait SQLite.
+    .systemLibrary(name: "CSQLite"),
+    .target(
+      name: "PurgeableSQLite",
+      dependencies: [
+        "Purgeable", "CPurgeable", "CPurgeableFiles", .target(name: "CSQLite", condition: .when(traits: ["SQLite"])),
+      ],
+      swiftSettings: swiftSettings + [internalImports]),
     // What the programs and the tests share. No product, and nothing of the library uses it.
     .target(name: "ToolSupport", dependencies: ["Purgeable"], swiftSettings: swiftSettings),
     .executableTarget(
@@ -96,6 +108,13 @@ let package = Package(
       swiftSettings: swiftSettings),
     .testTarget(
       name: "ToolSupportTests", dependencies: ["ToolSupport", "Purgeable", "PurgeableTestSupport"], swiftSettings: swiftSettings),
+    .testTarget(
+      name: "PurgeableSQLiteTests",
+      dependencies: [
+        "PurgeableSQLite", "Purgeable", "PurgeableTestSupport", "ToolSupport",
+        .target(name: "CSQLite", condition: .when(traits: ["SQLite"])),
+      ],
+      swiftSettings: swiftSettings),
     .target(
       name: "PurgeableTestSupport", dependencies: ["Purgeable"], path: "Tests/Support", swiftSettings: swiftSettings),
   ],

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/vfs.h>
 
 #include "purgeable_files.h"
 
@@ -27,4 +28,9 @@ bool purgeable__write_out(int file, off_t start, off_t byte_count) {
   (void)posix_fadvise(file, start, byte_count, POSIX_FADV_DONTNEED);
   errno = error;
   return is_written;
+}
+
+long purgeable__file_system(const char *path) {
+  struct statfs status;
+  return statfs(path, &status) == 0 ? (long)status.f_type : 0;
 }

@@ -15,6 +15,9 @@ uint32_t purgeable__crc32c(uint32_t sum, const void *bytes, size_t byte_count);
 /// The same without the processor's instruction, for tests.
 uint32_t purgeable__crc32c_by_tables(uint32_t sum, const void *bytes, size_t byte_count);
 
+/// SipHash-1-3 of the bytes, with a key of two words. Any thread. The same on every machine.
+uint64_t purgeable__siphash(uint64_t low, uint64_t high, const void *bytes, size_t byte_count);
+
 /// `openat` with O_DIRECT and O_CLOEXEC: the file's pages go around the page cache. Answers -1 with EINVAL where the file system
 /// knows no such thing.
 int purgeable__open_direct(int directory, const char *path, int flags, mode_t mode);
@@ -25,5 +28,8 @@ bool purgeable__leave_direct(int file);
 /// Has a part of a file written to the disk, waits for it, and gives its pages in the page cache up. False with errno where it
 /// could not be written; true where the file system does not write on demand.
 bool purgeable__write_out(int file, off_t start, off_t byte_count);
+
+/// The number of the type of the file system that a path is on (statfs(2)); 0 where it cannot be told.
+long purgeable__file_system(const char *path);
 
 #endif

@@ -12,8 +12,8 @@
 public struct StoredFormat<Value: Sendable>: Sendable {
   /// The number that is written with each value: 1 or more; 0 is `purgeableBytes`.
   public let version: Int
-  let encode: @Sendable (Value) throws -> [UInt8]
-  let decode: @Sendable (RawSpan, Int) throws -> Value?
+  package let encode: @Sendable (Value) throws -> [UInt8]
+  package let decode: @Sendable (RawSpan, Int) throws -> Value?
 
   /// Makes a format. `version`: 1 to 2,147,483,647; a number outside is a programming error. `encode`: an error means that the
   /// value cannot be written, and it is skipped. `decode` gets the number that the bytes were written with; nil or an error: no
@@ -34,7 +34,7 @@ public struct StoredFormat<Value: Sendable>: Sendable {
     (version, self.encode, self.decode) = (0, encode, decode)
   }
 
-  var isPlain: Bool { version == 0 }
+  package var isPlain: Bool { version == 0 }
 }
 
 extension StoredFormat where Value: PurgeableValue {

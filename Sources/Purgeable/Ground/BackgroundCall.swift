@@ -4,11 +4,14 @@
 import Glibc
 import Synchronization
 
+/// Runs `body` on a thread of its own. False where no thread can be made.
+package func startThread(_ body: @escaping @Sendable () -> Void) -> Bool { BackgroundCall(body).startTelling() }
+
 /// One such call.
 final class BackgroundCall: Teller, @unchecked Sendable {
   private let body: @Sendable () -> Void
 
-  private init(_ body: @escaping @Sendable () -> Void) { self.body = body }
+  fileprivate init(_ body: @escaping @Sendable () -> Void) { self.body = body }
 
   override func run() { body() }
 

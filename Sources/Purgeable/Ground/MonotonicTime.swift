@@ -5,7 +5,7 @@ import Glibc
 
 extension Duration {
   /// In nanoseconds: 0 at least, and at most a time that no clock reaches.
-  var wholeNanoseconds: UInt64 {
+  package var wholeNanoseconds: UInt64 {
     let (seconds, attoseconds) = components
     guard seconds >= 0, attoseconds >= 0 else { return 0 }
     let (whole, overflow) = UInt64(seconds).multipliedReportingOverflow(by: 1_000_000_000)
@@ -15,8 +15,8 @@ extension Duration {
 
 /// Nanoseconds since some moment before the process began.
 @usableFromInline
-enum MonotonicTime {
-  @usableFromInline static var now: UInt64 {
+package enum MonotonicTime {
+  @usableFromInline package static var now: UInt64 {
     var time = timespec()
     unsafe clock_gettime(CLOCK_MONOTONIC, &time)
     return UInt64(time.tv_sec) * 1_000_000_000 + UInt64(time.tv_nsec)
@@ -53,9 +53,9 @@ struct MonotonicClock: Sendable {
 }
 
 /// The time of the day, as the machine has it: for what outlives the process. It may be set, forward and back.
-enum WallTime {
+package enum WallTime {
   /// Nanoseconds since 1970.
-  static var now: Int64 {
+  package static var now: Int64 {
     var time = timespec()
     unsafe clock_gettime(CLOCK_REALTIME, &time)
     return Int64(time.tv_sec) * 1_000_000_000 + Int64(time.tv_nsec)

@@ -4,11 +4,11 @@
 import Glibc
 
 /// A POSIX mutex and its condition, whose times are the monotonic clock's.
-@safe struct WaitableMutex: ~Copyable, @unchecked Sendable {
+@safe package struct WaitableMutex: ~Copyable, @unchecked Sendable {
   private let mutex = UnsafeMutablePointer<pthread_mutex_t>.allocate(capacity: 1)
   private let condition = UnsafeMutablePointer<pthread_cond_t>.allocate(capacity: 1)
 
-  init() {
+  package init() {
     unsafe pthread_mutex_init(mutex, nil)
     prepareCondition()
   }
@@ -28,21 +28,21 @@ import Glibc
     unsafe pthread_condattr_destroy(&attributes)
   }
 
-  borrowing func withLock<Result>(_ body: () -> Result) -> Result {
+  package borrowing func withLock<Result>(_ body: () -> Result) -> Result {
     lock()
     defer { unlock() }
     return body()
   }
 
-  borrowing func lock() { unsafe pthread_mutex_lock(mutex) }
-  borrowing func unlock() { unsafe pthread_mutex_unlock(mutex) }
+  package borrowing func lock() { unsafe pthread_mutex_lock(mutex) }
+  package borrowing func unlock() { unsafe pthread_mutex_unlock(mutex) }
 
   /// Wakes a thread that waits.
-  borrowing func signal() { unsafe pthread_cond_signal(condition) }
+  package borrowing func signal() { unsafe pthread_cond_signal(condition) }
 
   /// Waits for a signal, or until a moment of `MonotonicTime` (nil: for ever), with the mutex free meanwhile. For the holder of
   /// the mutex, who then looks for what the wait was for. False when the time is over.
-  borrowing func wait(until moment: UInt64?) -> Bool {
+  package borrowing func wait(until moment: UInt64?) -> Bool {
     guard let moment else {
       unsafe pthread_cond_wait(condition, mutex)
       return true

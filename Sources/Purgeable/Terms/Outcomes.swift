@@ -31,7 +31,7 @@ public enum StoreOutcome: Sendable, Hashable {
 }
 
 extension StoreOutcome {
-  var isStored: Bool { self == .stored || self == .replaced }
+  package var isStored: Bool { self == .stored || self == .replaced }
 }
 
 extension Dictionary where Value: Sendable {

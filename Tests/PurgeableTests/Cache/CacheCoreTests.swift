@@ -62,7 +62,9 @@ struct CacheCoreTests {
       // Exact to a slab of each of the two lanes that may be open.
       #expect(abs(Double(left.count) - wanted) < 200, "\(order), \(String(describing: share)): \(left.count)")
       if let share {
-        #expect(left.last == CoreRun.count - 1 && left.count == left.last! - left.first! + 1)
+        // The kernel may leave a few others: it cannot take a page that waits in a list of a processor where the thread ran
+        // before.
+        #expect(Set(left).isSuperset(of: CoreRun.count - Int(wanted) + 200..<CoreRun.count))
         #expect(abs(Double(run.cache.statistics.coreBytes) - share * Double(held)) < 3 * 65_536)
         #expect(run.cache.statistics.description.contains(" in the core"))
       }

@@ -22,7 +22,7 @@ extension CacheEngine {
     }
     if from > now { return 0 }
     base.coreFrom.store(0, ordering: .relaxed)
-    base.notesUses.store(core.needsLastUses, ordering: .relaxed)
+    setNotesUses(core.needsLastUses)
     let pinned = base.totals.pinnedBytes.load(ordering: .relaxed)
     var (left, kept) = (Int(clamping: ProcessMemory.limit() / 2) - pinned, 0)
     let all = shards.all
@@ -68,10 +68,21 @@ extension CacheEngine {
     base.limits.budget.withLock { $0.core = core }
     base.coreFrom.store(core == nil ? .max : 0, ordering: .relaxed)
     if core == nil {
-      base.notesUses.store(false, ordering: .relaxed)
+      setNotesUses(false)
       endCore()
     }
     WorkBell.ring()
+  }
+
+  private func setNotesUses(_ isWanted: Bool) {
+    base.notesUses.store(isWanted || base.isTiered.load(ordering: .relaxed), ordering: .relaxed)
+  }
+
+  /// From now on the last use of each entry is noted.
+  func noteUses() {
+    base.isTiered.store(true, ordering: .relaxed)
+    for shard in shards.all { shards.hold(shard) { held in held.keepLastUses() } }
+    setNotesUses(true)
   }
 
   private func endCore() {

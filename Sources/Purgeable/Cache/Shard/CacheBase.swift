@@ -44,6 +44,8 @@ final class CacheBase: Sendable {
   let coreFrom: Atomic<UInt64>
   /// Whether last uses are noted of all entries.
   let notesUses = Atomic<Bool>(false)
+  /// Whether it always is: there is a second tier, which is told of them.
+  let isTiered = Atomic<Bool>(false)
   let usedSlabs: SlabMoments
   #if DEBUG
     /// Called by an eviction run when it has taken notes, so that a test can do something before they are used.

@@ -113,6 +113,7 @@ struct HeldShard: ~Copyable {
     ghost = Ghost(countedIn: base.totals)
     keys = ShardKeys(base.observer?.nodes)
     departures = ShardDepartures(base.observer)
+    if base.isTiered.load(ordering: .relaxed) { index.keepLastUses() }
     books.noteIndexBytes(index.byteCount)
   }
 

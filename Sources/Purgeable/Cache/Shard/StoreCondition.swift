@@ -5,6 +5,9 @@
 enum StoreCondition {
   /// The value was loaded, and nothing has overtaken the load.
   case permit(LoadPermit)
+  /// As above, where there is a permit; and whoever stores the value a second time is told when its turn among all stores of the
+  /// key is decided (PurgeableCache+Tier.swift). Indirect: as below.
+  indirect case announced(LoadPermit?, () -> Void)
   /// The key's entry is as it was peeked at, with a digest; nil: there is none. Indirect: most stores have no condition, and
   /// handing on none of it should take a word.
   indirect case unchanged(PeekedEntry?)
@@ -13,6 +16,7 @@ enum StoreCondition {
   var mayHold: Bool {
     switch self {
     case .permit(let permit): permit.isCurrent
+    case .announced(let permit, _): permit?.isCurrent ?? true
     case .unchanged: true
     }
   }
@@ -20,8 +24,12 @@ enum StoreCondition {
   /// Asked once.
   func holds(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer, in held: inout HeldShard) -> Bool {
     switch self {
-    case .permit(let permit): permit.take()
-    case .unchanged(let peeked): unsafe held.peeked(key, prefix, digests: true) == peeked
+    case .permit(let permit): return permit.take()
+    case .announced(let permit, let announce):
+      guard permit?.take() ?? true else { return false }
+      announce()
+      return true
+    case .unchanged(let peeked): return unsafe held.peeked(key, prefix, digests: true) == peeked
     }
   }
 }

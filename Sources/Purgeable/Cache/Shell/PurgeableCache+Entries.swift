@@ -259,28 +259,52 @@ private struct CacheKeys<Key: Hashable & Sendable, Value: PurgeableValue>: Seque
 }
 
 /// A walk over keys.
-private final class KeyWalk<Key: Hashable & Sendable, Value: PurgeableValue>: IteratorProtocol {
+final class KeyWalk<Key: Hashable & Sendable, Value: PurgeableValue>: IteratorProtocol {
   private let cache: PurgeableCache<Key, Value>
   private var walk: EntryWalk
   private var copies = EntryCopies<Key>()
   /// Of the last visit, and how many of them have come.
   private var keys: [Key] = []
+  private var lastUses: [UseTime] = []
   private var position = 0
 
-  init(_ cache: PurgeableCache<Key, Value>) {
-    self.cache = cache
+  /// Entries that were not used since then are left out; of the others the last uses are kept with the keys.
+  private let start: UseTime?
+  private var uses: [UseTime] = []
+
+  init(_ cache: PurgeableCache<Key, Value>, usedSince start: UseTime? = nil) {
+    (self.cache, self.start) = (cache, start)
     walk = EntryWalk(cache.engine.shards)
   }
+
+  /// Of the key that came last; nil where uses do not matter.
+  var lastUse: UseTime? { start == nil ? nil : lastUses[position - 1] }
 
   func next() -> Key? {
     while position == keys.count {
       guard MemoryReserve.isThere(MemoryReserve.ofNews),
-        walk.visitNext(of: cache.engine.shards, { held, found in copies.append(found.slot, in: held, withValue: false) })
+        walk.visitNext(
+          of: cache.engine.shards,
+          { held, found in
+            guard let start else {
+              _ = copies.append(found.slot, in: held, withValue: false)
+              return
+            }
+            guard let use = held.lastUse(of: found.slot), start.steps(until: use) > 0,
+              copies.append(found.slot, in: held, withValue: false)
+            else { return }
+            uses.append(use)
+          })
       else { return nil }
       // Here keys may end, which is the program's code.
       keys.removeAll(keepingCapacity: true)
       position = 0
-      copies.takeAll(for: cache) { key, _ in keys.append(key) }
+      lastUses.removeAll(keepingCapacity: true)
+      copies.takeEach(for: cache) { number, key, _, _, _ in
+        keys.append(key)
+        if start != nil { lastUses.append(uses[number]) }
+      }
+      uses.removeAll(keepingCapacity: true)
     }
     position += 1
     return keys[position - 1]

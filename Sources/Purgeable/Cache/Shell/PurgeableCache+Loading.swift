@@ -194,21 +194,32 @@ extension PurgeableCache: Loading {
 
   @usableFromInline
   func keep(_ value: Value, forKey key: Key, _ terms: LoadTerms, _ permit: LoadPermit, recomputeCost: UInt64) {
+    let condition = terms.announce.map { StoreCondition.announced(permit, $0) } ?? .permit(permit)
+    let outcome = keep(value, forKey: key, terms, if: condition, recomputeCost: recomputeCost)
+    // The second tier may take what this one does not.
+    if let announce = terms.announce, !outcome.isStored, permit.take() { announce() }
+  }
+
+  @discardableResult
+  func keep(
+    _ value: Value, forKey key: Key, _ terms: LoadTerms, if condition: StoreCondition, recomputeCost: UInt64? = nil
+  ) -> StoreOutcome {
     var byteCount = 0
     var outcome = StoreOutcome.notEncodable
     _ = value.withPurgeableBytesIfEncodable { span in
       byteCount = span.byteCount
       let now = moment
       var head = engine.base.head(cost: terms.cost, lifetime: terms.lifetime, recomputeCost: recomputeCost, at: now)
-      if terms.refreshTime != nil { head.made = now }
+      if terms.refreshTime != nil { head.made = now - min(now, terms.age) }
       // Without the permit it counts as replaced by what overtook it.
       outcome = unsafe span.withUnsafeBytes { bytes in
-        if terms.lifetime?.isOver == true { return refuseAtOnce(key, permit) }
+        if terms.lifetime?.isOver == true { return refuseAtOnce(key, condition) }
         if let version = terms.version, version.utf8.count > VersionText.mostBytes { return .notEncodable }
-        return unsafe store(bytes, forKey: key, head, terms.version, if: .permit(permit)) ?? .replaced
+        return unsafe store(bytes, forKey: key, head, terms.version, if: condition) ?? .replaced
       }
     }
     noteRefusal(outcome, of: value, forKey: key, cost: terms.cost ?? UInt64(byteCount))
+    return outcome
   }
 
   @usableFromInline
@@ -253,9 +264,9 @@ extension PurgeableCache: Loading {
   }
 
   /// What was loaded is valid for no time: an older value goes all the same.
-  private func refuseAtOnce(_ key: Key, _ permit: LoadPermit) -> StoreOutcome {
+  private func refuseAtOnce(_ key: Key, _ condition: StoreCondition) -> StoreOutcome {
     _ = unsafe withEntry(key) { engineKey, prefix, held in
-      unsafe permit.take() && held.remove(engineKey, prefix, .replaced)
+      unsafe condition.holds(engineKey, prefix, in: &held) && held.remove(engineKey, prefix, .replaced)
     }
     countRefusal()
     return .expired

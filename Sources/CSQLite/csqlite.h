@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: MIT
+/// SQLite of the system (Debian: libsqlite3-dev), and what Swift cannot call of it.
+#ifndef PURGEABLE_CSQLITE_H
+#define PURGEABLE_CSQLITE_H
+
+#include <sqlite3.h>
+
+/// Has a connection leave the log as it is when it is closed, even as the last one.
+static inline int purgeable__leave_log(sqlite3 *database) {
+  return sqlite3_db_config(database, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, (int *)0);
+}
+
+#endif

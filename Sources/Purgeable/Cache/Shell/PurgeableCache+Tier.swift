@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+// For a second tier behind the cache (PurgeableSQLite): stores that a later one may have overtaken, and loads that look there
+// first.
+
+/// What the second tier, or a load behind it, found.
+package enum TierResult<Value: Sendable>: Sendable {
+  case found(TierValue<Value>)
+  case absent
+}
+
+package struct TierValue<Value: Sendable>: Sendable {
+  package var value: Value
+  package var cost: Int?
+  package var expiry: Expiry?
+  package var version: String?
+  /// Since it was made.
+  package var age = Duration.zero
+  /// The second tier is to have it, too: called once, unless something else was stored under the key, or the key was removed,
+  /// while the value was loaded.
+  package var announce: (@Sendable () -> Void)?
+
+  package init(_ value: Value) { self.value = value }
+}
+
+extension PurgeableCache {
+  /// As `setValue`. `announce` is called once, when its turn among all stores of the key is decided: under a mutex, so it is not
+  /// to do much. Where nothing is stored, the key has no value afterwards.
+  package func setValue(
+    _ value: Value, forKey key: Key, cost: Int?, expiry: Expiry?, version: String?, announcing announce: () -> Void
+  ) -> StoreOutcome {
+    loads.overtake(key)
+    var isAnnounced = false
+    var terms = LoadTerms(version, expiry)
+    terms.cost = cost.map { UInt64(max(0, $0)) }
+    let outcome = withoutActuallyEscaping(announce) { announce in
+      keep(
+        value, forKey: key, terms,
+        if: .announced(nil) {
+          isAnnounced = true
+          announce()
+        })
+    }
+    if outcome.isStored { return outcome }
+    if !isAnnounced { announce() }
+    // An older value must not outlive this one.
+    remove(forKey: key)
+    return outcome
+  }
+
+  /// The value of a key, else what `load` finds, on this thread.
+  package func value<E: Error>(
+    forKey key: Key, version: String?, tier load: () throws(E) -> TierResult<Value>
+  ) throws(E) -> Value? {
+    if let value = found(key, version) { return value }
+    let (terms, answer) = tierTerms(version, nil)
+    return try loadedValueIfAny(forKey: key, terms) { () throws(E) in answer.take(try load(), terms) }
+  }
+
+  /// As above, for a load that always finds a value: an asker of the other kind, whose load found none, is none to wait for.
+  package func alwaysValue<E: Error>(
+    forKey key: Key, version: String?, tier load: () throws(E) -> TierResult<Value>
+  ) throws(E) -> Value {
+    if let value = found(key, version) { return value }
+    let (terms, answer) = tierTerms(version, nil)
+    // `load` finds one.
+    return try loadedValue(forKey: key, terms) { () throws(E) in answer.take(try load(), terms)! }
+  }
+
+  package nonisolated(nonsending) func value<E: Error>(
+    forKey key: Key, version: String?, tier load: @escaping @Sendable () async throws(E) -> TierResult<Value>
+  ) async throws(E) -> Value? {
+    if let value = found(key, version) { return value }
+    let (terms, answer) = tierTerms(version, nil)
+    return try await loadedValueIfAny(forKey: key, terms) { () async throws(E) in answer.take(try await load(), terms) }
+  }
+
+  /// `load`: gets whether there is a value, which is due to be loaded anew.
+  package nonisolated(nonsending) func alwaysValue<E: Error>(
+    forKey key: Key, version: String?, refreshAfter: Duration?,
+    tier load: @escaping @Sendable (_ isRefresh: Bool) async throws(E) -> TierResult<Value>
+  ) async throws(E) -> Value {
+    let isFound = found(key, version)
+    if let value = isFound, refreshAfter == nil { return value }
+    let (terms, answer) = tierTerms(version, refreshAfter)
+    guard let value = isFound else {
+      return try await loadedValue(forKey: key, terms) { () async throws(E) in answer.take(try await load(false), terms)! }
+    }
+    refresh(key, terms) { () async throws(E) in answer.take(try await load(true), terms) }
+    return value
+  }
+
+  // MARK: Uses
+
+  /// From now on the last use of each entry is noted, also where nothing expires by it.
+  package func noteUses() { engine.noteUses() }
+
+  /// The moment to ask for uses since, in nanoseconds of the cache's clock.
+  package var useMoment: UInt64 { moment }
+
+  /// Calls `body` for the keys of entries that were stored or used since a moment, as in `keys`, with the nanoseconds since then,
+  /// until it returns false.
+  package func forEachKey(usedSince moment: UInt64, _ body: (Key, _ age: UInt64) -> Bool) {
+    let walk = KeyWalk(self, usedSince: UseTime(moment))
+    while let key = walk.next() {
+      let now = self.moment
+      guard body(key, now - min(now, walk.lastUse?.moment(asOf: now) ?? now)) else { return }
+    }
+  }
+
+  private func tierTerms(_ version: String?, _ refreshTime: Duration?) -> (LoadTerms, LoadAnswer) {
+    var terms = LoadTerms(version, nil, nil, refreshTime)
+    let answer = LoadAnswer()
+    terms.answer = answer
+    return (terms, answer)
+  }
+}
+
+extension LoadAnswer {
+  fileprivate func take<Value>(_ result: TierResult<Value>, _ terms: LoadTerms) -> Value? {
+    guard case .found(let found) = result else { return nil }
+    var said = terms
+    said.cost = found.cost.map { UInt64(max(0, $0)) }
+    (said.lifetime, said.version, said.age) = (found.expiry?.lifetime, found.version, found.age.wholeNanoseconds)
+    said.announce = found.announce
+    self.terms = said
+    return found.value
+  }
+}

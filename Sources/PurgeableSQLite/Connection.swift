@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: MIT
+// A connection to SQLite, and its statements: all that this module calls of SQLite is called here.
+
+#if SQLite
+  import CSQLite
+  import Glibc
+  import Purgeable
+
+  /// What SQLite, or a system call on its files, said.
+  struct StoreFailure: Error {
+    /// SQLite's result, extended; 0 for a system call.
+    var code: Int32 = 0
+    /// errno, 0 where there is none.
+    var number: Int32 = 0
+    /// A version of the tables that this one does not know.
+    var isNewer = false
+    var call: String
+    var message: String
+
+    static let busyCode = SQLITE_BUSY
+    static let damageCode = SQLITE_CORRUPT
+
+    /// Without what extends it.
+    var primary: Int32 { code & 0xFF }
+
+    /// Of a system call that has just failed.
+    static func system(_ call: String, _ what: String) -> StoreFailure {
+      let number = errno
+      return StoreFailure(number: number, call: call, message: "\(what) (\(unsafe String(cString: strerror(number))))")
+    }
+
+    /// The file is none that SQLite can go on with.
+    var isDamage: Bool { primary == SQLITE_CORRUPT || primary == SQLITE_NOTADB }
+
+    /// No room on the disk, or in what the process or the user may write.
+    var isFull: Bool {
+      primary == SQLITE_FULL || number == ENOSPC || number == EDQUOT || number == EFBIG
+    }
+
+    var isWantOfMemory: Bool { primary == SQLITE_NOMEM || number == ENOMEM }
+
+    /// Somebody else is at work on it.
+    var isBusy: Bool { primary == SQLITE_BUSY || primary == SQLITE_LOCKED }
+  }
+
+  extension PurgeableError {
+    init(_ failure: StoreFailure, in operation: String) {
+      let kind: Kind
+      switch failure {
+      case _ where failure.isNewer || failure.isDamage: kind = .invalidFile
+      case _ where failure.isBusy: kind = .busy
+      case _ where failure.isWantOfMemory: kind = .outOfMemory
+      case _ where failure.number == ENOTSUP: kind = .notSupported
+      default: kind = .systemCallFailed(call: failure.call)
+      }
+      let code = failure.code == 0 ? "" : "; SQLite's result \(failure.code)"
+      self.init(kind, in: operation, errorNumber: failure.number, explanation: failure.message + code)
+    }
+  }
+
+  /// For one thread at a time. `@safe`: the handle is its own.
+  @safe final class Connection: @unchecked Sendable {
+    private let handle: OpaquePointer
+    /// Pages in the log, as the last commit left it.
+    private(set) var logPageCount = 0
+
+    /// Opens the file, and makes it where `makes` says so.
+    init(_ path: String, makes: Bool, busyMilliseconds: Int32) throws(StoreFailure) {
+      var opened: OpaquePointer?
+      let flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_NOFOLLOW | (makes ? SQLITE_OPEN_CREATE : 0)
+      let code = unsafe sqlite3_open_v2(path, &opened, flags, nil)
+      guard let opened = unsafe opened, code == SQLITE_OK else {
+        let failure = unsafe StoreFailure(
+          code: code, number: opened.map { unsafe sqlite3_system_errno($0) } ?? 0, call: "sqlite3_open_v2",
+          message: "\(path): \(String(cString: sqlite3_errstr(code)))")
+        unsafe sqlite3_close_v2(opened)
+        throw failure
+      }
+      unsafe handle = opened
+      unsafe sqlite3_extended_result_codes(handle, 1)
+      unsafe sqlite3_busy_timeout(handle, busyMilliseconds)
+    }
+
+    /// Statements keep the connection: they are gone by now.
+    deinit { unsafe sqlite3_close_v2(handle) }
+
+    /// Whoever closes the last connection writes the log back, which may take long. This one does not.
+    func leaveLogAtEnd() { _ = unsafe purgeable__leave_log(handle) }
+
+    /// Runs statements that answer nothing, or whose answer nobody needs.
+    func run(_ text: String) throws(StoreFailure) {
+      let code = unsafe sqlite3_exec(handle, text, nil, nil, nil)
+      if code != SQLITE_OK { throw failure(code, "sqlite3_exec", text) }
+    }
+
+    func prepare(_ text: String) throws(StoreFailure) -> Statement {
+      var made: OpaquePointer?
+      let code = unsafe sqlite3_prepare_v3(handle, text, -1, UInt32(SQLITE_PREPARE_PERSISTENT), &made, nil)
+      guard let made = unsafe made, code == SQLITE_OK else { throw failure(code, "sqlite3_prepare_v3", text) }
+      return unsafe Statement(self, made)
+    }
+
+    /// The number that a statement answers first; nil where it answers none.
+    func number(_ text: String) throws(StoreFailure) -> Int64? {
+      let statement = try prepare(text)
+      return try statement.next() ? statement.number(0) : nil
+    }
+
+    fileprivate func failure(_ code: Int32, _ call: String, _ text: String) -> StoreFailure {
+      unsafe StoreFailure(
+        code: code, number: sqlite3_system_errno(handle), call: call,
+        message: "\(String(cString: sqlite3_errmsg(handle))), in \"\(text.prefix(60))\"")
+    }
+
+    var lastRowID: Int64 { unsafe sqlite3_last_insert_rowid(handle) }
+    var isInTransaction: Bool { unsafe sqlite3_get_autocommit(handle) == 0 }
+
+    /// Writes the log back to the database, as far as no reader needs it. `cuts`: waits for readers, and cuts it.
+    func checkpoint(cuts: Bool) throws(StoreFailure) {
+      var (log, done): (Int32, Int32) = (0, 0)
+      let code = unsafe sqlite3_wal_checkpoint_v2(
+        handle, nil, cuts ? SQLITE_CHECKPOINT_TRUNCATE : SQLITE_CHECKPOINT_PASSIVE, &log, &done)
+      if code != SQLITE_OK { throw failure(code, "sqlite3_wal_checkpoint_v2", "checkpoint") }
+      logPageCount = cuts ? 0 : Int(log - done)
+    }
+
+    /// From here on `logPageCount` is kept.
+    func watchLog() {
+      let context = unsafe Unmanaged.passUnretained(self).toOpaque()
+      // Safe: called within calls of this connection, so it lives.
+      _ = unsafe sqlite3_wal_hook(
+        handle,
+        { context, _, _, count in
+          unsafe Unmanaged<Connection>.fromOpaque(context!).takeUnretainedValue().logPageCount = Int(count)
+          return SQLITE_OK
+        }, context)
+    }
+
+    func releaseMemory() { unsafe sqlite3_db_release_memory(handle) }
+
+    /// Pages that were written since the last time this was asked. For measurements.
+    func takeWrittenPageCount() -> Int {
+      var (count, highest): (Int32, Int32) = (0, 0)
+      unsafe sqlite3_db_status(handle, SQLITE_DBSTATUS_CACHE_WRITE, &count, &highest, 1)
+      return Int(count)
+    }
+  }
+
+  /// One thread at a time, that of its connection.
+  @safe final class Statement {
+    private let connection: Connection
+    private let handle: OpaquePointer
+
+    fileprivate init(_ connection: Connection, _ handle: OpaquePointer) {
+      self.connection = connection
+      unsafe self.handle = handle
+    }
+
+    deinit { unsafe sqlite3_finalize(handle) }
+
+    // MARK: Parameters, from 1
+
+    func bind(_ index: Int32, _ number: Int64?) {
+      guard let number else { return unsafe discard(sqlite3_bind_null(handle, index)) }
+      unsafe discard(sqlite3_bind_int64(handle, index, number))
+    }
+
+    func bind(_ index: Int32, _ text: String?) {
+      guard let text else { return unsafe discard(sqlite3_bind_null(handle, index)) }
+      unsafe discard(sqlite3_bind_text(handle, index, text, Int32(text.utf8.count), Self.copies))
+    }
+
+    func bind(_ index: Int32, _ bytes: [UInt8]?) {
+      guard let bytes else { return unsafe discard(sqlite3_bind_null(handle, index)) }
+      // An empty array may have no address, which would be bound as NULL.
+      guard !bytes.isEmpty else { return unsafe discard(sqlite3_bind_zeroblob(handle, index, 0)) }
+      unsafe discard(sqlite3_bind_blob64(handle, index, bytes, UInt64(bytes.count), Self.copies))
+    }
+
+    /// A bind fails for a wrong index, which is an error of this module, and for want of memory or for too many bytes: then the
+    /// parameter is NULL, which the table refuses.
+    private func discard(_: Int32) {}
+
+    /// SQLITE_TRANSIENT, which is no constant that Swift can import.
+    private static var copies: sqlite3_destructor_type { unsafe unsafeBitCast(-1, to: sqlite3_destructor_type.self) }
+
+    // MARK: Steps
+
+    /// The next row; false where there is none, and the statement begins anew.
+    func next() throws(StoreFailure) -> Bool {
+      let code = unsafe sqlite3_step(handle)
+      if code == SQLITE_ROW { return true }
+      let failure =
+        code == SQLITE_DONE ? nil : unsafe connection.failure(code, "sqlite3_step", String(cString: sqlite3_sql(handle)))
+      reset()
+      if let failure { throw failure }
+      return false
+    }
+
+    /// Runs it to its end. Row by row, `body` looks at it.
+    func run(_ body: () -> Void = {}) throws(StoreFailure) {
+      while try next() { body() }
+    }
+
+    /// Ends what it read: a reader that does not stands in the way of the log.
+    func reset() {
+      unsafe sqlite3_reset(handle)
+      unsafe sqlite3_clear_bindings(handle)
+    }
+
+    // MARK: Columns, from 0
+
+    func number(_ column: Int32) -> Int64 { unsafe sqlite3_column_int64(handle, column) }
+
+    func optionalNumber(_ column: Int32) -> Int64? {
+      unsafe sqlite3_column_type(handle, column) == SQLITE_NULL ? nil : number(column)
+    }
+
+    func text(_ column: Int32) -> String? {
+      guard let text = unsafe sqlite3_column_text(handle, column) else { return nil }
+      return unsafe String(cString: text)
+    }
+
+    /// A copy; nil for NULL, and where there is no memory for it.
+    func bytes(_ column: Int32) -> [UInt8]? {
+      guard unsafe sqlite3_column_type(handle, column) != SQLITE_NULL else { return nil }
+      let count = Int(unsafe sqlite3_column_bytes(handle, column))
+      guard count > 0 else { return [] }
+      guard let start = unsafe sqlite3_column_blob(handle, column) else { return nil }
+      return unsafe [UInt8](UnsafeRawBufferPointer(start: start, count: count))
+    }
+  }
+#endif

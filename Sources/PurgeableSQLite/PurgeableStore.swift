@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: MIT
+// A cache with a database behind it.
+
+#if SQLite
+  import Foundation
+  import Glibc
+  @_exported public import Purgeable
+
+  /// A cache whose values are also in a database, and so outlive memory and restarts. Look-ups ask memory, then the database,
+  /// then the loader.
+  ///
+  ///     import PurgeableSQLite
+  ///
+  ///     let memory = try PurgeableCache<String, [UInt8]>(byteLimit: 64 << 20)
+  ///     let options = PurgeableStoreOptions(byteLimit: 1 << 30, expiry: .sinceLastUse(.seconds(30 * 86_400)))
+  ///     let thumbnails = try PurgeableStore("thumbnails", cache: memory, options: options)
+  ///     let thumbnail = await thumbnails.value(forKey: "cat.jpg") { render("cat.jpg") }
+  ///
+  /// - Values are written behind: within `writeInterval`, by a thread of the store's. Nothing has to be written when memory is
+  ///   short. What has not been written when the process ends is lost; `flush()` and `close()` wait for it.
+  /// - A database that fails is a miss, and counted (`statistics`). No value is returned that was not stored under the key last:
+  ///   each record has a checksum, and a value that could not be written hides the older one.
+  /// - Keys with the same bytes are the same record. Strings that are equal are; other types whose equal keys have different
+  ///   bytes must not be used.
+  /// - Several processes may use one database. Each has its own memory: what one stores, another finds when its memory has
+  ///   nothing under the key.
+  /// - In a forked child the store has memory alone, and loads.
+  ///
+  /// Any thread. A store takes one thread, and up to five connections of two mebibytes at most; its values are read past the
+  /// kernel's page cache, which would push out what the cache has on offer.
+  public final class PurgeableStore<Key: Hashable & PurgeableValue, Value: PurgeableValue>: Sendable {
+    /// The memory in front: for its limits, handlers and numbers. Store and remove through the store.
+    public let cache: PurgeableCache<Key, Value>
+
+    private let database: StoreDatabase
+    private let format: StoredFormat<Value>
+    private let defaultExpiry: Expiry?
+    private let threads = ReadThreads()
+
+    // MARK: Opening and closing
+
+    /// Opens the database, or makes it.
+    ///
+    /// A damaged database is put aside, and deleted later; a new one takes its place. Records whose time is over are never
+    /// returned, and are removed first thing.
+    ///
+    /// - Parameters: - name: of a folder for the database and what belongs to it, with a CACHEDIR.TAG for programs that make
+    ///   backups. - directory: where the folder is; nil: `XDG_CACHE_HOME`, else `~/.cache`. It is made with permissions for its
+    ///   owner alone. - cache: for this store alone. - format: how values are written. Values of another version are converted
+    ///   when they are read, and replaced.
+    /// - Throws: `PurgeableError` of kind `invalidArgument`; `invalidFile` for a database of a newer version, which is left as it
+    ///   is; `notSupported` on a network's file system, and in a forked child whose parent has the database open;
+    ///   `systemCallFailed`, `busy`, `outOfMemory`.
+    public convenience init(
+      _ name: String, directory: String? = nil, cache: PurgeableCache<Key, Value>,
+      options: PurgeableStoreOptions = PurgeableStoreOptions(), format: StoredFormat<Value> = .purgeableBytes
+    ) throws(PurgeableError) {
+      try self.init(name, directory: directory, cache: cache, options: options, format: format) { WallTime.now }
+    }
+
+    /// `now`: nanoseconds since 1970.
+    init(
+      _ name: String, directory: String?, cache: PurgeableCache<Key, Value>,
+      options: PurgeableStoreOptions = PurgeableStoreOptions(),
+      format: StoredFormat<Value> = .purgeableBytes, now: @escaping @Sendable () -> Int64
+    ) throws(PurgeableError) {
+      let operation = "PurgeableStore '\(name)'.init"
+      let limits = try options.limits(in: operation)
+      let folder = try StoreFolder.open(name, in: directory, operation: operation)
+      cache.noteUses()
+      let uses = MemoryUses {
+        cache.useMoment
+      } forEachKey: { moment, body in
+        cache.forEachKey(usedSince: moment) { key, age in Self.keyBytes(key).map { body($0, age) } ?? true }
+      }
+      database = try StoreDatabase(name, folder, limits, uses, now: now, operation: operation)
+      (self.cache, self.format, defaultExpiry) = (cache, format, options.expiry)
+    }
+
+    deinit { try? database.end(in: "deinit") }
+
+    /// Flushes, and ends the thread and the connections. Later look-ups find what memory has, and load; later stores are in
+    /// memory alone. Done, without its error, when the store ends. Throws as `flush()`.
+    public func close() throws(PurgeableError) { try database.end(in: operation("close")) }
+
+    private func operation(_ call: String) -> String { "PurgeableStore '\(database.name)'.\(call)" }
+
+    // MARK: Looking up
+
+    /// The value of a key, from memory, or from the database: then it is in memory afterwards, and its use is noted. Waits for
+    /// the disk, for a database that somebody has locked up to 50 ms; in tasks take the async form.
+    ///
+    /// Others who ask for the key meanwhile wait, and get the same.
+    @_disfavoredOverload
+    public func value(forKey key: Key) -> Value? {
+      cache.value(forKey: key, version: nil) { self.read(key, nil) }
+    }
+
+    /// As the form without `async`, with the task suspended while the disk is read.
+    public nonisolated(nonsending) func value(forKey key: Key) async -> Value? {
+      await cache.value(forKey: key, version: nil) { await self.readInThread(key, nil) }
+    }
+
+    /// The value of a key, from memory, from the database, or made by `load` on this thread, and then in both. As
+    /// `PurgeableCache.value(forKey:loading:)`, with the database between: one load a key at a time; a store or a removal
+    /// meanwhile wins; errors are not kept; `version` and `expiry` mean the same.
+    @_disfavoredOverload
+    public func value<E: Error>(
+      forKey key: Key, version: String? = nil, expiry: Expiry? = nil, loading load: () throws(E) -> Value
+    ) throws(E) -> Value {
+      try cache.alwaysValue(forKey: key, version: version) { () throws(E) in
+        let found = self.read(key, version)
+        if case .found = found { return found }
+        return self.loaded(try load(), key, version, expiry)
+      }
+    }
+
+    /// As the form without `async`; `load` runs in a task of its own, and cancellation and `refreshAfter` are as in
+    /// `PurgeableCache.value(forKey:loading:)`. The age of a value counts from its store, also over a restart.
+    public nonisolated(nonsending) func value<E: Error>(
+      forKey key: Key, version: String? = nil, expiry: Expiry? = nil, refreshAfter: Duration? = nil,
+      loading load: @escaping @Sendable () async throws(E) -> Value
+    ) async throws(E) -> Value {
+      try await cache.alwaysValue(forKey: key, version: version, refreshAfter: refreshAfter) { isRefresh async throws(E) in
+        if !isRefresh {
+          let found = await self.readInThread(key, version)
+          if case .found = found { return found }
+        }
+        return self.loaded(try await load(), key, version, expiry)
+      }
+    }
+
+    /// Whether memory or the database has a value for the key. Not a use. Waits for the disk.
+    public func containsValue(forKey key: Key) -> Bool {
+      if cache.containsValue(forKey: key) { return true }
+      return Self.keyBytes(key).map { database.has($0) } ?? false
+    }
+
+    // MARK: Storing and removing
+
+    /// Stores in memory now, and in the database within `writeInterval`, off this thread; there also where memory refuses the
+    /// value. `cost`, `expiry` and `version` as in `PurgeableCache.setValue`; `expiry` nil stands for the store's default, else
+    /// for the cache's (in memory). Returns what memory did.
+    ///
+    /// Of stores that are under way at the same time, memory and database keep the same one. Where more than 32 MiB wait to be
+    /// written, values are not written any more until there is less; they are counted as failures. A value of more than an eighth
+    /// of the store's byte limit is in memory only.
+    @discardableResult
+    public func setValue(
+      _ value: Value, forKey key: Key, cost: Int? = nil, expiry: Expiry? = nil, version: String? = nil
+    ) -> StoreOutcome {
+      let expiry = expiry ?? defaultExpiry
+      let change = change(of: key, to: record(of: value, cost, expiry, version))
+      return cache.setValue(value, forKey: key, cost: cost, expiry: expiry, version: version, announcing: change)
+    }
+
+    /// Removes a key's value from memory now, and from the database soon; no later look-up finds it.
+    public func remove(forKey key: Key) {
+      change(of: key, to: nil)()
+      cache.remove(forKey: key)
+    }
+
+    /// Removes everything from memory now, and from the database before this returns.
+    public func removeAll() throws(PurgeableError) {
+      database.removeAll()
+      cache.removeAll()
+      try database.flush(in: operation("removeAll"))
+    }
+
+    // MARK: The database
+
+    /// Waits until what was stored before is on the disk. Throws the first failure since the last flush.
+    public func flush() throws(PurgeableError) { try database.flush(in: operation("flush")) }
+
+    /// As the form without `async`, with the task suspended.
+    public nonisolated(nonsending) func flush() async throws(PurgeableError) { try await database.flush(in: operation("flush")) }
+
+    /// Removes the least recently used records of the database until at most so many bytes are left; memory keeps what it has.
+    public func trim(toBytes byteCount: Int) throws(PurgeableError) {
+      let operation = operation("trim")
+      guard byteCount >= 0 else {
+        throw PurgeableError(.invalidArgument("byteCount"), in: operation, explanation: "\(byteCount) is less than 0")
+      }
+      try database.trim(toBytes: byteCount, in: operation)
+    }
+
+    /// Removes the records whose time is over, and returns how many. (They go by themselves, too.)
+    @discardableResult
+    public func removeExpired() throws(PurgeableError) -> Int { try database.removeExpired(in: operation("removeExpired")) }
+
+    /// Of the database; the cache has its own.
+    public var statistics: PurgeableStoreStatistics { database.statistics }
+
+    // MARK: Inside
+
+    /// The key's bytes, the same for equal keys; nil for one that has none.
+    private static func keyBytes(_ key: Key) -> [UInt8]? {
+      if let text = key as? String {
+        let isASCII = text.utf8.allSatisfy { $0 < 128 }
+        return Array((isASCII ? text : text.precomposedStringWithCanonicalMapping).utf8)
+      }
+      return key.withPurgeableBytesIfEncodable { span in unsafe span.withUnsafeBytes { unsafe [UInt8]($0) } }
+    }
+
+    /// nil for a value that the database is not to have.
+    private func record(of value: Value, _ cost: Int?, _ expiry: Expiry?, _ version: String?) -> StoredRecord? {
+      if expiry?.isOver == true { return nil }
+      let lifetime = expiry.map { ($0.sinceCreation?.wholeNanoseconds, $0.sinceLastUse?.wholeNanoseconds) }
+      guard let bytes = (value as? [UInt8]).flatMap({ format.isPlain ? $0 : nil }) ?? (try? format.encode(value)) else {
+        return nil
+      }
+      let now = database.now()
+      func time(_ time: UInt64?) -> Int64? { time.flatMap { $0 < UInt64(Int64.max / 2) ? Int64($0) : nil } }
+      return StoredRecord(
+        value: bytes, format: UInt32(format.version), cost: cost.map { Int64($0) }, version: version, made: now, used: now,
+        deadline: time(lifetime?.0).map { now + $0 }, idle: time(lifetime?.1))
+    }
+
+    /// What announces a change of the key's record; nil: there is none.
+    private func change(of key: Key, to record: StoredRecord?) -> @Sendable () -> Void {
+      guard let bytes = Self.keyBytes(key) else { return {} }
+      let change = record.map { Change.put($0) } ?? .removal
+      return { [database] in database.change(bytes, change) }
+    }
+
+    /// What the database has, of a version; nil: of any.
+    private func read(_ key: Key, _ version: String?) -> TierResult<Value> {
+      guard let bytes = Self.keyBytes(key), let record = database.read(bytes), version == nil || record.version == version,
+        let value = unsafe try? format.decode(record.value.span.bytes, Int(record.format))
+      else { return .absent }
+      let now = database.now()
+      var found = TierValue(value)
+      (found.cost, found.version) = (record.cost.map { Int($0) }, record.version)
+      found.age = .nanoseconds(max(0, now - record.made))
+      found.expiry = Expiry(
+        sinceCreation: record.deadline.map { .nanoseconds(max(1, $0 - now)) }, sinceLastUse: record.idle.map { .nanoseconds($0) })
+      // Without a default of the store's, the cache's holds.
+      if found.expiry == .never, defaultExpiry == nil { found.expiry = nil }
+      if record.format != UInt32(format.version) { found.announce = conversion(of: value, record, bytes) }
+      return .found(found)
+    }
+
+    /// A value of another version takes the form of this one, with all that it had beside.
+    private func conversion(of value: Value, _ record: StoredRecord, _ key: [UInt8]) -> (@Sendable () -> Void)? {
+      guard let bytes = try? format.encode(value) else { return nil }
+      var record = record
+      (record.value, record.format, record.used) = (bytes, UInt32(format.version), database.now())
+      return { [record, database] in
+        database.change(key, .put(record))
+        database.convertedCount.add(1, ordering: .relaxed)
+      }
+    }
+
+    /// What was loaded goes to the database, too.
+    private func loaded(_ value: Value, _ key: Key, _ version: String?, _ expiry: Expiry?) -> TierResult<Value> {
+      var found = TierValue(value)
+      (found.expiry, found.version) = (expiry ?? defaultExpiry, version)
+      found.announce = change(of: key, to: record(of: value, nil, found.expiry, version))
+      return .found(found)
+    }
+
+    private nonisolated(nonsending) func readInThread(_ key: Key, _ version: String?) async -> TierResult<Value> {
+      await unsafe withUnsafeContinuation { (continuation: UnsafeContinuation<TierResult<Value>, Never>) in
+        // Safe: each call runs once.
+        threads.run { unsafe continuation.resume(returning: self.read(key, version)) }
+      }
+    }
+  }
+
+  extension Expiry {
+    /// A value of it is refused.
+    fileprivate var isOver: Bool { [sinceCreation, sinceLastUse].contains { $0.map { $0 <= .zero } ?? false } }
+  }
+#endif

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+// What a store is given, and what it tells.
+
+#if SQLite
+  public import Purgeable
+
+  /// Limits of a store's database, and how it is written.
+  public struct PurgeableStoreOptions: Sendable, Hashable {
+    /// The most bytes of keys and values, with 100 for each record beside; nil: no limit. Above 95 % of it the least recently
+    /// used go, down to 90 %.
+    public var byteLimit: Int?
+    /// The most records, kept in the same way.
+    public var countLimit: Int?
+    /// How long values are valid that are stored without an expiry of their own; nil: for ever.
+    public var expiry: Expiry?
+    /// Values of more bytes are files beside the database, removed with their record. At least 16 KiB.
+    public var fileThresholdBytes = 128 << 10
+    /// Changes are written together, at most this much later.
+    public var writeInterval = Duration.seconds(1)
+
+    /// No limits but those given.
+    public init(byteLimit: Int? = nil, countLimit: Int? = nil, expiry: Expiry? = nil) {
+      (self.byteLimit, self.countLimit, self.expiry) = (byteLimit, countLimit, expiry)
+    }
+
+    func limits(in operation: String) throws(PurgeableError) -> StoreLimits {
+      func check(_ holds: Bool, _ name: String, _ explanation: String) throws(PurgeableError) {
+        if !holds { throw PurgeableError(.invalidArgument(name), in: operation, explanation: explanation) }
+      }
+      var limits = StoreLimits()
+      if let byteLimit {
+        try check(byteLimit >= 0, "byteLimit", "\(byteLimit) is less than 0")
+        limits.byteCount = Int64(byteLimit)
+      }
+      if let countLimit {
+        try check(countLimit >= 0, "countLimit", "\(countLimit) is less than 0")
+        limits.recordCount = Int64(countLimit)
+      }
+      for time in [expiry?.sinceCreation, expiry?.sinceLastUse] {
+        try check(time.map { $0 > .zero } ?? true, "expiry", "a time of 0 or less")
+      }
+      try check(
+        fileThresholdBytes >= 16 << 10, "fileThresholdBytes",
+        "\(fileThresholdBytes) is less than 16 KiB, for which a file is no gain")
+      limits.fileThreshold = fileThresholdBytes
+      try check(writeInterval >= .zero, "writeInterval", "\(writeInterval) is less than 0")
+      limits.writeInterval = writeInterval.wholeNanoseconds
+      return limits
+    }
+  }
+
+  /// What a store's database has done since it was opened.
+  public struct PurgeableStoreStatistics: Sendable, Hashable {
+    /// Records in the database, as of the last write.
+    public internal(set) var recordCount = 0
+    /// Of their keys and values, and 100 a record.
+    public internal(set) var byteCount = 0
+    /// Changes that wait to be written.
+    public internal(set) var pendingCount = 0
+    /// Look-ups that memory had no answer for, and the database had.
+    public internal(set) var hitCount = 0
+    /// Look-ups that neither had an answer for.
+    public internal(set) var missCount = 0
+    /// Changes that were written.
+    public internal(set) var writeCount = 0
+    /// Values of an older format that were read, and replaced.
+    public internal(set) var convertedCount = 0
+    /// Reads and writes that went wrong, values that were damaged, and values that were not written for want of room.
+    public internal(set) var failureCount = 0
+    /// What went wrong last.
+    public internal(set) var lastError: PurgeableError?
+  }
+#endif

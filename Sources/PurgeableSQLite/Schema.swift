@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+// The tables of a store, and the statements on them.
+//
+//   record   what a value is; never changed in place, since its pages are many. A new value is a new row at the end.
+//   life     what changes with each use, and what decides which record goes: rows so narrow that twenty thousand uses are
+//            written in a thousand pages
+//   total    one row: how many records there are, and their bytes; and the key of the hash
+//
+// A record is found by a hash of its key, of 64 bits, and then by the key itself. The hash is keyed (SipHash) by a number that is
+// random for each store, so that nobody can make keys that lie together. Times are nanoseconds since 1970.
+
+#if SQLite
+  import CPurgeableFiles
+
+  enum Schema {
+    /// "PRGS".
+    static let application: Int64 = 0x5052_4753
+    static let version: Int64 = 1
+
+    /// Pages of 8 KiB hold seven values of a kibibyte, and are written in three quarters of the time that those of 4 KiB take.
+    static let pageByteCount = 8192
+    /// The log is written back from so many pages on: 16 MiB.
+    static let mostLogPages = 2048
+
+    /// Before there is a table.
+    static let foundation = """
+      PRAGMA page_size=\(pageByteCount); PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL;
+      """
+
+    /// For each connection. What a distribution sets by default differs, so all of it is set here.
+    static let connection = """
+      PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA secure_delete=OFF; PRAGMA mmap_size=0; PRAGMA cache_size=-2048;
+      PRAGMA temp_store=MEMORY; PRAGMA wal_autocheckpoint=0; PRAGMA journal_size_limit=16777216; PRAGMA trusted_schema=OFF;
+      PRAGMA cell_size_check=ON;
+      """
+
+    static let tables = """
+      CREATE TABLE record(id INTEGER PRIMARY KEY, hash INTEGER NOT NULL, key BLOB NOT NULL, format INTEGER NOT NULL,
+        cost INTEGER, made INTEGER NOT NULL, sum INTEGER NOT NULL, version TEXT, file INTEGER, value BLOB);
+      CREATE TABLE life(id INTEGER PRIMARY KEY, used INTEGER NOT NULL, size INTEGER NOT NULL, expires INTEGER, deadline INTEGER,
+        idle INTEGER);
+      CREATE TABLE total(id INTEGER PRIMARY KEY, records INTEGER NOT NULL, bytes INTEGER NOT NULL, low INTEGER NOT NULL,
+        high INTEGER NOT NULL);
+      CREATE INDEX record_hash ON record(hash);
+      CREATE INDEX record_file ON record(file) WHERE file IS NOT NULL;
+      CREATE INDEX life_used ON life(used, size);
+      CREATE INDEX life_expires ON life(expires) WHERE expires IS NOT NULL;
+      PRAGMA application_id=\(application); PRAGMA user_version=\(version);
+      """
+
+    // MARK: Statements
+
+    static let find = """
+      SELECT r.id, format, cost, made, sum, version, file, value, used, expires, deadline, idle, size FROM record r
+      JOIN life l ON l.id=r.id WHERE hash=?1 AND key=?2
+      """
+    static let has = """
+      SELECT expires FROM record r JOIN life l ON l.id=r.id WHERE hash=?1 AND key=?2
+      """
+    static let identify = "SELECT id FROM record WHERE hash=?1 AND key=?2"
+    static let removeRecord = "DELETE FROM record WHERE id=?1 RETURNING file"
+    static let removeLife = "DELETE FROM life WHERE id=?1 RETURNING size"
+    static let insertRecord = """
+      INSERT INTO record(hash, key, format, cost, made, sum, version, file, value) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+      """
+    static let insertLife = "INSERT INTO life(id, used, size, expires, deadline, idle) VALUES(?1, ?2, ?3, ?4, ?5, ?6)"
+    /// A minute more or less decides nothing, unless the record's time is short.
+    static let touch = """
+      UPDATE life SET used=?2, expires=CASE WHEN idle IS NULL THEN expires ELSE min(?2+idle, coalesce(deadline, ?2+idle)) END
+      WHERE id=?1 AND used<?2-min(60000000000, coalesce(idle/16, 60000000000))
+      """
+    static let oldest = "SELECT id, size FROM life ORDER BY used LIMIT ?1"
+    static let expired = "SELECT id, size FROM life WHERE expires IS NOT NULL AND expires<=?1 ORDER BY expires LIMIT ?2"
+    static let nextToExpire = "SELECT min(expires) FROM life WHERE expires IS NOT NULL"
+    static let readTotal = "SELECT records, bytes, low, high FROM total"
+    static let writeTotal = "UPDATE total SET records=?1, bytes=?2"
+    static let countAll = "SELECT count(*), coalesce(sum(size), 0) FROM life"
+    static let knowsFile = "SELECT 1 FROM record WHERE file=?1"
+  }
+
+  /// What the hash of a store's keys is keyed by.
+  struct HashKey: Sendable {
+    var low: UInt64
+    var high: UInt64
+
+    static func random() -> HashKey { HashKey(low: .random(in: 0 ... .max), high: .random(in: 0 ... .max)) }
+
+    func hash(_ key: [UInt8]) -> Int64 {
+      Int64(bitPattern: unsafe key.withUnsafeBytes { unsafe purgeable__siphash(low, high, $0.baseAddress, $0.count) })
+    }
+  }
+#endif

@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: MIT
+// A store's folder.
+//
+//   NAME/CACHEDIR.TAG     for programs that make backups: what is in here can be made again
+//   NAME/lock             locked (flock) by who writes: one process, and one store of it, at a time
+//   NAME/data/database    and what SQLite puts beside it
+//   NAME/data/values/XX/  values that are too long for a row, under random names
+//   NAME/data/reserve     bytes to give up when the disk is full: even a removal has to be written
+//   NAME/damaged.RANDOM   what `data` was; on its way to be deleted
+//
+// A damaged database is put aside with all that belongs to it, by one rename: SQLite would mend the new file by the old log.
+
+#if SQLite
+  import CPurgeable
+  import CPurgeableFiles
+  import Glibc
+  import Purgeable
+
+  struct StoreFolder: Sendable {
+    let path: String
+
+    var data: String { "\(path)/data" }
+    var database: String { "\(data)/database" }
+    private var values: String { "\(data)/values" }
+    private var reserve: String { "\(data)/reserve" }
+
+    private static let reserveByteCount = 2 << 20
+    private static let tag = """
+      Signature: 8a477f597d28d172789f06886806bc55
+      # A cache of the Swift library Purgeable. All that is in this folder can be deleted.
+
+      """
+
+    /// Makes what is missing of the folder.
+    static func open(_ name: String, in directory: String?, operation: String) throws(PurgeableError) -> StoreFolder {
+      func refusal(_ argument: String, _ explanation: String) -> PurgeableError {
+        PurgeableError(.invalidArgument(argument), in: operation, explanation: explanation)
+      }
+      guard !name.isEmpty, name != ".", name != "..", !name.contains("/"), !name.utf8.contains(0) else {
+        throw refusal("name", "\"\(name)\" is no name of a folder")
+      }
+      if let directory, directory.isEmpty || directory.utf8.contains(0) {
+        throw refusal("directory", "\"\(directory)\" is no path of a directory")
+      }
+      guard let base = directory ?? cacheDirectory() else {
+        throw refusal("directory", "neither XDG_CACHE_HOME nor HOME is set: give a directory")
+      }
+      let folder = StoreFolder(path: "\(base)/\(name)")
+      do { try folder.prepare() } catch { throw PurgeableError(error, in: operation) }
+      return folder
+    }
+
+    /// Makes what is missing.
+    func prepare() throws(StoreFailure) {
+      try makeDirectories(path)
+      if Self.isOnNetwork(path) {
+        throw StoreFailure(
+          number: ENOTSUP, call: "statfs", message: "\(path) is on another machine, where processes cannot share a database")
+      }
+      try makeDirectories(data)
+      try writeTag()
+      makeReserve()
+    }
+
+    /// As the XDG Base Directory Specification has it.
+    private static func cacheDirectory() -> String? {
+      func variable(_ name: String) -> String? {
+        guard let text = unsafe getenv(name) else { return nil }
+        let value = unsafe String(cString: text)
+        return value.hasPrefix("/") ? value : nil
+      }
+      return variable("XDG_CACHE_HOME") ?? variable("HOME").map { $0 + "/.cache" }
+    }
+
+    private func makeDirectories(_ path: String) throws(StoreFailure) {
+      if unsafe mkdir(path, 0o700) == 0 { return }
+      if errno == ENOENT, let slash = path.lastIndex(of: "/"), slash > path.startIndex {
+        try makeDirectories(String(path[..<slash]))
+        if unsafe mkdir(path, 0o700) == 0 { return }
+      }
+      guard errno == EEXIST else { throw .system("mkdir", "\(path) cannot be made") }
+      var status = stat()
+      guard unsafe stat(path, &status) == 0, status.st_mode & S_IFMT == S_IFDIR else {
+        throw StoreFailure(number: ENOTDIR, call: "mkdir", message: "\(path) is no directory")
+      }
+    }
+
+    /// A database with a log needs memory that its users share, so that they are on one machine.
+    private static func isOnNetwork(_ path: String) -> Bool {
+      // NFS, SMB, CIFS, SMB2, 9P, AFS, Coda, Ceph, Lustre, GFS2, OCFS2, by the kernel's list of magic numbers and their own
+      // sources.
+      let remote: [UInt32] = [
+        0x6969, 0x517B, 0xFF53_4D42, 0xFE53_4D42, 0x0102_1997, 0x5346_414F, 0x7375_7245, 0x00C3_6400, 0x0BD0_0BD0, 0x0116_1970,
+        0x7461_636F,
+      ]
+      return remote.contains(UInt32(truncatingIfNeeded: unsafe purgeable__file_system(path)))
+    }
+
+    private func writeTag() throws(StoreFailure) {
+      let file = unsafe Glibc.open("\(path)/CACHEDIR.TAG", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0o600)
+      guard file >= 0 else { return }
+      defer { close(file) }
+      try Self.writeAll(Array(Self.tag.utf8), to: file, "CACHEDIR.TAG")
+    }
+
+    private static func writeAll(_ bytes: [UInt8], to file: Int32, _ name: String) throws(StoreFailure) {
+      var done = 0
+      while done < bytes.count {
+        let count = unsafe bytes.withUnsafeBytes { unsafe write(file, $0.baseAddress! + done, $0.count - done) }
+        if count < 0, errno == EINTR { continue }
+        if count == 0 { errno = ENOSPC }
+        guard count > 0 else { throw .system("write", "\(name) cannot be written") }
+        done += count
+      }
+    }
+
+    // MARK: The lock
+
+    /// Runs `body` with the lock of all who write. Waits for ten seconds at most.
+    func locked<R>(_ body: () throws(StoreFailure) -> R) throws(StoreFailure) -> R {
+      let file = unsafe Glibc.open("\(path)/lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0o600)
+      guard file >= 0 else { throw .system("open", "\(path)/lock cannot be opened") }
+      // A child that is forked now has the descriptor too, so the lock is ended, not only closed.
+      defer {
+        flock(file, LOCK_UN)
+        close(file)
+      }
+      var waited = 0
+      while flock(file, LOCK_EX | LOCK_NB) != 0 {
+        guard errno == EWOULDBLOCK || errno == EINTR, waited < 10_000 else {
+          throw StoreFailure(
+            code: StoreFailure.busyCode, number: errno, call: "flock", message: "another process has \(path) locked")
+        }
+        usleep(2000)
+        waited += 2
+      }
+      return try body()
+    }
+
+    // MARK: Room on the disk
+
+    func makeReserve() {
+      let file = unsafe Glibc.open(reserve, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0o600)
+      guard file >= 0 else { return }
+      let isMade = posix_fallocate(file, 0, off_t(Self.reserveByteCount)) == 0
+      close(file)
+      if !isMade { giveReserveUp() }
+    }
+
+    func giveReserveUp() { _ = unsafe unlink(reserve) }
+
+    // MARK: Values in files
+
+    private func valuePath(_ number: Int64) -> (folder: String, file: String) {
+      let digits = String(UInt64(bitPattern: number), radix: 16)
+      let name = String(repeating: "0", count: 16 - digits.count) + digits
+      let folder = "\(values)/\(name.prefix(2))"
+      return (folder, "\(folder)/\(name)")
+    }
+
+    /// Writes a value to a file of its own, which nobody knows yet. Length and sum, in the row, say whether it is whole: no need
+    /// to wait for the disk.
+    func writeValue(_ bytes: [UInt8]) throws(StoreFailure) -> Int64 {
+      while true {
+        let number = Int64.random(in: .min ... .max)
+        let (folder, path) = valuePath(number)
+        var file = unsafe Glibc.open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0o600)
+        if file < 0, errno == ENOENT {
+          try makeDirectories(folder)
+          file = unsafe Glibc.open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0o600)
+        }
+        if file < 0, errno == EEXIST { continue }
+        guard file >= 0 else { throw .system("open", "\(path) cannot be made") }
+        defer { close(file) }
+        do {
+          try Self.writeAll(bytes, to: file, path)
+        } catch {
+          _ = unsafe unlink(path)
+          throw error
+        }
+        // Its pages would push out what the cache has on offer.
+        _ = purgeable__write_out(file, 0, off_t(bytes.count))
+        return number
+      }
+    }
+
+    /// nil where there is no such file, or no memory.
+    func readValue(_ number: Int64, byteCount: Int) -> [UInt8]? {
+      let file = unsafe Glibc.open(valuePath(number).file, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
+      guard file >= 0 else { return nil }
+      defer { close(file) }
+      var status = stat()
+      guard unsafe fstat(file, &status) == 0, Int(status.st_size) == byteCount, purgeable_bookkeeping_is_available(byteCount)
+      else { return nil }
+      let bytes = unsafe [UInt8](unsafeUninitializedCapacity: byteCount) { buffer, count in
+        while count < byteCount {
+          let got = unsafe read(file, buffer.baseAddress! + count, byteCount - count)
+          if got < 0, errno == EINTR { continue }
+          if got <= 0 { break }
+          count += got
+        }
+      }
+      posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED)
+      return bytes.count == byteCount ? bytes : nil
+    }
+
+    func removeValue(_ number: Int64) { _ = unsafe unlink(valuePath(number).file) }
+
+    /// Removes files older than an hour that no row names: a kill between a file and its row leaves them.
+    func sweepValues(isKnown: (Int64) throws(StoreFailure) -> Bool) throws(StoreFailure) {
+      let limit = time(nil) - 3600
+      for folder in Self.names(in: values) {
+        for name in Self.names(in: "\(values)/\(folder)") {
+          let path = "\(values)/\(folder)/\(name)"
+          var status = stat()
+          guard name.utf8.count == 16, let number = UInt64(name, radix: 16), unsafe lstat(path, &status) == 0,
+            status.st_mtim.tv_sec < limit, !(try isKnown(Int64(bitPattern: number)))
+          else { continue }
+          _ = unsafe unlink(path)
+        }
+      }
+    }
+
+    func removeAllValues() {
+      for folder in Self.names(in: values) { Self.removeTree("\(values)/\(folder)") }
+    }
+
+    // MARK: What is damaged
+
+    /// Puts the data aside; for the holder of the lock.
+    func putAside() throws(StoreFailure) {
+      let aside = "\(path)/damaged.\(String(UInt64.random(in: 0 ... .max), radix: 36))"
+      guard unsafe rename(data, aside) == 0 || errno == ENOENT else { throw .system("rename", "\(data) cannot be put aside") }
+      try makeDirectories(data)
+      makeReserve()
+    }
+
+    func removeDamaged() {
+      for name in Self.names(in: path) where name.hasPrefix("damaged.") { Self.removeTree("\(path)/\(name)") }
+    }
+
+    /// Whether the path still leads to the file with this number.
+    func leads(to file: FileNumber) -> Bool { FileNumber(of: database) == file }
+
+    // MARK: Directories
+
+    private static func names(in folder: String) -> [String] {
+      guard let list = unsafe opendir(folder) else { return [] }
+      defer { unsafe closedir(list) }
+      var names: [String] = []
+      while let entry = unsafe readdir(list) {
+        let name = unsafe withUnsafePointer(to: &entry.pointee.d_name) { name in
+          unsafe String(cString: UnsafeRawPointer(name).assumingMemoryBound(to: CChar.self))
+        }
+        if name != ".", name != ".." { names.append(name) }
+      }
+      return names
+    }
+
+    /// Follows no links.
+    private static func removeTree(_ path: String) {
+      var status = stat()
+      if unsafe lstat(path, &status) == 0, status.st_mode & S_IFMT == S_IFDIR {
+        for name in names(in: path) { removeTree("\(path)/\(name)") }
+        _ = unsafe rmdir(path)
+      } else {
+        _ = unsafe unlink(path)
+      }
+    }
+  }
+
+  /// What a file is, whatever its name.
+  struct FileNumber: Hashable, Sendable {
+    let device: UInt64
+    let inode: UInt64
+
+    init?(of path: String) {
+      var status = stat()
+      guard unsafe stat(path, &status) == 0 else { return nil }
+      (device, inode) = (UInt64(status.st_dev), UInt64(status.st_ino))
+    }
+  }
+
+  /// Descriptors of open databases, for what SQLite does not do: to give their pages in the page cache up. One for each file and
+  /// process: when any descriptor of a file is closed, the process loses the locks that SQLite has on it, of all connections. So
+  /// it is closed with the last store.
+  final class OpenDatabases: @unchecked Sendable {
+    static let shared = OpenDatabases()
+
+    private struct Entry {
+      let descriptor: Int32
+      let process: pid_t
+      var count: Int
+    }
+
+    private let mutex = WaitableMutex()
+    private var entries: [FileNumber: Entry] = [:]
+
+    private init() {
+      _ = pthread_atfork(
+        { OpenDatabases.shared.mutex.lock() }, { OpenDatabases.shared.mutex.unlock() }, { OpenDatabases.shared.mutex.unlock() })
+    }
+
+    enum Outcome {
+      case added(FileNumber)
+      case missing
+      /// This process was forked while its parent had the file open: SQLite would take the parent's locks for its own.
+      case inherited
+    }
+
+    func add(_ path: String) -> Outcome {
+      mutex.withLock {
+        guard let file = FileNumber(of: path) else { return .missing }
+        if let entry = entries[file] {
+          if entry.process != getpid() { return .inherited }
+          entries[file]?.count += 1
+          return .added(file)
+        }
+        let descriptor = unsafe open(path, O_RDONLY | O_CLOEXEC)
+        guard descriptor >= 0 else { return .missing }
+        entries[file] = Entry(descriptor: descriptor, process: getpid(), count: 1)
+        return .added(file)
+      }
+    }
+
+    /// The file's connections of one store are closed.
+    func remove(_ file: FileNumber) {
+      mutex.withLock {
+        guard let entry = entries[file], entry.process == getpid() else { return }
+        entries[file]?.count -= 1
+        guard entry.count == 1 else { return }
+        entries[file] = nil
+        close(entry.descriptor)
+      }
+    }
+
+    /// Gives the file's pages in the page cache up, which would push out what caches have on offer.
+    func giveUpPages(_ file: FileNumber) {
+      mutex.withLock {
+        if let entry = entries[file] { posix_fadvise(entry.descriptor, 0, 0, POSIX_FADV_DONTNEED) }
+      }
+    }
+  }
+#endif

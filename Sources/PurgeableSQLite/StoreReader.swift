@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: MIT
+// Reading: a few connections, each for one thread at a time, and the threads that read for tasks.
+
+#if SQLite
+  import Glibc
+  import Purgeable
+
+  /// A connection that reads.
+  final class StoreReader {
+    fileprivate let generation: Int
+    private let connection: Connection
+    private let hashKey: HashKey
+    private let find: Statement
+    private let has: Statement
+
+    /// Whoever waits for a value does not wait for a database that is locked: it is a miss.
+    private static let busyMilliseconds: Int32 = 50
+
+    fileprivate init(_ folder: StoreFolder, generation: Int) throws(StoreFailure) {
+      self.generation = generation
+      connection = try Connection(folder.database, makes: false, busyMilliseconds: Self.busyMilliseconds)
+      connection.leaveLogAtEnd()
+      try connection.run(Schema.connection)
+      guard let total = try Total.read(connection.prepare(Schema.readTotal)) else { throw Total.missing }
+      hashKey = total.hashKey
+      find = try connection.prepare(Schema.find)
+      has = try connection.prepare(Schema.has)
+    }
+
+    /// What the database has for a key.
+    struct Found {
+      var id: Int64
+      var record: StoredRecord
+      var sum: Int64
+      /// The value is in a file of this number, and not in the record.
+      var file: Int64?
+      var expires: Int64?
+      var valueByteCount: Int
+    }
+
+    func read(_ key: [UInt8]) throws(StoreFailure) -> Found? {
+      find.bind(1, hashKey.hash(key))
+      find.bind(2, key)
+      guard try find.next() else { return nil }
+      // What is read is copied, and the statement ended: the log waits for it.
+      defer { find.reset() }
+      return Found(
+        id: find.number(0),
+        record: StoredRecord(
+          value: find.bytes(7) ?? [], format: UInt32(truncatingIfNeeded: find.number(1)), cost: find.optionalNumber(2),
+          version: find.text(5), made: find.number(3), used: find.number(8), deadline: find.optionalNumber(10),
+          idle: find.optionalNumber(11)),
+        sum: find.number(4), file: find.optionalNumber(6), expires: find.optionalNumber(9),
+        valueByteCount: Int(find.number(12)) - StoredRecord.size(key, 0))
+    }
+
+    /// Whether there is a record whose time is not over.
+    func has(_ key: [UInt8], at now: Int64) throws(StoreFailure) -> Bool {
+      has.bind(1, hashKey.hash(key))
+      has.bind(2, key)
+      guard try has.next() else { return false }
+      defer { has.reset() }
+      return has.optionalNumber(0).map { $0 > now } ?? true
+    }
+
+    func releaseMemory() { connection.releaseMemory() }
+  }
+
+  /// The readers of a store.
+  final class ReaderPool: @unchecked Sendable {
+    private let folder: StoreFolder
+    private let mutex = WaitableMutex()
+    private var idle: [StoreReader] = []
+    private var count = 0
+    private var generation = 0
+    private var isEnded = false
+
+    private static let mostReaders = 4
+
+    init(_ folder: StoreFolder) { self.folder = folder }
+
+    /// Runs `body` with a reader, when one is free. nil when the pool has ended.
+    func withReader<R>(_ body: (StoreReader) throws(StoreFailure) -> R) throws(StoreFailure) -> R? {
+      guard let (known, generation) = take() else { return nil }
+      var reader = known
+      defer { give(reader) }
+      let used: StoreReader
+      if let known { used = known } else { used = try StoreReader(folder, generation: generation) }
+      reader = used
+      do { return try body(used) } catch {
+        // Of a file that is another's place by now.
+        if mutex.withLock({ self.generation }) != generation { return nil }
+        throw error
+      }
+    }
+
+    /// A reader, or none but the right to make one.
+    private func take() -> (StoreReader?, generation: Int)? {
+      mutex.withLock {
+        while !isEnded {
+          if let reader = idle.popLast() { return (reader, generation) }
+          if count < Self.mostReaders {
+            count += 1
+            return (nil, generation)
+          }
+          _ = mutex.wait(until: nil)
+        }
+        return nil
+      }
+    }
+
+    private func give(_ reader: StoreReader?) {
+      mutex.withLock {
+        if let reader, reader.generation == generation, !isEnded { idle.append(reader) } else { count -= 1 }
+        mutex.signal()
+      }
+    }
+
+    /// What is read from now on is read from the file that is there now.
+    func reopen() {
+      let ended = mutex.withLock {
+        generation += 1
+        count -= idle.count
+        return exchange(&idle, with: [])
+      }
+      _ = ended
+    }
+
+    /// Waits until nobody reads, and closes all.
+    func end() {
+      mutex.withLock {
+        isEnded = true
+        count -= idle.count
+        idle = []
+        while count > 0 { _ = mutex.wait(until: nil) }
+        // Of others who wait here.
+        mutex.signal()
+      }
+    }
+
+    func releaseMemory() {
+      mutex.withLock { for reader in idle { reader.releaseMemory() } }
+    }
+  }
+
+  /// A few threads that wait for the disk in the place of tasks. Each ends when there has been nothing to do for a while.
+  final class ReadThreads: @unchecked Sendable {
+    private let mutex = WaitableMutex()
+    private var calls: [@Sendable () -> Void] = []
+    private var next = 0
+    private var threadCount = 0
+    private var idleCount = 0
+
+    private static let mostThreads = 4
+    private static let patience: UInt64 = 2_000_000_000
+
+    /// Runs `body` on one of the threads; on this one where none can be made.
+    func run(_ body: @escaping @Sendable () -> Void) {
+      let isNeeded = mutex.withLock {
+        calls.append(body)
+        if idleCount > 0 { mutex.signal() }
+        guard idleCount < calls.count - next, threadCount < Self.mostThreads else { return false }
+        threadCount += 1
+        return true
+      }
+      guard isNeeded, !startThread({ [self] in while let call = takeCall(waits: true) { call() } }) else { return }
+      let isLast = mutex.withLock {
+        threadCount -= 1
+        return threadCount == 0
+      }
+      if isLast { while let call = takeCall(waits: false) { call() } }
+    }
+
+    private func takeCall(waits: Bool) -> (@Sendable () -> Void)? {
+      mutex.withLock {
+        while next == calls.count {
+          guard waits else { return nil }
+          idleCount += 1
+          let isSignalled = mutex.wait(until: MonotonicTime.now + Self.patience)
+          idleCount -= 1
+          if !isSignalled, next == calls.count {
+            threadCount -= 1
+            return nil
+          }
+        }
+        let call = calls[next]
+        next += 1
+        if next == calls.count { (calls, next) = ([], 0) }
+        return call
+      }
+    }
+  }
+#endif

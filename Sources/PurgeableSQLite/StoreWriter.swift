@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: MIT
+// Writing: one connection, on one thread, under the lock that a second process of ours waits for too. (SQLite before 3.51.3 can
+// damage a database whose connections write and write the log back at the same moment: sqlite.org/wal.html#walresetbug.)
+
+#if SQLite
+  import Glibc
+  import Purgeable
+
+  /// The row that counts.
+  struct Total {
+    var recordCount: Int64
+    var byteCount: Int64
+    let hashKey: HashKey
+
+    static let missing = StoreFailure(
+      code: StoreFailure.damageCode, call: "sqlite3_step", message: "the table of totals is empty")
+
+    static func read(_ statement: Statement) throws(StoreFailure) -> Total? {
+      guard try statement.next() else { return nil }
+      defer { statement.reset() }
+      return Total(
+        recordCount: statement.number(0), byteCount: statement.number(1),
+        hashKey: HashKey(low: UInt64(bitPattern: statement.number(2)), high: UInt64(bitPattern: statement.number(3))))
+    }
+  }
+
+  final class StoreWriter {
+    let folder: StoreFolder
+    let connection: Connection
+    /// As the last transaction left it.
+    private(set) var total: Total
+    private let fileThreshold: Int
+
+    private let identify, removeRecord, removeLife, insertRecord, insertLife, touch: Statement
+    private let oldest, expired, nextToExpire, readTotal, writeTotal, knowsFile: Statement
+
+    /// Another program at work on the database, with locks of its own.
+    private static let busyMilliseconds: Int32 = 5000
+    /// Records that leave in one transaction.
+    private static let sliceCount: Int64 = 500
+
+    /// For the holder of the lock. A file that is none of ours is damage.
+    init(_ folder: StoreFolder, fileThreshold: Int) throws(StoreFailure) {
+      (self.folder, self.fileThreshold) = (folder, fileThreshold)
+      connection = try Connection(folder.database, makes: true, busyMilliseconds: Self.busyMilliseconds)
+      let isNew = try connection.number("SELECT count(*) FROM sqlite_schema") == 0
+      let application = try connection.number("PRAGMA application_id") ?? 0
+      let version = try connection.number("PRAGMA user_version") ?? 0
+      if isNew, application == 0, version == 0 {
+        try connection.run(Schema.foundation)
+      } else if application != Schema.application || version < 1 {
+        throw StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_open_v2", message: "it is another program's database")
+      } else if version > Schema.version {
+        throw StoreFailure(
+          isNewer: true, call: "sqlite3_open_v2", message: "a newer version (\(version)) of this library wrote it")
+      }
+      try connection.run(Schema.connection)
+      if isNew {
+        let key = HashKey.random()
+        try connection.run("BEGIN IMMEDIATE; \(Schema.tables)")
+        let (low, high) = (Int64(bitPattern: key.low), Int64(bitPattern: key.high))
+        try connection.run("INSERT INTO total VALUES(1, 0, 0, \(low), \(high)); COMMIT")
+      }
+      readTotal = try connection.prepare(Schema.readTotal)
+      guard let total = try Total.read(readTotal) else { throw Total.missing }
+      self.total = total
+      identify = try connection.prepare(Schema.identify)
+      removeRecord = try connection.prepare(Schema.removeRecord)
+      removeLife = try connection.prepare(Schema.removeLife)
+      insertRecord = try connection.prepare(Schema.insertRecord)
+      insertLife = try connection.prepare(Schema.insertLife)
+      touch = try connection.prepare(Schema.touch)
+      oldest = try connection.prepare(Schema.oldest)
+      expired = try connection.prepare(Schema.expired)
+      nextToExpire = try connection.prepare(Schema.nextToExpire)
+      writeTotal = try connection.prepare(Schema.writeTotal)
+      knowsFile = try connection.prepare(Schema.knowsFile)
+      connection.watchLog()
+    }
+
+    // MARK: Transactions
+
+    /// What a transaction does to files.
+    private struct Files {
+      /// Of records that go: removed when the transaction is there.
+      var removed: [Int64] = []
+      /// Of records that come: removed where it fails.
+      var made: [Int64] = []
+    }
+
+    private func transaction(_ body: (inout Files) throws(StoreFailure) -> Void) throws(StoreFailure) {
+      var files = Files()
+      do throws(StoreFailure) {
+        try folder.locked { () throws(StoreFailure) in
+          try connection.run("BEGIN IMMEDIATE")
+          do throws(StoreFailure) {
+            guard let total = try Total.read(readTotal) else { throw Total.missing }
+            self.total = total
+            // Nonsense is counted anew.
+            if total.recordCount < 0 || total.byteCount < 0 { try recount() }
+            try body(&files)
+            writeTotal.bind(1, self.total.recordCount)
+            writeTotal.bind(2, self.total.byteCount)
+            try writeTotal.run()
+            try connection.run("COMMIT")
+          } catch {
+            if connection.isInTransaction { try? connection.run("ROLLBACK") }
+            throw error
+          }
+        }
+      } catch {
+        for file in files.made { folder.removeValue(file) }
+        throw error
+      }
+      for file in files.removed { folder.removeValue(file) }
+    }
+
+    private func recount() throws(StoreFailure) {
+      let count = try connection.prepare(Schema.countAll)
+      guard try count.next() else { return }
+      (total.recordCount, total.byteCount) = (count.number(0), count.number(1))
+    }
+
+    private func remove(_ id: Int64, _ files: inout Files) throws(StoreFailure) {
+      removeRecord.bind(1, id)
+      try removeRecord.run { if let file = removeRecord.optionalNumber(0) { files.removed.append(file) } }
+      var size: Int64?
+      removeLife.bind(1, id)
+      try removeLife.run { size = removeLife.number(0) }
+      guard let size else { return }
+      total.recordCount -= 1
+      total.byteCount -= size
+    }
+
+    // MARK: Changes
+
+    func write(_ changes: Changes) throws(StoreFailure) {
+      try transaction { (files) throws(StoreFailure) in
+        if changes.isCleared { try clear(&files) }
+        for (key, change) in changes.byKey {
+          let hash = total.hashKey.hash(key)
+          identify.bind(1, hash)
+          identify.bind(2, key)
+          if try identify.next() {
+            let id = identify.number(0)
+            identify.reset()
+            try remove(id, &files)
+          }
+          if case .put(let record) = change { try insert(record, key, hash, &files) }
+        }
+      }
+    }
+
+    private func clear(_ files: inout Files) throws(StoreFailure) {
+      let listed = try connection.prepare("SELECT file FROM record WHERE file IS NOT NULL")
+      var removed: [Int64] = []
+      try listed.run { removed.append(listed.number(0)) }
+      files.removed += removed
+      try connection.run("DELETE FROM record; DELETE FROM life")
+      (total.recordCount, total.byteCount) = (0, 0)
+    }
+
+    private func insert(_ record: StoredRecord, _ key: [UInt8], _ hash: Int64, _ files: inout Files) throws(StoreFailure) {
+      var file: Int64?
+      if record.value.count > fileThreshold {
+        let made = try folder.writeValue(record.value)
+        files.made.append(made)
+        file = made
+      }
+      insertRecord.bind(1, hash)
+      insertRecord.bind(2, key)
+      insertRecord.bind(3, Int64(record.format))
+      insertRecord.bind(4, record.cost)
+      insertRecord.bind(5, record.made)
+      insertRecord.bind(6, record.sum(key))
+      insertRecord.bind(7, record.version)
+      insertRecord.bind(8, file)
+      insertRecord.bind(9, file == nil ? record.value : nil)
+      try insertRecord.run()
+      let size = Int64(StoredRecord.size(key, record.value.count))
+      insertLife.bind(1, connection.lastRowID)
+      insertLife.bind(2, record.used)
+      insertLife.bind(3, size)
+      insertLife.bind(4, record.expires)
+      insertLife.bind(5, record.deadline)
+      insertLife.bind(6, record.idle)
+      try insertLife.run()
+      total.recordCount += 1
+      total.byteCount += size
+    }
+
+    /// In the order of the rows, so that each page is written once.
+    func write(touches: [Int64: Int64]) throws(StoreFailure) {
+      try transaction { (_) throws(StoreFailure) in
+        for (id, moment) in touches.sorted(by: { $0.key < $1.key }) {
+          touch.bind(1, id)
+          touch.bind(2, moment)
+          try touch.run()
+        }
+      }
+    }
+
+    func write(uses: [(key: [UInt8], moment: Int64)]) throws(StoreFailure) {
+      var ids: [Int64: Int64] = [:]
+      for (key, moment) in uses {
+        identify.bind(1, total.hashKey.hash(key))
+        identify.bind(2, key)
+        defer { identify.reset() }
+        if try identify.next() { ids[identify.number(0)] = moment }
+      }
+      if !ids.isEmpty { try write(touches: ids) }
+    }
+
+    func remove(_ ids: some Collection<Int64>) throws(StoreFailure) {
+      try transaction { (files) throws(StoreFailure) in
+        for id in ids { try remove(id, &files) }
+      }
+    }
+
+    // MARK: Limits
+
+    /// Removes the records whose time is over; returns how many.
+    @discardableResult
+    func removeExpired(at now: Int64) throws(StoreFailure) -> Int {
+      var count = 0
+      while true {
+        var slice = 0
+        try transaction { (files) throws(StoreFailure) in
+          let ids = try self.ids(expired) {
+            expired.bind(1, now)
+            expired.bind(2, Self.sliceCount)
+          }
+          for id in ids { try remove(id.id, &files) }
+          slice = ids.count
+        }
+        count += slice
+        if slice < Int(Self.sliceCount) { return count }
+      }
+    }
+
+    /// Removes the least recently used until no more than so much is left.
+    func evict(toBytes byteLimit: Int64, count countLimit: Int64) throws(StoreFailure) {
+      while total.byteCount > byteLimit || total.recordCount > countLimit {
+        let before = total.recordCount
+        try transaction { (files) throws(StoreFailure) in
+          let ids = try self.ids(oldest) { oldest.bind(1, Self.sliceCount) }
+          for id in ids {
+            guard total.byteCount > byteLimit || total.recordCount > countLimit else { break }
+            try remove(id.id, &files)
+          }
+          // Nothing is left, whatever the total says.
+          if ids.isEmpty { (total.recordCount, total.byteCount) = (0, 0) }
+        }
+        if total.recordCount >= before { return }
+      }
+    }
+
+    private func ids(_ statement: Statement, _ bind: () -> Void) throws(StoreFailure) -> [(id: Int64, size: Int64)] {
+      bind()
+      var ids: [(Int64, Int64)] = []
+      try statement.run { ids.append((statement.number(0), statement.number(1))) }
+      return ids
+    }
+
+    /// When the next record's time is over.
+    func nextExpiry() throws(StoreFailure) -> Int64? {
+      guard try nextToExpire.next() else { return nil }
+      defer { nextToExpire.reset() }
+      return nextToExpire.optionalNumber(0)
+    }
+
+    // MARK: Upkeep
+
+    /// Writes the log back where it is long.
+    func checkpointIfLong() throws(StoreFailure) {
+      if connection.logPageCount >= Schema.mostLogPages { try checkpoint(cuts: false) }
+    }
+
+    func checkpoint(cuts: Bool) throws(StoreFailure) {
+      try folder.locked { () throws(StoreFailure) in try connection.checkpoint(cuts: cuts) }
+    }
+
+    /// Gives free pages back to the disk where they are more than a tenth.
+    func vacuum() throws(StoreFailure) {
+      var before = Int64.max
+      while let free = try connection.number("PRAGMA freelist_count"), let all = try connection.number("PRAGMA page_count"),
+        free > all / 10, free > 64, free < before
+      {
+        before = free
+        try folder.locked { () throws(StoreFailure) in try connection.run("PRAGMA incremental_vacuum(200)") }
+      }
+    }
+
+    func sweepFiles() throws(StoreFailure) {
+      try folder.sweepValues { (number) throws(StoreFailure) in
+        knowsFile.bind(1, number)
+        defer { knowsFile.reset() }
+        return try knowsFile.next()
+      }
+    }
+
+    /// What is committed is on the disk when this returns: a commit alone only has it on its way.
+    func synchronize() throws(StoreFailure) {
+      let log = unsafe open("\(folder.database)-wal", O_RDONLY | O_CLOEXEC)
+      // No log: it was written back.
+      guard log >= 0 else { return }
+      // SQLite has no locks on the log, so that it may be closed.
+      defer { close(log) }
+      if fsync(log) != 0 { throw .system("fsync", "the log cannot be brought to the disk") }
+      posix_fadvise(log, 0, 0, POSIX_FADV_DONTNEED)
+    }
+  }
+#endif

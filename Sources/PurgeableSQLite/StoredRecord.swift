@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+// What a store keeps of a value, and what is to be done with it.
+
+#if SQLite
+  import CPurgeableFiles
+
+  struct StoredRecord: Sendable {
+    var value: [UInt8]
+    /// `StoredFormat.version`.
+    var format: UInt32
+    /// nil for the number of the value's bytes.
+    var cost: Int64?
+    var version: String?
+    var made: Int64
+    var used: Int64
+    /// nil for no bound.
+    var deadline: Int64?
+    var idle: Int64?
+
+    var expires: Int64? {
+      guard let idle else { return deadline }
+      let (end, isFar) = used.addingReportingOverflow(idle)
+      return min(deadline ?? .max, isFar ? .max : end)
+    }
+
+    /// What a record counts for in limits: key and value, and what the tables and indexes take for a row.
+    static func size(_ key: [UInt8], _ valueByteCount: Int) -> Int { key.count + valueByteCount + overhead }
+    static let overhead = 100
+
+    /// Of all that must not change under a record's feet. Its length is in it, since a file may be cut.
+    func sum(_ key: [UInt8]) -> Int64 {
+      var sum = Self.sum(of: key, after: 0)
+      for number in [UInt64(format), UInt64(bitPattern: cost ?? .min), UInt64(value.count)] {
+        sum = unsafe withUnsafeBytes(of: number.littleEndian) { unsafe purgeable__crc32c(sum, $0.baseAddress!, $0.count) }
+      }
+      if let version { sum = Self.sum(of: Array(version.utf8), after: sum) }
+      return Int64(Self.sum(of: value, after: sum))
+    }
+
+    private static func sum(of bytes: [UInt8], after sum: UInt32) -> UInt32 {
+      unsafe bytes.withUnsafeBytes { bytes in
+        guard let start = bytes.baseAddress else { return sum }
+        return unsafe purgeable__crc32c(sum, start, bytes.count)
+      }
+    }
+  }
+
+  /// What waits to be written for a key.
+  enum Change: Sendable {
+    case put(StoredRecord)
+    case removal
+
+    func byteCount(_ key: [UInt8]) -> Int {
+      switch self {
+      case .put(let record): StoredRecord.size(key, record.value.count)
+      case .removal: key.count + StoredRecord.overhead
+      }
+    }
+  }
+
+  /// What waits to be written, the last change of each key.
+  struct Changes: Sendable {
+    /// All that the database has goes first.
+    private(set) var isCleared = false
+    private(set) var byKey: [[UInt8]: Change] = [:]
+    private(set) var byteCount = 0
+
+    var isEmpty: Bool { byKey.isEmpty && !isCleared }
+
+    enum Answer {
+      case put(StoredRecord)
+      /// There is nothing, whatever the database has.
+      case nothing
+      /// The database knows.
+      case unchanged
+    }
+
+    func answer(_ key: [UInt8]) -> Answer {
+      switch byKey[key] {
+      case .put(let record): .put(record)
+      case .removal: .nothing
+      case nil: isCleared ? .nothing : .unchanged
+      }
+    }
+
+    mutating func set(_ change: Change, _ key: [UInt8]) {
+      byteCount += change.byteCount(key)
+      if let old = byKey.updateValue(change, forKey: key) { byteCount -= old.byteCount(key) }
+    }
+
+    mutating func clear() {
+      (byKey, byteCount) = ([:], 0)
+      isCleared = true
+    }
+
+    /// Takes what came before these.
+    mutating func follow(_ earlier: Changes) {
+      if isCleared { return }
+      isCleared = earlier.isCleared
+      for (key, change) in earlier.byKey where byKey[key] == nil { set(change, key) }
+    }
+
+    /// Gives the values up, and keeps what makes sure that older ones are not returned.
+    mutating func forgetValues(mostKeys: Int) {
+      if byKey.count > mostKeys { return clear() }
+      for key in byKey.keys { set(.removal, key) }
+    }
+  }
+#endif

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: MIT
+// What may befall a database: damage, other programs, a full disk, kills, forks. A miss or an error, never a wrong value.
+
+#if SQLite
+  import CPurgeableFiles
+  import Foundation
+  import Glibc
+  import PurgeableTestSupport
+  import Testing
+  import ToolSupport
+
+  @testable import PurgeableSQLite
+
+  @Suite("a database that fails")
+  struct StoreFaultTests {
+    /// Files in place of the values that are longer than this.
+    private static var options: PurgeableStoreOptions {
+      var options = PurgeableStoreOptions()
+      options.fileThresholdBytes = 16 << 10
+      return options
+    }
+
+    private static let keys = 200
+    private static func value(_ key: Int, _ version: Int = 0) -> [UInt8] {
+      content(key, version: version, count: key % 20 == 0 ? 20_000 + key : 500 + key)
+    }
+
+    private static func fill(_ place: StorePlace) throws {
+      try place.withStore(options) { store in
+        for key in 0..<keys { store.setValue(value(key), forKey: "\(key)") }
+      }
+    }
+
+    /// How many values are there; none may be another than the one that was stored.
+    private static func check(_ place: StorePlace) throws -> Int {
+      let store = try place.open(options)
+      var count = 0
+      for key in 0..<keys {
+        guard let found = store.value(forKey: "\(key)") else { continue }
+        #expect(found == value(key), "\(key)")
+        count += 1
+      }
+      // It can be written and read all the same.
+      store.setValue([1], forKey: "new")
+      try? store.flush()
+      store.cache.removeAll()
+      #expect(store.value(forKey: "new") == [1])
+      try? store.close()
+      return count
+    }
+
+    // MARK: Damage
+
+    @Test("one byte changed anywhere in the database: values are right or missing, and the store goes on")
+    func flipped() throws {
+      try withPlace { place in
+        try Self.fill(place)
+        let original = try Data(contentsOf: URL(fileURLWithPath: place.database))
+        var random = SplitMix64(seed: TestRun.seed)
+        var least = Self.keys
+        for trial in 0..<(TestRun.isFull ? 1000 : 40) {
+          var damaged = original
+          let at = random.index(below: damaged.count)
+          damaged[at] ^= UInt8(1 << random.index(below: 8))
+          if trial % 10 == 9 {
+            let page = at / Schema.pageByteCount * Schema.pageByteCount
+            damaged.replaceSubrange(page..<page + Schema.pageByteCount, with: Data(count: Schema.pageByteCount))
+          }
+          try? FileManager.default.removeItem(atPath: place.database + "-wal")
+          try? FileManager.default.removeItem(atPath: place.database + "-shm")
+          try damaged.write(to: URL(fileURLWithPath: place.database))
+          least = min(least, try Self.check(place))
+          // The files of values that went with their records.
+          if place.valueFiles().count < Self.keys / 20 {
+            try FileManager.default.removeItem(atPath: place.path)
+            try Self.fill(place)
+            try original.write(to: URL(fileURLWithPath: place.database))
+          }
+        }
+        #expect(least < Self.keys)
+      }
+    }
+
+    @Test("a database that is cut, empty, a text, or another program's is put aside, and a new one takes its place")
+    func foreign() throws {
+      try withPlace { place in
+        let file = URL(fileURLWithPath: place.database)
+        try Self.fill(place)
+        let original = try Data(contentsOf: file)
+        for (content, least) in [(original.prefix(20_000), 0), (Data("a text".utf8), 0), (Data(), 0)] {
+          try content.write(to: file)
+          #expect(try Self.check(place) == least)
+        }
+        try place.run("PRAGMA application_id=7")
+        #expect(try Self.check(place) == 0)
+        #expect(try place.number("PRAGMA application_id") == Schema.application)
+      }
+    }
+
+    @Test("a database of a newer version is refused, and left as it is")
+    func newer() throws {
+      try withPlace { place in
+        try Self.fill(place)
+        try place.run("PRAGMA user_version=2")
+        let before = try Data(contentsOf: URL(fileURLWithPath: place.database))
+        let error = try #require(throws: PurgeableError.self) { try place.open() }
+        #expect(error.kind == .invalidFile && error.explanation.contains("newer"))
+        try #expect(Data(contentsOf: URL(fileURLWithPath: place.database)) == before)
+        try place.run("PRAGMA user_version=1")
+        #expect(try Self.check(place) == Self.keys)
+      }
+    }
+
+    @Test("a value in a file that is cut, gone or another's is missing, and its record goes")
+    func files() throws {
+      try withPlace { place in
+        try Self.fill(place)
+        let files = place.valueFiles().sorted()
+        #expect(files.count == 10)
+        try FileManager.default.removeItem(atPath: files[0])
+        let content = try Data(contentsOf: URL(fileURLWithPath: files[1]))
+        try content.dropLast().write(to: URL(fileURLWithPath: files[1]))
+        try content.write(to: URL(fileURLWithPath: files[2]))
+        #expect(try Self.check(place) == Self.keys - 3)
+        #expect(try place.number("SELECT count(*) FROM record") == Int64(Self.keys - 3 + 1))
+        #expect(try place.number("SELECT records FROM total") == Int64(Self.keys - 3 + 1))
+      }
+    }
+
+    @Test("a record under another key, or two keys with one hash: each finds its own or nothing")
+    func mixed() throws {
+      try withPlace { place in
+        try Self.fill(place)
+        try place.run("UPDATE record SET hash=(SELECT hash FROM record WHERE key=CAST('1' AS BLOB)) WHERE key=CAST('2' AS BLOB)")
+        try place.run(
+          "UPDATE record SET value=(SELECT value FROM record WHERE key=CAST('3' AS BLOB)) WHERE key=CAST('4' AS BLOB)")
+        try place.run("UPDATE record SET key=CAST('none' AS BLOB) WHERE key=CAST('5' AS BLOB)")
+        // The second is not found by its own hash.
+        #expect(try Self.check(place) == Self.keys - 3)
+      }
+    }
+
+    @Test("a total that is nonsense is counted anew")
+    func totals() throws {
+      try withPlace { place in
+        try Self.fill(place)
+        try place.run("UPDATE total SET records=-5")
+        try place.withStore { store in
+          store.setValue([1], forKey: "new")
+          try store.flush()
+          #expect(store.statistics.recordCount == Self.keys + 1)
+        }
+      }
+    }
+
+    // MARK: Others
+
+    @Test("the folder removed while the store is open: it is made anew, and what is stored then is there")
+    func removed() throws {
+      try withPlace { place in
+        let store = try place.open(Self.options)
+        store.setValue([1], forKey: "a")
+        try store.flush()
+        try FileManager.default.removeItem(atPath: place.path)
+        store.setValue([2], forKey: "b")
+        store.setValue(Self.value(20), forKey: "20")
+        try store.flush()
+        store.cache.removeAll()
+        #expect(store.value(forKey: "b") == [2] && store.value(forKey: "20") == Self.value(20) && store.value(forKey: "a") == nil)
+        try store.close()
+        try place.withStore(Self.options) { store in #expect(store.value(forKey: "b") == [2]) }
+      }
+    }
+
+    @Test("while another program has the database locked, reads go on, and writes wait for it and lose nothing")
+    func locked() throws {
+      try withPlace { place in
+        try Self.fill(place)
+        var options = Self.options
+        options.writeInterval = .zero
+        let store = try place.open(options)
+        let other = try Connection(place.database, makes: false, busyMilliseconds: 1000)
+        try other.run("BEGIN IMMEDIATE")
+        store.setValue([1], forKey: "a")
+        store.remove(forKey: "2")
+        // The writer's thread takes them, and waits for the lock.
+        for _ in 0..<50 {
+          store.cache.removeAll()
+          #expect(store.value(forKey: "1") == Self.value(1) && store.value(forKey: "a") == [1] && store.value(forKey: "2") == nil)
+          usleep(2000)
+        }
+        let error = try #require(throws: PurgeableError.self) { try store.flush() }
+        #expect(error.kind == .busy)
+        try other.run("COMMIT")
+        try store.flush()
+        store.cache.removeAll()
+        #expect(store.value(forKey: "a") == [1])
+        try store.close()
+      }
+    }
+
+    @Test("statements find what they want by an index, and sort nothing")
+    func plans() throws {
+      try withPlace { place in
+        try Self.fill(place)
+        let connection = try Connection(place.database, makes: false, busyMilliseconds: 1000)
+        for text in [
+          Schema.find, Schema.has, Schema.identify, Schema.removeRecord, Schema.removeLife, Schema.touch, Schema.oldest,
+          Schema.expired, Schema.nextToExpire, Schema.knowsFile,
+        ] {
+          let plan = try connection.prepare("EXPLAIN QUERY PLAN \(text)")
+          while try plan.next() {
+            let step = plan.text(3) ?? ""
+            #expect(step.hasPrefix("SEARCH") || step.contains("USING COVERING INDEX"), "\(step) in \(text)")
+            #expect(!step.contains("TEMP B-TREE"), "\(step) in \(text)")
+          }
+        }
+      }
+    }
+
+    @Test("the keyed hash is SipHash-1-3")
+    func hash() {
+      // Of the bytes 0, 1, ... by Swift's Hasher, which is SipHash-1-3, with SWIFT_DETERMINISTIC_HASHING=1.
+      let bytes = (0..<64).map { UInt8($0) }
+      func hash(_ count: Int) -> UInt64 {
+        unsafe bytes.withUnsafeBytes { unsafe purgeable__siphash(0, 0, $0.baseAddress, count) }
+      }
+      #expect(
+        hash(0) == 0xD1FB_A762_150C_532C && hash(7) == 0x2F09_8AB0_C751_325A && hash(8) == 0xEAD4_11E6_7EBE_2EEA
+          && hash(63) == 0x385D_3E39_E5F3_7359)
+    }
+
+    // MARK: Processes
+
+    @Test("killed at any moment: what was reported as flushed is there, or what came later, whole; the database opens again")
+    func killed() async {
+      await #expect(processExitsWith: .success) {
+        guard let place = try? StorePlace() else { fatalError("a folder") }
+        var random = SplitMix64(seed: TestRun.seed)
+        func stores(from first: Int, to pipe: Int32) throws {
+          let store = try place.open(StoreFaultTests.options)
+          for version in first..<first + 1000 {
+            for key in 0..<40 { store.setValue(StoreFaultTests.value(key, version), forKey: "\(key)") }
+            if version % 7 == 0 { try store.trim(toBytes: 20_000) }
+            try store.flush()
+            var said = Int32(version)
+            _ = unsafe write(pipe, &said, 4)
+          }
+        }
+        var last = 1
+        for _ in 0..<(TestRun.isFull ? 200 : 20) {
+          var ends: (Int32, Int32) = (0, 0)
+          let isPiped = unsafe withUnsafeMutableBytes(of: &ends) {
+            unsafe Glibc.pipe($0.baseAddress!.assumingMemoryBound(to: Int32.self)) == 0
+          }
+          precondition(isPiped, "a pipe")
+          let child = fork()
+          if child == 0 {
+            alarm(120)
+            _exit((try? stores(from: last, to: ends.1)) == nil ? 1 : 0)
+          }
+          close(ends.1)
+          var said: Int32 = 0
+          let hasBegun = unsafe read(ends.0, &said, 4) == 4
+          precondition(hasBegun, "the child stores")
+          usleep(UInt32(random.index(below: 30_000)))
+          kill(child, SIGKILL)
+          var reported = Int(said)
+          while unsafe read(ends.0, &said, 4) == 4 { reported = Int(said) }
+          _ = ChildEnd.of(child)
+          close(ends.0)
+          guard let store = try? place.open(StoreFaultTests.options) else { fatalError("it opens again") }
+          // Some are trimmed in each seventh round.
+          let versions = (0..<40).compactMap { key -> Int? in
+            guard let found = store.value(forKey: "\(key)") else { return nil }
+            for version in [reported, reported + 1] where found == StoreFaultTests.value(key, version) { return version }
+            fatalError("\(key): a value that was not stored last, after \(reported)")
+          }
+          if reported % 7 != 0, (reported + 1) % 7 != 0 { precondition(versions.count == 40, "\(versions.count) of 40") }
+          precondition(store.statistics.failureCount == 0, "nothing is damaged")
+          try? store.close()
+          last = reported + 2
+        }
+        place.folder.remove()
+      }
+    }
+
+    @Test("a forked child has memory alone, opens nothing that its parent has open, and leaves the parent's database as it is")
+    func forked() async {
+      await #expect(processExitsWith: .success) {
+        guard let place = try? StorePlace(), let store = try? place.open() else { fatalError("a store") }
+        store.setValue([1], forKey: "a")
+        guard (try? store.flush()) != nil else { fatalError("a flush") }
+        store.setValue([2], forKey: "b")
+        let child = fork()
+        if child == 0 {
+          alarm(60)
+          var isWell =
+            store.value(forKey: "a") == nil && store.value(forKey: "a") { [3] } == [3] && store.value(forKey: "a") == [3]
+          store.setValue([4], forKey: "c")
+          isWell = isWell && store.value(forKey: "c") == [4] && store.statistics.recordCount == 0
+          do throws(PurgeableError) {
+            try store.flush()
+            isWell = false
+          } catch { isWell = isWell && error.kind == .notSupported }
+          do {
+            _ = try place.open()
+            isWell = false
+          } catch { isWell = isWell && (error as? PurgeableError)?.kind == .notSupported }
+          try? store.close()
+          _exit(isWell ? 0 : 1)
+        }
+        precondition(ChildEnd.of(child) == .exited(0), "the child is well")
+        store.cache.removeAll()
+        precondition(
+          store.value(forKey: "a") == [1] && store.value(forKey: "b") == [2] && store.value(forKey: "c") == nil, "the parent's")
+        precondition((try? store.close()) != nil, "an end")
+        place.folder.remove()
+      }
+    }
+
+    @Test("no room: a flush throws, no older value is found, and with room again all is well")
+    func full() async {
+      await #expect(processExitsWith: .success) {
+        signal(SIGXFSZ, SIG_IGN)
+        guard let place = try? StorePlace(), let store = try? place.open(StoreFaultTests.options) else { fatalError("a store") }
+        for key in 0..<200 { store.setValue(StoreFaultTests.value(key), forKey: "\(key)") }
+        guard (try? store.flush()) != nil else { fatalError("a flush") }
+        func limit(_ byteCount: rlim_t) {
+          var limit = rlimit(rlim_cur: byteCount, rlim_max: .max)
+          let isSet = unsafe setrlimit(__rlimit_resource_t(RLIMIT_FSIZE.rawValue), &limit) == 0
+          precondition(isSet, "a limit")
+        }
+        var failures = 0
+        for room in [0, 4096, 100_000, 200_000] {
+          limit(rlim_t(room))
+          for key in 0..<200 { store.setValue(StoreFaultTests.value(key, room + 1), forKey: "\(key)") }
+          if (try? store.flush()) == nil { failures += 1 }
+          store.cache.removeAll()
+          for key in 0..<200 {
+            guard let found = store.value(forKey: "\(key)") else { continue }
+            precondition(found == StoreFaultTests.value(key, room + 1), "\(key): an older value")
+          }
+          limit(.max)
+          store.setValue([UInt8(truncatingIfNeeded: room)], forKey: "again")
+          precondition((try? store.flush()) != nil, "with room again: \(store.statistics.lastError as Any)")
+          store.cache.removeAll()
+          precondition(store.value(forKey: "again") == [UInt8(truncatingIfNeeded: room)], "with room again")
+          for key in 0..<200 {
+            guard let found = store.value(forKey: "\(key)") else { continue }
+            precondition(found == StoreFaultTests.value(key, room + 1), "\(key): an older value, later")
+          }
+        }
+        precondition(failures > 0, "no room shows")
+        precondition((try? store.close()) != nil, "an end")
+        place.folder.remove()
+      }
+    }
+  }
+
+#endif
