@@ -65,7 +65,9 @@ let package = Package(
       name: "purgeablectl", dependencies: ["Purgeable", "CPurgeable", "ToolSupport"], swiftSettings: swiftSettings),
     .executableTarget(
       name: "purgeable-bench",
-      dependencies: ["Purgeable", "PurgeableFoundation", "CPurgeable", "BenchmarkSupport", "ToolSupport"], path: "Benchmarks",
+      dependencies: [
+        "Purgeable", "PurgeableFoundation", "PurgeableSQLite", "CPurgeable", "BenchmarkSupport", "ToolSupport",
+      ], path: "Benchmarks",
       exclude: ["Support"], swiftSettings: swiftSettings),
     .target(name: "BenchmarkSupport", path: "Benchmarks/Support", cSettings: cSettings),
 

@@ -40,7 +40,7 @@ enum ChildRun {
 
   /// In the child: does a job, and prints what came of it.
   static func perform(_ words: [String]) throws {
-    guard let name = words.first, let job = jobs[name] else { throw ToolFailure("unknown job") }
+    guard let name = words.first, let job = jobs[name] ?? DatabaseFigures.jobs[name] else { throw ToolFailure("unknown job") }
     for (name, value) in try job(words.dropFirst().compactMap { Int($0) }).sorted(by: { $0.key < $1.key }) {
       print(name, value)
     }

@@ -31,10 +31,19 @@ enum Rounds {
     return processorTime - start
   }
 
-  private static var processorTime: Double {
+  private static var processorTime: Double { time(CLOCK_PROCESS_CPUTIME_ID) }
+
+  private static func time(_ clock: clockid_t) -> Double {
     var time = timespec()
-    unsafe clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time)
+    unsafe clock_gettime(clock, &time)
     return Double(time.tv_sec) * 1e9 + Double(time.tv_nsec)
+  }
+
+  /// The same, on this thread alone.
+  static func threadNanoseconds(_ body: () throws -> Void) rethrows -> Double {
+    let start = time(CLOCK_THREAD_CPUTIME_ID)
+    try body()
+    return time(CLOCK_THREAD_CPUTIME_ID) - start
   }
 
   /// The times of every side by round, in nanoseconds: A B C, A B C, ... A first round, which warms up, does not count.

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 #include "purgeable_files.h"
 
@@ -28,6 +29,16 @@ bool purgeable__write_out(int file, off_t start, off_t byte_count) {
   (void)posix_fadvise(file, start, byte_count, POSIX_FADV_DONTNEED);
   errno = error;
   return is_written;
+}
+
+bool purgeable__sync_file_system(const char *path) {
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  bool is_synchronized = syncfs(file) == 0;
+  int error = errno;
+  close(file);
+  errno = error;
+  return is_synchronized;
 }
 
 long purgeable__file_system(const char *path) {

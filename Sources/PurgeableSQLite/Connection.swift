@@ -7,11 +7,13 @@
   import Purgeable
 
   /// What SQLite, or a system call on its files, said.
-  struct StoreFailure: Error {
+  package struct StoreFailure: Error {
     /// SQLite's result, extended; 0 for a system call.
     var code: Int32 = 0
     /// errno, 0 where there is none.
     var number: Int32 = 0
+    /// The database has gone from its place.
+    var isGone = false
     /// A version of the tables that this one does not know.
     var isNewer = false
     var call: String
@@ -30,7 +32,10 @@
     }
 
     /// The file is none that SQLite can go on with.
-    var isDamage: Bool { primary == SQLITE_CORRUPT || primary == SQLITE_NOTADB }
+    var isDamage: Bool { [SQLITE_CORRUPT, SQLITE_NOTADB, SQLITE_CONSTRAINT].contains(primary) }
+
+    /// Its tables are not what its version says.
+    var isOfSchema: Bool { code == SQLITE_ERROR }
 
     /// No room on the disk, or in what the process or the user may write.
     var isFull: Bool {
@@ -59,13 +64,13 @@
   }
 
   /// For one thread at a time. `@safe`: the handle is its own.
-  @safe final class Connection: @unchecked Sendable {
+  @safe package final class Connection: @unchecked Sendable {
     private let handle: OpaquePointer
     /// Pages in the log, as the last commit left it.
     private(set) var logPageCount = 0
 
     /// Opens the file, and makes it where `makes` says so.
-    init(_ path: String, makes: Bool, busyMilliseconds: Int32) throws(StoreFailure) {
+    package init(_ path: String, makes: Bool, busyMilliseconds: Int32) throws(StoreFailure) {
       var opened: OpaquePointer?
       let flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_NOFOLLOW | (makes ? SQLITE_OPEN_CREATE : 0)
       let code = unsafe sqlite3_open_v2(path, &opened, flags, nil)
@@ -88,12 +93,12 @@
     func leaveLogAtEnd() { _ = unsafe purgeable__leave_log(handle) }
 
     /// Runs statements that answer nothing, or whose answer nobody needs.
-    func run(_ text: String) throws(StoreFailure) {
+    package func run(_ text: String) throws(StoreFailure) {
       let code = unsafe sqlite3_exec(handle, text, nil, nil, nil)
       if code != SQLITE_OK { throw failure(code, "sqlite3_exec", text) }
     }
 
-    func prepare(_ text: String) throws(StoreFailure) -> Statement {
+    package func prepare(_ text: String) throws(StoreFailure) -> Statement {
       var made: OpaquePointer?
       let code = unsafe sqlite3_prepare_v3(handle, text, -1, UInt32(SQLITE_PREPARE_PERSISTENT), &made, nil)
       guard let made = unsafe made, code == SQLITE_OK else { throw failure(code, "sqlite3_prepare_v3", text) }
@@ -107,8 +112,10 @@
     }
 
     fileprivate func failure(_ code: Int32, _ call: String, _ text: String) -> StoreFailure {
-      unsafe StoreFailure(
-        code: code, number: sqlite3_system_errno(handle), call: call,
+      // Of other results it is what an earlier one left.
+      let hasNumber = [SQLITE_IOERR, SQLITE_CANTOPEN, SQLITE_FULL].contains(code & 0xFF)
+      return unsafe StoreFailure(
+        code: code, number: hasNumber ? sqlite3_system_errno(handle) : 0, call: call,
         message: "\(String(cString: sqlite3_errmsg(handle))), in \"\(text.prefix(60))\"")
     }
 
@@ -116,7 +123,7 @@
     var isInTransaction: Bool { unsafe sqlite3_get_autocommit(handle) == 0 }
 
     /// Writes the log back to the database, as far as no reader needs it. `cuts`: waits for readers, and cuts it.
-    func checkpoint(cuts: Bool) throws(StoreFailure) {
+    package func checkpoint(cuts: Bool) throws(StoreFailure) {
       var (log, done): (Int32, Int32) = (0, 0)
       let code = unsafe sqlite3_wal_checkpoint_v2(
         handle, nil, cuts ? SQLITE_CHECKPOINT_TRUNCATE : SQLITE_CHECKPOINT_PASSIVE, &log, &done)
@@ -138,18 +145,14 @@
 
     func releaseMemory() { unsafe sqlite3_db_release_memory(handle) }
 
-    /// Pages that were written since the last time this was asked. For measurements.
-    func takeWrittenPageCount() -> Int {
-      var (count, highest): (Int32, Int32) = (0, 0)
-      unsafe sqlite3_db_status(handle, SQLITE_DBSTATUS_CACHE_WRITE, &count, &highest, 1)
-      return Int(count)
-    }
   }
 
   /// One thread at a time, that of its connection.
-  @safe final class Statement {
+  @safe package final class Statement {
     private let connection: Connection
     private let handle: OpaquePointer
+    /// What the first bind said that failed.
+    private var badBind = SQLITE_OK
 
     fileprivate init(_ connection: Connection, _ handle: OpaquePointer) {
       self.connection = connection
@@ -160,26 +163,27 @@
 
     // MARK: Parameters, from 1
 
-    func bind(_ index: Int32, _ number: Int64?) {
+    package func bind(_ index: Int32, _ number: Int64?) {
       guard let number else { return unsafe discard(sqlite3_bind_null(handle, index)) }
       unsafe discard(sqlite3_bind_int64(handle, index, number))
     }
 
-    func bind(_ index: Int32, _ text: String?) {
+    package func bind(_ index: Int32, _ text: String?) {
       guard let text else { return unsafe discard(sqlite3_bind_null(handle, index)) }
       unsafe discard(sqlite3_bind_text(handle, index, text, Int32(text.utf8.count), Self.copies))
     }
 
-    func bind(_ index: Int32, _ bytes: [UInt8]?) {
+    package func bind(_ index: Int32, _ bytes: [UInt8]?) {
       guard let bytes else { return unsafe discard(sqlite3_bind_null(handle, index)) }
       // An empty array may have no address, which would be bound as NULL.
       guard !bytes.isEmpty else { return unsafe discard(sqlite3_bind_zeroblob(handle, index, 0)) }
       unsafe discard(sqlite3_bind_blob64(handle, index, bytes, UInt64(bytes.count), Self.copies))
     }
 
-    /// A bind fails for a wrong index, which is an error of this module, and for want of memory or for too many bytes: then the
-    /// parameter is NULL, which the table refuses.
-    private func discard(_: Int32) {}
+    /// A bind fails for want of memory, or for too many bytes. The statement then fails as it is run.
+    private func discard(_ code: Int32) {
+      if badBind == SQLITE_OK { badBind = code }
+    }
 
     /// SQLITE_TRANSIENT, which is no constant that Swift can import.
     private static var copies: sqlite3_destructor_type { unsafe unsafeBitCast(-1, to: sqlite3_destructor_type.self) }
@@ -187,8 +191,8 @@
     // MARK: Steps
 
     /// The next row; false where there is none, and the statement begins anew.
-    func next() throws(StoreFailure) -> Bool {
-      let code = unsafe sqlite3_step(handle)
+    package func next() throws(StoreFailure) -> Bool {
+      let code = badBind == SQLITE_OK ? unsafe sqlite3_step(handle) : badBind
       if code == SQLITE_ROW { return true }
       let failure =
         code == SQLITE_DONE ? nil : unsafe connection.failure(code, "sqlite3_step", String(cString: sqlite3_sql(handle)))
@@ -198,14 +202,15 @@
     }
 
     /// Runs it to its end. Row by row, `body` looks at it.
-    func run(_ body: () -> Void = {}) throws(StoreFailure) {
+    package func run(_ body: () -> Void = {}) throws(StoreFailure) {
       while try next() { body() }
     }
 
     /// Ends what it read: a reader that does not stands in the way of the log.
-    func reset() {
+    package func reset() {
       unsafe sqlite3_reset(handle)
       unsafe sqlite3_clear_bindings(handle)
+      badBind = SQLITE_OK
     }
 
     // MARK: Columns, from 0
@@ -218,15 +223,27 @@
 
     func text(_ column: Int32) -> String? {
       guard let text = unsafe sqlite3_column_text(handle, column) else { return nil }
-      return unsafe String(cString: text)
+      let count = Int(unsafe sqlite3_column_bytes(handle, column))
+      return unsafe String(decoding: UnsafeBufferPointer(start: text, count: count), as: UTF8.self)
     }
 
-    /// A copy; nil for NULL, and where there is no memory for it.
-    func bytes(_ column: Int32) -> [UInt8]? {
+    /// A number that is to be of a range: whatever is there, it is in it. All arithmetic on such numbers is then free of
+    /// overflow.
+    func number(_ column: Int32, in range: ClosedRange<Int64>) -> Int64 {
+      min(max(number(column), range.lowerBound), range.upperBound)
+    }
+
+    /// A moment or a time, in nanoseconds.
+    func time(_ column: Int32) -> Int64? { optionalNumber(column).map { min(max($0, 0), 1 << 62 - 1) } }
+
+    /// A copy; nil for NULL.
+    package func bytes(_ column: Int32) throws(StoreFailure) -> [UInt8]? {
       guard unsafe sqlite3_column_type(handle, column) != SQLITE_NULL else { return nil }
       let count = Int(unsafe sqlite3_column_bytes(handle, column))
       guard count > 0 else { return [] }
-      guard let start = unsafe sqlite3_column_blob(handle, column) else { return nil }
+      guard let start = unsafe sqlite3_column_blob(handle, column) else {
+        throw StoreFailure(code: SQLITE_NOMEM, call: "sqlite3_column_blob", message: "there is no memory for a value")
+      }
       return unsafe [UInt8](UnsafeRawBufferPointer(start: start, count: count))
     }
   }

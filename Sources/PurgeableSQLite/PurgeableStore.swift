@@ -59,7 +59,7 @@
     }
 
     /// `now`: nanoseconds since 1970.
-    init(
+    package init(
       _ name: String, directory: String?, cache: PurgeableCache<Key, Value>,
       options: PurgeableStoreOptions = PurgeableStoreOptions(),
       format: StoredFormat<Value> = .purgeableBytes, now: @escaping @Sendable () -> Int64
@@ -92,41 +92,81 @@
     ///
     /// Others who ask for the key meanwhile wait, and get the same.
     @_disfavoredOverload
-    public func value(forKey key: Key) -> Value? {
-      cache.value(forKey: key, version: nil) { self.read(key, nil) }
-    }
+    @inlinable
+    public func value(forKey key: Key) -> Value? { cache.value(forKey: key) ?? readValue(key) }
+
+    @usableFromInline
+    func readValue(_ key: Key) -> Value? { cache.loadedValue(forKey: key, version: nil) { self.read(key, nil).result } }
 
     /// As the form without `async`, with the task suspended while the disk is read.
+    @inlinable
     public nonisolated(nonsending) func value(forKey key: Key) async -> Value? {
-      await cache.value(forKey: key, version: nil) { await self.readInThread(key, nil) }
+      if let value = cache.value(forKey: key) { return value }
+      return await readValueInThread(key)
+    }
+
+    @usableFromInline
+    nonisolated(nonsending) func readValueInThread(_ key: Key) async -> Value? {
+      await cache.loadedValue(forKey: key, version: nil) { await self.readInThread(key, nil).result }
     }
 
     /// The value of a key, from memory, from the database, or made by `load` on this thread, and then in both. As
     /// `PurgeableCache.value(forKey:loading:)`, with the database between: one load a key at a time; a store or a removal
     /// meanwhile wins; errors are not kept; `version` and `expiry` mean the same.
     @_disfavoredOverload
+    @inlinable
     public func value<E: Error>(
       forKey key: Key, version: String? = nil, expiry: Expiry? = nil, loading load: () throws(E) -> Value
     ) throws(E) -> Value {
-      try cache.alwaysValue(forKey: key, version: version) { () throws(E) in
+      if let value = found(key, version) { return value }
+      return try loadedValue(key, version, expiry, load)
+    }
+
+    @inlinable
+    func found(_ key: Key, _ version: String?) -> Value? {
+      guard let version else { return cache.value(forKey: key) }
+      return cache.value(forKey: key, version: version)
+    }
+
+    @usableFromInline
+    func loadedValue<E: Error>(
+      _ key: Key, _ version: String?, _ expiry: Expiry?, _ load: () throws(E) -> Value
+    ) throws(E) -> Value {
+      try cache.alwaysLoadedValue(forKey: key, version: version) { () throws(E) in
         let found = self.read(key, version)
-        if case .found = found { return found }
-        return self.loaded(try load(), key, version, expiry)
+        if case .found(let found) = found.result { return .found(found) }
+        return self.loaded(try load(), key, version, expiry, found.number)
       }
     }
 
     /// As the form without `async`; `load` runs in a task of its own, and cancellation and `refreshAfter` are as in
     /// `PurgeableCache.value(forKey:loading:)`. The age of a value counts from its store, also over a restart.
+    @inlinable
     public nonisolated(nonsending) func value<E: Error>(
       forKey key: Key, version: String? = nil, expiry: Expiry? = nil, refreshAfter: Duration? = nil,
       loading load: @escaping @Sendable () async throws(E) -> Value
     ) async throws(E) -> Value {
-      try await cache.alwaysValue(forKey: key, version: version, refreshAfter: refreshAfter) { isRefresh async throws(E) in
-        if !isRefresh {
+      let isFound = found(key, version)
+      if let value = isFound, refreshAfter == nil { return value }
+      return try await loadedValue(isFound, key, version, expiry, refreshAfter, load)
+    }
+
+    @usableFromInline
+    nonisolated(nonsending) func loadedValue<E: Error>(
+      _ found: Value?, _ key: Key, _ version: String?, _ expiry: Expiry?, _ refreshAfter: Duration?,
+      _ load: @escaping @Sendable () async throws(E) -> Value
+    ) async throws(E) -> Value {
+      try await cache.alwaysLoadedValue(found, forKey: key, version: version, refreshAfter: refreshAfter) {
+        isRefresh async throws(E) in
+        let number: UInt32
+        if isRefresh {
+          number = self.changeNumber(of: key)
+        } else {
           let found = await self.readInThread(key, version)
-          if case .found = found { return found }
+          if case .found(let found) = found.result { return .found(found) }
+          number = found.number
         }
-        return self.loaded(try await load(), key, version, expiry)
+        return self.loaded(try await load(), key, version, expiry, number)
       }
     }
 
@@ -156,14 +196,12 @@
 
     /// Removes a key's value from memory now, and from the database soon; no later look-up finds it.
     public func remove(forKey key: Key) {
-      change(of: key, to: nil)()
-      cache.remove(forKey: key)
+      cache.remove(forKey: key, announcing: change(of: key, to: nil))
     }
 
     /// Removes everything from memory now, and from the database before this returns.
     public func removeAll() throws(PurgeableError) {
-      database.removeAll()
-      cache.removeAll()
+      cache.removeAll { database.removeAll() }
       try database.flush(in: operation("removeAll"))
     }
 
@@ -223,11 +261,15 @@
       return { [database] in database.change(bytes, change) }
     }
 
-    /// What the database has, of a version; nil: of any.
-    private func read(_ key: Key, _ version: String?) -> TierResult<Value> {
-      guard let bytes = Self.keyBytes(key), let record = database.read(bytes), version == nil || record.version == version,
+    private func changeNumber(of key: Key) -> UInt32 { Self.keyBytes(key).map { database.changeNumber(of: $0) } ?? 0 }
+
+    /// What the database has, of a version; nil: of any. With the number that tells whether the key has changed since.
+    private func read(_ key: Key, _ version: String?) -> (result: TierResult<Value>, number: UInt32) {
+      guard let bytes = Self.keyBytes(key) else { return (.absent, 0) }
+      let (read, number) = database.read(bytes)
+      guard let record = read, version == nil || record.version == version,
         let value = unsafe try? format.decode(record.value.span.bytes, Int(record.format))
-      else { return .absent }
+      else { return (.absent, number) }
       let now = database.now()
       var found = TierValue(value)
       (found.cost, found.version) = (record.cost.map { Int($0) }, record.version)
@@ -236,31 +278,47 @@
         sinceCreation: record.deadline.map { .nanoseconds(max(1, $0 - now)) }, sinceLastUse: record.idle.map { .nanoseconds($0) })
       // Without a default of the store's, the cache's holds.
       if found.expiry == .never, defaultExpiry == nil { found.expiry = nil }
-      if record.format != UInt32(format.version) { found.announce = conversion(of: value, record, bytes) }
-      return .found(found)
+      found.announce = { [database] in database.isUnchanged(bytes, since: number) }
+      if record.format != UInt32(format.version) {
+        found.announce = conversion(of: value, record, bytes, number) ?? found.announce
+      }
+      return (.found(found), number)
     }
 
     /// A value of another version takes the form of this one, with all that it had beside.
-    private func conversion(of value: Value, _ record: StoredRecord, _ key: [UInt8]) -> (@Sendable () -> Void)? {
+    private func conversion(
+      of value: Value, _ record: StoredRecord, _ key: [UInt8], _ number: UInt32
+    ) -> (@Sendable () -> Bool)? {
       guard let bytes = try? format.encode(value) else { return nil }
       var record = record
       (record.value, record.format, record.used) = (bytes, UInt32(format.version), database.now())
       return { [record, database] in
-        database.change(key, .put(record))
+        guard database.change(key, .put(record), ifUnchangedSince: number) else { return false }
         database.convertedCount.add(1, ordering: .relaxed)
+        return true
       }
     }
 
     /// What was loaded goes to the database, too.
-    private func loaded(_ value: Value, _ key: Key, _ version: String?, _ expiry: Expiry?) -> TierResult<Value> {
+    private func loaded(
+      _ value: Value, _ key: Key, _ version: String?, _ expiry: Expiry?, _ number: UInt32
+    ) -> TierResult<Value> {
       var found = TierValue(value)
       (found.expiry, found.version) = (expiry ?? defaultExpiry, version)
-      found.announce = change(of: key, to: record(of: value, nil, found.expiry, version))
+      if let bytes = Self.keyBytes(key) {
+        let change = record(of: value, nil, found.expiry, version).map { Change.put($0) } ?? .removal
+        found.announce = { [database] in database.change(bytes, change, ifUnchangedSince: number) }
+      }
       return .found(found)
     }
 
-    private nonisolated(nonsending) func readInThread(_ key: Key, _ version: String?) async -> TierResult<Value> {
-      await unsafe withUnsafeContinuation { (continuation: UnsafeContinuation<TierResult<Value>, Never>) in
+    private nonisolated(nonsending) func readInThread(
+      _ key: Key, _ version: String?
+    ) async -> (result: TierResult<Value>, number: UInt32) {
+      // A forked child has neither the threads nor the database.
+      guard database.isOurs else { return (.absent, 0) }
+      return await unsafe withUnsafeContinuation {
+        (continuation: UnsafeContinuation<(result: TierResult<Value>, number: UInt32), Never>) in
         // Safe: each call runs once.
         threads.run { unsafe continuation.resume(returning: self.read(key, version)) }
       }

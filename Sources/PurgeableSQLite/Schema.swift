@@ -22,6 +22,9 @@
     /// The log is written back from so many pages on: 16 MiB.
     static let mostLogPages = 2048
 
+    /// Of records.
+    static let sizes: ClosedRange<Int64> = 0...1 << 40
+
     /// Before there is a table.
     static let foundation = """
       PRAGMA page_size=\(pageByteCount); PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL;
@@ -63,7 +66,7 @@
     static let insertRecord = """
       INSERT INTO record(hash, key, format, cost, made, sum, version, file, value) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
       """
-    static let insertLife = "INSERT INTO life(id, used, size, expires, deadline, idle) VALUES(?1, ?2, ?3, ?4, ?5, ?6)"
+    static let insertLife = "INSERT OR REPLACE INTO life(id, used, size, expires, deadline, idle) VALUES(?1, ?2, ?3, ?4, ?5, ?6)"
     /// A minute more or less decides nothing, unless the record's time is short.
     static let touch = """
       UPDATE life SET used=?2, expires=CASE WHEN idle IS NULL THEN expires ELSE min(?2+idle, coalesce(deadline, ?2+idle)) END
@@ -74,7 +77,8 @@
     static let nextToExpire = "SELECT min(expires) FROM life WHERE expires IS NOT NULL"
     static let readTotal = "SELECT records, bytes, low, high FROM total"
     static let writeTotal = "UPDATE total SET records=?1, bytes=?2"
-    static let countAll = "SELECT count(*), coalesce(sum(size), 0) FROM life"
+    static let countAll = "SELECT count(*), coalesce(sum(min(max(size, 0), \(sizes.upperBound))), 0) FROM life"
+    static let readSum = "SELECT sum FROM record WHERE id=?1"
     static let knowsFile = "SELECT 1 FROM record WHERE file=?1"
   }
 

@@ -27,6 +27,12 @@
     let forEachKey: @Sendable (_ moment: UInt64, _ body: ([UInt8], UInt64) -> Bool) -> Void
   }
 
+  /// A row whose value is not what was written, as long as it is the same row.
+  struct Damage: Hashable, Sendable {
+    let id: Int64
+    let sum: Int64
+  }
+
   struct StoreLimits: Sendable {
     var byteCount = Int64.max
     var recordCount = Int64.max
@@ -67,12 +73,13 @@
     private let mutex = WaitableMutex()
     private var waiting = Changes()
     private var writing = Changes()
+    private var changeNumbers = ChangeNumbers()
     /// When the oldest change came that waits; and the oldest touch.
     private var waitingSince: UInt64?
     private var touchedSince: UInt64?
-    /// Moments of use by row, and rows whose value was found damaged.
+    /// Moments of use by row.
     private var touches: [Int64: Int64] = [:]
-    private var damaged: Set<Int64> = []
+    private var damaged: Set<Damage> = []
     private var requests: [Request] = []
     /// A reader has found a page that cannot be.
     private var isDamaged = false
@@ -81,6 +88,8 @@
     /// The shortest time since its last use after which a record expires that was stored or read here.
     private var shortestIdle = Int64.max
     private var isEnded = false
+    /// The thread has ended.
+    private var isClosed = false
     private var hasThread = false
     private var firstFailure: PurgeableError?
     private var numbers = PurgeableStoreStatistics()
@@ -98,6 +107,7 @@
     let missCount = Atomic<Int>(0)
     let convertedCount = Atomic<Int>(0)
     private let readByteCount = Atomic<Int>(0)
+    private let mostReadBytes = Atomic<Int>(StoreDatabase.mostReadBytes())
 
     // MARK: Of the writer's thread
 
@@ -138,18 +148,18 @@
       var hasMended = false
       while true {
         do throws(StoreFailure) {
-          let made = try folder.locked { () throws(StoreFailure) in
-            try StoreWriter(folder, fileThreshold: limits.fileThreshold)
-          }
-          switch OpenDatabases.shared.add(folder.database) {
-          case .added(let file): self.file = file
-          case .missing: throw .system("open", "\(folder.database) cannot be opened")
-          case .inherited:
+          if OpenDatabases.shared.isInherited(folder.database) {
             throw StoreFailure(
               number: ENOTSUP, call: "fork",
               message: "this process was forked while \(folder.path) was open, and cannot open it: start another program (exec)")
           }
-          writer = made
+          let made = try folder.locked { () throws(StoreFailure) in
+            try StoreWriter(folder, fileThreshold: limits.fileThreshold)
+          }
+          guard let file = OpenDatabases.shared.add(folder.database) else {
+            throw .system("open", "\(folder.database) cannot be opened")
+          }
+          (writer, self.file) = (made, file)
           note(made.total)
           return
         } catch {
@@ -177,32 +187,45 @@
 
     // MARK: Changes
 
-    /// From now on reads answer this. Called under mutexes of the cache.
-    func change(_ key: [UInt8], _ change: Change) {
-      guard isOurs else { return }
-      mutex.withLock {
-        guard !isEnded else { return }
+    /// From now on reads answer this. Called under mutexes of the cache. `number`: false, and nothing changes, where the key has
+    /// changed since.
+    @discardableResult
+    func change(_ key: [UInt8], _ change: Change, ifUnchangedSince number: UInt32? = nil) -> Bool {
+      guard isOurs else { return true }
+      return mutex.withLock {
+        guard !isEnded else { return true }
+        if let number, number != changeNumbers[key] { return false }
+        changeNumbers.raise(key)
         var change = change
         if case .put(let record) = change {
-          let isWanted = Int64(StoredRecord.size(key, record.value.count)) <= limits.mostRecordBytes
-          let hasRoom = waiting.byteCount + writing.byteCount <= Self.mostWaitingBytes
+          let byteCount = StoredRecord.size(key, record.value.count)
+          let isWanted = Int64(byteCount) <= limits.mostRecordBytes
+          // One that is longer than all that may wait, waits alone.
+          let waitingBytes = waiting.valueBytes + writing.valueBytes
+          let hasRoom = waitingBytes == 0 || waitingBytes + byteCount <= Self.mostWaitingBytes
           if isWanted && !hasRoom { numbers.failureCount += 1 }
-          if !isWanted || !hasRoom { change = .removal }
+          if isWanted && hasRoom { record.idle.map(noteIdle) } else { change = .removal }
         }
-        if case .put(let record) = change, let idle = record.idle { noteIdle(idle) }
         waiting.set(change, key)
         // One removal in place of many.
-        if waiting.byteCount > 2 * Self.mostWaitingBytes || isOffUntil > 0 && waiting.byKey.count > Self.mostRemovals {
+        if waiting.removalBytes > Self.mostWaitingBytes || isOffUntil > 0 && waiting.byKey.count > Self.mostRemovals {
           waiting.clear()
         }
         noteWaiting()
+        return true
       }
     }
+
+    /// Another one after each change of the key.
+    func changeNumber(of key: [UInt8]) -> UInt32 { isOurs ? mutex.withLock { changeNumbers[key] } : 0 }
+
+    func isUnchanged(_ key: [UInt8], since number: UInt32) -> Bool { changeNumber(of: key) == number }
 
     func removeAll() {
       guard isOurs else { return }
       mutex.withLock {
         if isEnded { return }
+        changeNumbers.raiseAll()
         waiting.clear()
         noteWaiting()
       }
@@ -224,58 +247,66 @@
 
     // MARK: Reading
 
-    /// What a key's value is now, in whatever state of being written. Waits for the disk.
-    func read(_ key: [UInt8]) -> StoredRecord? {
-      let record = lookUp(key)
+    /// What a key's value is now, in whatever state of being written, and the number of its last change. Waits for the disk.
+    func read(_ key: [UInt8]) -> (record: StoredRecord?, number: UInt32) {
+      guard isOurs else { return (nil, 0) }
+      let (answer, number) = waitingAnswer(key)
+      let record = lookUp(key, answer)
       if record == nil { missCount.add(1, ordering: .relaxed) } else { hitCount.add(1, ordering: .relaxed) }
-      return record
+      return (record, number)
     }
 
-    private func lookUp(_ key: [UInt8]) -> StoredRecord? {
-      guard isOurs else { return nil }
+    private func lookUp(_ key: [UInt8], _ answer: Changes.Answer) -> StoredRecord? {
       let now = self.now()
-      switch waitingAnswer(key) {
+      switch answer {
       case .put(let record): return record.expires.map { $0 > now } ?? true ? record : nil
       case .nothing: return nil
       case .unchanged: break
       }
       do {
-        guard let found = try readers.withReader({ (reader) throws(StoreFailure) in try reader.read(key) }), var found else {
-          return nil
+        var damage: Damage?
+        // What is damaged is read again: a file may have gone with its record, in whose place there is another.
+        while true {
+          guard let found = try readers.withReader({ (reader) throws(StoreFailure) in try reader.read(key) }), var found else {
+            return nil
+          }
+          if let expires = found.expires, expires <= now { return nil }
+          if let file = found.file { found.record.value = try folder.readValue(file, byteCount: found.valueByteCount) ?? [] }
+          guard found.record.sum(key) == found.sum else {
+            let seen = Damage(id: found.id, sum: found.sum)
+            if damage == seen { return reject(seen) }
+            damage = seen
+            continue
+          }
+          // A clock that was set back gives no record a longer life than it began with.
+          if let idle = found.record.idle, found.record.used > now {
+            found.record.deadline = min(found.record.deadline ?? .max, now + idle)
+          }
+          noteRead(found, at: now)
+          return found.record
         }
-        if let expires = found.expires, expires <= now { return nil }
-        if let file = found.file {
-          guard let value = folder.readValue(file, byteCount: found.valueByteCount) else { return reject(found.id) }
-          found.record.value = value
-        }
-        guard found.record.sum(key) == found.sum else { return reject(found.id) }
-        // A clock that was set back gives no record a longer life than it began with.
-        if let idle = found.record.idle, found.record.used > now {
-          found.record.deadline = min(found.record.deadline ?? .max, now + idle)
-        }
-        noteRead(found, at: now)
-        return found.record
       } catch {
         fail(error)
         return nil
       }
     }
 
-    private func waitingAnswer(_ key: [UInt8]) -> Changes.Answer {
+    private func waitingAnswer(_ key: [UInt8]) -> (Changes.Answer, number: UInt32) {
       mutex.withLock {
+        let number = changeNumbers[key]
         for changes in [waiting, writing] {
           let answer = changes.answer(key)
           if case .unchanged = answer { continue }
-          return answer
+          return (answer, number)
         }
-        return isEnded || isOffUntil > 0 ? .nothing : .unchanged
+        return (isEnded || isOffUntil > 0 ? .nothing : .unchanged, number)
       }
     }
 
     /// A value that is not what was written is none, and goes.
-    private func reject(_ id: Int64) -> StoredRecord? {
+    private func reject(_ damage: Damage) -> StoredRecord? {
       mutex.withLock {
-        damaged.insert(id)
+        damaged.insert(damage)
         numbers.failureCount += 1
         mutex.signal()
       }
@@ -283,11 +314,7 @@
     }
 
     private func noteRead(_ found: StoreReader.Found, at now: Int64) {
-      let byteCount = found.record.value.count + Schema.pageByteCount
-      let sum = readByteCount.add(byteCount, ordering: .relaxed).newValue
-      if sum >= 8 << 20, readByteCount.exchange(0, ordering: .relaxed) >= 8 << 20, let file = FileNumber(of: folder.database) {
-        OpenDatabases.shared.giveUpPages(file)
-      }
+      noteReadBytes(found.record.value.count + 2 * Schema.pageByteCount)
       // A minute more or less decides nothing, unless its time is short.
       let isLate = now - found.record.used > min(60_000_000_000, (found.record.idle ?? .max) / 16)
       guard isLate || found.record.idle != nil else { return }
@@ -300,10 +327,21 @@
       }
     }
 
+    /// The kernel keeps what is read in the page cache, and takes what caches have on offer for it. So the pages are given up
+    /// when they may be a 128th of what memory there is: often enough, and seldom enough for those of the indexes to be of use.
+    private func noteReadBytes(_ byteCount: Int) {
+      let sum = readByteCount.add(byteCount, ordering: .relaxed).newValue
+      guard sum >= mostReadBytes.load(ordering: .relaxed), readByteCount.exchange(0, ordering: .relaxed) >= sum else { return }
+      mostReadBytes.store(Self.mostReadBytes(), ordering: .relaxed)
+      if let file = FileNumber(of: folder.database) { OpenDatabases.shared.giveUpPages(file) }
+    }
+
+    private static func mostReadBytes() -> Int { max(8 << 20, Int(clamping: ProcessMemory.limit() / 128)) }
+
     func has(_ key: [UInt8]) -> Bool {
       guard isOurs else { return false }
       let now = self.now()
-      switch waitingAnswer(key) {
+      switch waitingAnswer(key).0 {
       case .put(let record): return record.expires.map { $0 > now } ?? true
       case .nothing: return false
       case .unchanged: break
@@ -350,7 +388,11 @@
             PurgeableError(.notSupported, in: operation, explanation: "a forked child has no database: start another program")))
       }
       let isTaken = mutex.withLock { () -> Bool in
-        guard !isEnded else { return false }
+        if case .end = kind, !isClosed {
+          // Another one has the thread end: it answers this one, too.
+        } else if isEnded {
+          return false
+        }
         requests.append(Request(kind: kind, done: done))
         if case .end = kind { isEnded = true }
         mutex.signal()
@@ -387,7 +429,7 @@
     private struct Work {
       var changes = Changes()
       var touches: [Int64: Int64] = [:]
-      var damaged: Set<Int64> = []
+      var damaged: Set<Damage> = []
       var requests: [Request] = []
       var isDamaged = false
       var asksForUses = false
@@ -401,7 +443,13 @@
       while true {
         let work = awaitWork()
         perform(work)
-        if work.isEnd { return }
+        guard work.isEnd else { continue }
+        let late = mutex.withLock {
+          isClosed = true
+          return exchange(&requests, with: [])
+        }
+        for request in late { request.done(.success(0)) }
+        return
       }
     }
 
@@ -411,15 +459,18 @@
           let now = MonotonicTime.now
           var due = UInt64.max
           func note(_ since: UInt64?, _ time: UInt64) { if let since { due = min(due, since + time) } }
+          if !requests.isEmpty { return takeWork() }
           if isOffUntil > now {
-            due = isOffUntil
-          } else {
+            _ = mutex.wait(until: isOffUntil)
+            continue
+          }
+          do {
             let isBatch = waiting.byKey.count >= Self.batchCount || waiting.byteCount >= Self.batchByteCount
             note(waitingSince, isBatch ? 0 : limits.writeInterval)
             note(touchedSince, touches.count >= Self.touchBatchCount ? 0 : Self.touchInterval)
             if !damaged.isEmpty || isDamaged || isOffUntil > 0 { due = now }
           }
-          if !requests.isEmpty || due <= now { return takeWork() }
+          if due <= now { return takeWork() }
           let asking = nextAsking(after: now)
           if asking <= now {
             var work = takeWork()
@@ -489,7 +540,8 @@
 
     /// Writes what waits, and keeps the limits. Where it cannot, `handle` has seen to it.
     private func writeAll(_ work: Work) -> StoreFailure? {
-      var tries = 0
+      let batch = work.changes
+      var (work, tries) = (work, 0)
       while true {
         do throws(StoreFailure) {
           try reopenIfGone()
@@ -500,6 +552,7 @@
               numbers.writeCount += work.changes.byKey.count
               writing = Changes()
             }
+            work.changes = Changes()
           }
           if !work.damaged.isEmpty { try writer.remove(work.damaged) }
           if !work.touches.isEmpty { try writer.write(touches: work.touches) }
@@ -510,7 +563,14 @@
           return nil
         } catch {
           tries += 1
-          if tries == 1, mends(error) { continue }
+          if tries == 1, error.isGone || mends(error) {
+            if error.isGone || error.isDamage {
+              // Rows of a database that is there no more; and with it went what was just written.
+              (work.touches, work.damaged, work.changes) = ([:], [], batch)
+              mutex.withLock { writing = batch }
+            }
+            continue
+          }
           giveUp(error)
           return error
         }
@@ -522,12 +582,13 @@
       if let next = nextExpiry, next <= now {
         try writer.removeExpired(at: now)
       }
-      nextExpiry = try writer.nextExpiry()
+      // Not again at once, whatever is in its place.
+      nextExpiry = try writer.nextExpiry().map { max($0, now + 1_000_000_000) }
       func upper(_ limit: Int64) -> Int64 { limit == .max ? .max : limit - limit / 20 }
       func lower(_ limit: Int64) -> Int64 { limit == .max ? .max : limit - limit / 10 }
       if writer.total.byteCount > upper(limits.byteCount) || writer.total.recordCount > upper(limits.recordCount) {
         if MonotonicTime.now - lastAsking >= Self.leastAskingInterval { try writeUses(writer) }
-        if try writer.removeExpired(at: now) > 0 { nextExpiry = try writer.nextExpiry() }
+        try writer.removeExpired(at: now)
         try writer.evict(toBytes: lower(limits.byteCount), count: lower(limits.recordCount))
       }
     }
@@ -535,8 +596,9 @@
     /// Writes what was used in memory since the last time.
     private func writeUses(_ writer: StoreWriter) throws(StoreFailure) {
       lastAsking = MonotonicTime.now
-      let (since, now) = (usesAskedAt, self.now())
-      usesAskedAt = uses.moment()
+      // It rises again where no such record is stored or read any more.
+      mutex.withLock { shortestIdle = .max }
+      let (since, moment, now) = (usesAskedAt, uses.moment(), self.now())
       var found: [(key: [UInt8], moment: Int64)] = []
       var failure: StoreFailure?
       func write() -> Bool {
@@ -550,6 +612,7 @@
       }
       if failure == nil, !found.isEmpty { _ = write() }
       if let failure { throw failure }
+      usesAskedAt = moment
     }
 
     private func answer(_ kind: Request.Kind) throws(StoreFailure) -> Int {
@@ -571,8 +634,7 @@
       do throws(StoreFailure) {
         guard let writer, let file else { return }
         try writer.vacuum()
-        // A reader in another process stands in its way: the next time will do.
-        do { try writer.checkpoint(cuts: true) } catch  where error.isBusy {}
+        try writer.cutLog()
         if !hasSwept {
           hasSwept = true
           folder.removeDamaged()
@@ -590,31 +652,37 @@
     /// Somebody has removed the database, or put another one in its place.
     private func reopenIfGone() throws(StoreFailure) {
       if writer != nil, let file, folder.leads(to: file) { return }
+      readers.reopen()
       closeWriter()
       try folder.prepare()
+      try reopen()
+    }
+
+    private func reopen() throws(StoreFailure) {
       try openWriter()
       readers.reopen()
-      nextExpiry = 0
+      (nextExpiry, hasSwept) = (0, false)
+      // They are of what was there before.
+      mutex.withLock { (touches, touchedSince, damaged, isDamaged) = ([:], nil, [], false) }
     }
 
     /// Whether another try may go well.
     private func mends(_ failure: StoreFailure) -> Bool {
       do throws(StoreFailure) {
         if failure.isDamage {
+          readers.reopen()
           closeWriter()
           try folder.locked { () throws(StoreFailure) in try folder.putAside() }
-          try openWriter()
-          readers.reopen()
-          hasSwept = false
+          try reopen()
           return true
         }
         if failure.isFull, let writer {
           // Even what is removed has to be written first.
           folder.giveReserveUp()
-          try writer.checkpoint(cuts: true)
-          try writer.evict(toBytes: writer.total.byteCount / 4 * 3, count: .max)
-          try writer.vacuum()
-          try writer.checkpoint(cuts: true)
+          try writer.cutLog()
+          try writer.evict(toBytes: writer.total.byteCount / 4 * 3, count: .max, cutsLog: true)
+          try writer.vacuum(cutsLog: true)
+          try writer.cutLog()
           folder.makeReserve()
           return true
         }

@@ -17,7 +17,7 @@
   import Purgeable
 
   struct StoreFolder: Sendable {
-    let path: String
+    private(set) var path: String
 
     var data: String { "\(path)/data" }
     var database: String { "\(data)/database" }
@@ -45,8 +45,13 @@
       guard let base = directory ?? cacheDirectory() else {
         throw refusal("directory", "neither XDG_CACHE_HOME nor HOME is set: give a directory")
       }
-      let folder = StoreFolder(path: "\(base)/\(name)")
+      var folder = StoreFolder(path: "\(base)/\(name)")
       do { try folder.prepare() } catch { throw PurgeableError(error, in: operation) }
+      // SQLite is told to follow no links, of which there may be some on the way here.
+      if let real = unsafe realpath(folder.path, nil) {
+        folder.path = unsafe String(cString: real)
+        unsafe free(real)
+      }
       return folder
     }
 
@@ -149,6 +154,14 @@
 
     func giveReserveUp() { _ = unsafe unlink(reserve) }
 
+    /// The names in `data` are on the disk when this returns.
+    func synchronizeNames() throws(StoreFailure) {
+      let directory = unsafe Glibc.open(data, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+      guard directory >= 0 else { throw .system("open", "\(data) cannot be opened") }
+      defer { close(directory) }
+      if fsync(directory) != 0 { throw .system("fsync", "\(data) cannot be brought to the disk") }
+    }
+
     // MARK: Values in files
 
     private func valuePath(_ number: Int64) -> (folder: String, file: String) {
@@ -184,22 +197,31 @@
       }
     }
 
-    /// nil where there is no such file, or no memory.
-    func readValue(_ number: Int64, byteCount: Int) -> [UInt8]? {
-      let file = unsafe Glibc.open(valuePath(number).file, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
-      guard file >= 0 else { return nil }
+    /// nil where there is no such file, or one of another length.
+    func readValue(_ number: Int64, byteCount: Int) throws(StoreFailure) -> [UInt8]? {
+      let path = valuePath(number).file
+      let file = unsafe Glibc.open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
+      guard file >= 0 else {
+        if errno == ENOENT || errno == ELOOP { return nil }
+        throw .system("open", "\(path) cannot be opened")
+      }
       defer { close(file) }
       var status = stat()
-      guard unsafe fstat(file, &status) == 0, Int(status.st_size) == byteCount, purgeable_bookkeeping_is_available(byteCount)
-      else { return nil }
+      guard unsafe fstat(file, &status) == 0, Int(status.st_size) == byteCount else { return nil }
+      guard purgeable_bookkeeping_is_available(byteCount) else {
+        throw StoreFailure(number: ENOMEM, call: "malloc", message: "there is no memory for a value of \(byteCount) bytes")
+      }
+      var failure: StoreFailure?
       let bytes = unsafe [UInt8](unsafeUninitializedCapacity: byteCount) { buffer, count in
         while count < byteCount {
           let got = unsafe read(file, buffer.baseAddress! + count, byteCount - count)
           if got < 0, errno == EINTR { continue }
+          if got < 0 { failure = .system("read", "\(path) cannot be read") }
           if got <= 0 { break }
           count += got
         }
       }
+      if let failure { throw failure }
       posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED)
       return bytes.count == byteCount ? bytes : nil
     }
@@ -301,25 +323,24 @@
         { OpenDatabases.shared.mutex.lock() }, { OpenDatabases.shared.mutex.unlock() }, { OpenDatabases.shared.mutex.unlock() })
     }
 
-    enum Outcome {
-      case added(FileNumber)
-      case missing
-      /// This process was forked while its parent had the file open: SQLite would take the parent's locks for its own.
-      case inherited
+    /// Whether this process was forked while its parent had the file open: SQLite would take the parent's locks for its own.
+    func isInherited(_ path: String) -> Bool {
+      guard let file = FileNumber(of: path) else { return false }
+      return mutex.withLock { entries[file].map { $0.process != getpid() } ?? false }
     }
 
-    func add(_ path: String) -> Outcome {
+    /// nil, with errno, where it cannot be opened.
+    func add(_ path: String) -> FileNumber? {
       mutex.withLock {
-        guard let file = FileNumber(of: path) else { return .missing }
-        if let entry = entries[file] {
-          if entry.process != getpid() { return .inherited }
+        guard let file = FileNumber(of: path) else { return nil }
+        if entries[file] != nil {
           entries[file]?.count += 1
-          return .added(file)
+          return file
         }
         let descriptor = unsafe open(path, O_RDONLY | O_CLOEXEC)
-        guard descriptor >= 0 else { return .missing }
+        guard descriptor >= 0 else { return nil }
         entries[file] = Entry(descriptor: descriptor, process: getpid(), count: 1)
-        return .added(file)
+        return file
       }
     }
 

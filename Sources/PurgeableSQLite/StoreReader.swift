@@ -8,6 +8,7 @@
   /// A connection that reads.
   final class StoreReader {
     fileprivate let generation: Int
+    private let file: FileNumber?
     private let connection: Connection
     private let hashKey: HashKey
     private let find: Statement
@@ -18,6 +19,8 @@
 
     fileprivate init(_ folder: StoreFolder, generation: Int) throws(StoreFailure) {
       self.generation = generation
+      // Before it is opened: where another one takes its place meanwhile, this reader is outdated at once.
+      file = FileNumber(of: folder.database)
       connection = try Connection(folder.database, makes: false, busyMilliseconds: Self.busyMilliseconds)
       connection.leaveLogAtEnd()
       try connection.run(Schema.connection)
@@ -26,6 +29,9 @@
       find = try connection.prepare(Schema.find)
       has = try connection.prepare(Schema.has)
     }
+
+    /// Whether the path leads to another file by now.
+    fileprivate func isOutdated(_ folder: StoreFolder) -> Bool { file.map { !folder.leads(to: $0) } ?? true }
 
     /// What the database has for a key.
     struct Found {
@@ -47,11 +53,10 @@
       return Found(
         id: find.number(0),
         record: StoredRecord(
-          value: find.bytes(7) ?? [], format: UInt32(truncatingIfNeeded: find.number(1)), cost: find.optionalNumber(2),
-          version: find.text(5), made: find.number(3), used: find.number(8), deadline: find.optionalNumber(10),
-          idle: find.optionalNumber(11)),
+          value: try find.bytes(7) ?? [], format: UInt32(truncatingIfNeeded: find.number(1)), cost: find.optionalNumber(2),
+          version: find.text(5), made: find.time(3) ?? 0, used: find.time(8) ?? 0, deadline: find.time(10), idle: find.time(11)),
         sum: find.number(4), file: find.optionalNumber(6), expires: find.optionalNumber(9),
-        valueByteCount: Int(find.number(12)) - StoredRecord.size(key, 0))
+        valueByteCount: Int(find.number(12, in: Schema.sizes)) - StoredRecord.size(key, 0))
     }
 
     /// Whether there is a record whose time is not over.
@@ -85,7 +90,7 @@
       var reader = known
       defer { give(reader) }
       let used: StoreReader
-      if let known { used = known } else { used = try StoreReader(folder, generation: generation) }
+      if let known, !known.isOutdated(folder) { used = known } else { used = try StoreReader(folder, generation: generation) }
       reader = used
       do { return try body(used) } catch {
         // Of a file that is another's place by now.
@@ -112,7 +117,8 @@
     private func give(_ reader: StoreReader?) {
       mutex.withLock {
         if let reader, reader.generation == generation, !isEnded { idle.append(reader) } else { count -= 1 }
-        mutex.signal()
+        // All, where `end` waits among them.
+        if isEnded { mutex.broadcast() } else { mutex.signal() }
       }
     }
 
@@ -132,9 +138,8 @@
         isEnded = true
         count -= idle.count
         idle = []
+        mutex.broadcast()
         while count > 0 { _ = mutex.wait(until: nil) }
-        // Of others who wait here.
-        mutex.signal()
       }
     }
 

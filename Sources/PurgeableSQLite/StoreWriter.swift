@@ -3,6 +3,7 @@
 // damage a database whose connections write and write the log back at the same moment: sqlite.org/wal.html#walresetbug.)
 
 #if SQLite
+  import CPurgeableFiles
   import Glibc
   import Purgeable
 
@@ -19,7 +20,7 @@
       guard try statement.next() else { return nil }
       defer { statement.reset() }
       return Total(
-        recordCount: statement.number(0), byteCount: statement.number(1),
+        recordCount: statement.number(0, in: -1...1 << 62), byteCount: statement.number(1, in: -1...1 << 62),
         hashKey: HashKey(low: UInt64(bitPattern: statement.number(2)), high: UInt64(bitPattern: statement.number(3))))
     }
   }
@@ -30,9 +31,12 @@
     /// As the last transaction left it.
     private(set) var total: Total
     private let fileThreshold: Int
+    private let file: FileNumber?
+    /// Files of values were made since the last time that all were brought to the disk.
+    private var hasNewFiles = false
 
     private let identify, removeRecord, removeLife, insertRecord, insertLife, touch: Statement
-    private let oldest, expired, nextToExpire, readTotal, writeTotal, knowsFile: Statement
+    private let oldest, expired, nextToExpire, readTotal, writeTotal, knowsFile, readSum: Statement
 
     /// Another program at work on the database, with locks of its own.
     private static let busyMilliseconds: Int32 = 5000
@@ -40,9 +44,17 @@
     private static let sliceCount: Int64 = 500
 
     /// For the holder of the lock. A file that is none of ours is damage.
-    init(_ folder: StoreFolder, fileThreshold: Int) throws(StoreFailure) {
+    convenience init(_ folder: StoreFolder, fileThreshold: Int) throws(StoreFailure) {
+      do throws(StoreFailure) { try self.init(opening: folder, fileThreshold) } catch {
+        // A statement that cannot be made: the tables are others.
+        throw error.isOfSchema ? StoreFailure(code: StoreFailure.damageCode, call: error.call, message: error.message) : error
+      }
+    }
+
+    private init(opening folder: StoreFolder, _ fileThreshold: Int) throws(StoreFailure) {
       (self.folder, self.fileThreshold) = (folder, fileThreshold)
       connection = try Connection(folder.database, makes: true, busyMilliseconds: Self.busyMilliseconds)
+      file = FileNumber(of: folder.database)
       let isNew = try connection.number("SELECT count(*) FROM sqlite_schema") == 0
       let application = try connection.number("PRAGMA application_id") ?? 0
       let version = try connection.number("PRAGMA user_version") ?? 0
@@ -75,6 +87,7 @@
       nextToExpire = try connection.prepare(Schema.nextToExpire)
       writeTotal = try connection.prepare(Schema.writeTotal)
       knowsFile = try connection.prepare(Schema.knowsFile)
+      readSum = try connection.prepare(Schema.readSum)
       connection.watchLog()
     }
 
@@ -90,14 +103,19 @@
 
     private func transaction(_ body: (inout Files) throws(StoreFailure) -> Void) throws(StoreFailure) {
       var files = Files()
+      let before = total
       do throws(StoreFailure) {
         try folder.locked { () throws(StoreFailure) in
+          // While it waited for the lock, another process may have put the database aside.
+          guard let file, folder.leads(to: file) else {
+            throw StoreFailure(isGone: true, call: "stat", message: "\(folder.database) has gone")
+          }
           try connection.run("BEGIN IMMEDIATE")
           do throws(StoreFailure) {
             guard let total = try Total.read(readTotal) else { throw Total.missing }
             self.total = total
             // Nonsense is counted anew.
-            if total.recordCount < 0 || total.byteCount < 0 { try recount() }
+            if !Self.mayBe(total) { try recount() }
             try body(&files)
             writeTotal.bind(1, self.total.recordCount)
             writeTotal.bind(2, self.total.byteCount)
@@ -109,6 +127,7 @@
           }
         }
       } catch {
+        total = before
         for file in files.made { folder.removeValue(file) }
         throw error
       }
@@ -121,12 +140,16 @@
       (total.recordCount, total.byteCount) = (count.number(0), count.number(1))
     }
 
+    private static func mayBe(_ total: Total) -> Bool {
+      total.recordCount >= 0 && total.byteCount >= 0 && total.recordCount < 1 << 48 && total.byteCount < 1 << 56
+    }
+
     private func remove(_ id: Int64, _ files: inout Files) throws(StoreFailure) {
       removeRecord.bind(1, id)
       try removeRecord.run { if let file = removeRecord.optionalNumber(0) { files.removed.append(file) } }
       var size: Int64?
       removeLife.bind(1, id)
-      try removeLife.run { size = removeLife.number(0) }
+      try removeLife.run { size = removeLife.number(0, in: Schema.sizes) }
       guard let size else { return }
       total.recordCount -= 1
       total.byteCount -= size
@@ -137,15 +160,14 @@
     func write(_ changes: Changes) throws(StoreFailure) {
       try transaction { (files) throws(StoreFailure) in
         if changes.isCleared { try clear(&files) }
-        for (key, change) in changes.byKey {
+        for (wrapped, change) in changes.byKey {
+          let key = wrapped.bytes
           let hash = total.hashKey.hash(key)
           identify.bind(1, hash)
           identify.bind(2, key)
-          if try identify.next() {
-            let id = identify.number(0)
-            identify.reset()
-            try remove(id, &files)
-          }
+          var ids: [Int64] = []
+          try identify.run { ids.append(identify.number(0)) }
+          for id in ids { try remove(id, &files) }
           if case .put(let record) = change { try insert(record, key, hash, &files) }
         }
       }
@@ -165,6 +187,7 @@
       if record.value.count > fileThreshold {
         let made = try folder.writeValue(record.value)
         files.made.append(made)
+        hasNewFiles = true
         file = made
       }
       insertRecord.bind(1, hash)
@@ -211,9 +234,15 @@
       if !ids.isEmpty { try write(touches: ids) }
     }
 
-    func remove(_ ids: some Collection<Int64>) throws(StoreFailure) {
+    /// Removes damaged rows; one that is another by now stays.
+    func remove(_ damaged: Set<Damage>) throws(StoreFailure) {
       try transaction { (files) throws(StoreFailure) in
-        for id in ids { try remove(id, &files) }
+        for row in damaged {
+          readSum.bind(1, row.id)
+          var isSame = false
+          try readSum.run { isSame = readSum.number(0) == row.sum }
+          if isSame { try remove(row.id, &files) }
+        }
       }
     }
 
@@ -239,7 +268,7 @@
     }
 
     /// Removes the least recently used until no more than so much is left.
-    func evict(toBytes byteLimit: Int64, count countLimit: Int64) throws(StoreFailure) {
+    func evict(toBytes byteLimit: Int64, count countLimit: Int64, cutsLog: Bool = false) throws(StoreFailure) {
       while total.byteCount > byteLimit || total.recordCount > countLimit {
         let before = total.recordCount
         try transaction { (files) throws(StoreFailure) in
@@ -251,6 +280,7 @@
           // Nothing is left, whatever the total says.
           if ids.isEmpty { (total.recordCount, total.byteCount) = (0, 0) }
         }
+        if cutsLog { try cutLog() } else { try checkpointIfLong() }
         if total.recordCount >= before { return }
       }
     }
@@ -276,18 +306,35 @@
       if connection.logPageCount >= Schema.mostLogPages { try checkpoint(cuts: false) }
     }
 
-    func checkpoint(cuts: Bool) throws(StoreFailure) {
+    /// Writes all of the log back, as far as readers allow it.
+    func cutLog() throws(StoreFailure) {
+      do { try checkpoint(cuts: true) } catch  where error.isBusy {}
+    }
+
+    private func checkpoint(cuts: Bool) throws(StoreFailure) {
       try folder.locked { () throws(StoreFailure) in try connection.checkpoint(cuts: cuts) }
+      // What was written back is wanted in no page cache. Before, the log is read there.
+      guard let log = try openLog() else { return }
+      posix_fadvise(log, 0, 0, POSIX_FADV_DONTNEED)
+      close(log)
+    }
+
+    /// nil where there is none: it was written back. SQLite has no locks on the log, so that it may be closed.
+    private func openLog() throws(StoreFailure) -> Int32? {
+      let log = unsafe open("\(folder.database)-wal", O_RDONLY | O_CLOEXEC)
+      if log < 0, errno != ENOENT { throw .system("open", "the log cannot be opened") }
+      return log < 0 ? nil : log
     }
 
     /// Gives free pages back to the disk where they are more than a tenth.
-    func vacuum() throws(StoreFailure) {
+    func vacuum(cutsLog: Bool = false) throws(StoreFailure) {
       var before = Int64.max
       while let free = try connection.number("PRAGMA freelist_count"), let all = try connection.number("PRAGMA page_count"),
         free > all / 10, free > 64, free < before
       {
         before = free
         try folder.locked { () throws(StoreFailure) in try connection.run("PRAGMA incremental_vacuum(200)") }
+        if cutsLog { try cutLog() } else { try checkpointIfLong() }
       }
     }
 
@@ -301,13 +348,17 @@
 
     /// What is committed is on the disk when this returns: a commit alone only has it on its way.
     func synchronize() throws(StoreFailure) {
-      let log = unsafe open("\(folder.database)-wal", O_RDONLY | O_CLOEXEC)
-      // No log: it was written back.
-      guard log >= 0 else { return }
-      // SQLite has no locks on the log, so that it may be closed.
+      if hasNewFiles {
+        // One call for all of them, and their directories.
+        guard unsafe purgeable__sync_file_system(folder.data) else {
+          throw .system("syncfs", "values' files cannot be brought to the disk")
+        }
+        hasNewFiles = false
+      }
+      guard let log = try openLog() else { return }
       defer { close(log) }
       if fsync(log) != 0 { throw .system("fsync", "the log cannot be brought to the disk") }
-      posix_fadvise(log, 0, 0, POSIX_FADV_DONTNEED)
+      try folder.synchronizeNames()
     }
   }
 #endif

@@ -49,22 +49,25 @@
   enum Change: Sendable {
     case put(StoredRecord)
     case removal
+  }
 
-    func byteCount(_ key: [UInt8]) -> Int {
-      switch self {
-      case .put(let record): StoredRecord.size(key, record.value.count)
-      case .removal: key.count + StoredRecord.overhead
-      }
-    }
+  /// An array hashes its bytes one by one.
+  struct StoreKey: Hashable, Sendable {
+    let bytes: [UInt8]
+
+    func hash(into hasher: inout Hasher) { unsafe bytes.withUnsafeBytes { unsafe hasher.combine(bytes: $0) } }
   }
 
   /// What waits to be written, the last change of each key.
   struct Changes: Sendable {
     /// All that the database has goes first.
     private(set) var isCleared = false
-    private(set) var byKey: [[UInt8]: Change] = [:]
-    private(set) var byteCount = 0
+    private(set) var byKey: [StoreKey: Change] = [:]
+    /// Of records that are to be put, and of removals.
+    private(set) var valueBytes = 0
+    private(set) var removalBytes = 0
 
+    var byteCount: Int { valueBytes + removalBytes }
     var isEmpty: Bool { byKey.isEmpty && !isCleared }
 
     enum Answer {
@@ -76,7 +79,7 @@
     }
 
     func answer(_ key: [UInt8]) -> Answer {
-      switch byKey[key] {
+      switch byKey[StoreKey(bytes: key)] {
       case .put(let record): .put(record)
       case .removal: .nothing
       case nil: isCleared ? .nothing : .unchanged
@@ -84,12 +87,19 @@
     }
 
     mutating func set(_ change: Change, _ key: [UInt8]) {
-      byteCount += change.byteCount(key)
-      if let old = byKey.updateValue(change, forKey: key) { byteCount -= old.byteCount(key) }
+      count(change, key, 1)
+      if let old = byKey.updateValue(change, forKey: StoreKey(bytes: key)) { count(old, key, -1) }
+    }
+
+    private mutating func count(_ change: Change, _ key: [UInt8], _ sign: Int) {
+      switch change {
+      case .put(let record): valueBytes += sign * StoredRecord.size(key, record.value.count)
+      case .removal: removalBytes += sign * StoredRecord.size(key, 0)
+      }
     }
 
     mutating func clear() {
-      (byKey, byteCount) = ([:], 0)
+      (byKey, valueBytes, removalBytes) = ([:], 0, 0)
       isCleared = true
     }
 
@@ -97,13 +107,25 @@
     mutating func follow(_ earlier: Changes) {
       if isCleared { return }
       isCleared = earlier.isCleared
-      for (key, change) in earlier.byKey where byKey[key] == nil { set(change, key) }
+      for (key, change) in earlier.byKey where byKey[key] == nil { set(change, key.bytes) }
     }
 
     /// Gives the values up, and keeps what makes sure that older ones are not returned.
     mutating func forgetValues(mostKeys: Int) {
       if byKey.count > mostKeys { return clear() }
-      for key in byKey.keys { set(.removal, key) }
+      for key in byKey.keys { set(.removal, key.bytes) }
     }
+  }
+
+  /// A number for each key that is another one after each change: keys whose hashes agree share one, and then one counts as
+  /// changed that is not.
+  struct ChangeNumbers {
+    private var numbers = [UInt32](repeating: 0, count: 1 << 16)
+
+    private func slot(_ key: [UInt8]) -> Int { StoreKey(bytes: key).hashValue & (numbers.count - 1) }
+
+    subscript(key: [UInt8]) -> UInt32 { numbers[slot(key)] }
+    mutating func raise(_ key: [UInt8]) { numbers[slot(key)] &+= 1 }
+    mutating func raiseAll() { for slot in numbers.indices { numbers[slot] &+= 1 } }
   }
 #endif

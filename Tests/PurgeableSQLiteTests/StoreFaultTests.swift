@@ -44,7 +44,7 @@
       store.setValue([1], forKey: "new")
       try? store.flush()
       store.cache.removeAll()
-      #expect(store.value(forKey: "new") == [1])
+      #expect(store.value(forKey: "new") == [1], "\(store.statistics)")
       try? store.close()
       return count
     }

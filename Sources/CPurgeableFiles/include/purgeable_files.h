@@ -29,6 +29,9 @@ bool purgeable__leave_direct(int file);
 /// could not be written; true where the file system does not write on demand.
 bool purgeable__write_out(int file, off_t start, off_t byte_count);
 
+/// Has all that was written to the file system of a path brought to the disk. False with errno.
+bool purgeable__sync_file_system(const char *path);
+
 /// The number of the type of the file system that a path is on (statfs(2)); 0 where it cannot be told.
 long purgeable__file_system(const char *path);
 

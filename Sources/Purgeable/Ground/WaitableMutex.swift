@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A mutex on which one thread waits for news, or for a time.
+// A mutex on which threads wait for news, or for a time.
 
 import Glibc
 
@@ -39,6 +39,9 @@ import Glibc
 
   /// Wakes a thread that waits.
   package borrowing func signal() { unsafe pthread_cond_signal(condition) }
+
+  /// Wakes all threads that wait.
+  package borrowing func broadcast() { unsafe pthread_cond_broadcast(condition) }
 
   /// Waits for a signal, or until a moment of `MonotonicTime` (nil: for ever), with the mutex free meanwhile. For the holder of
   /// the mutex, who then looks for what the wait was for. False when the time is over.

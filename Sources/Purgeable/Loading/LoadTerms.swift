@@ -12,8 +12,8 @@ struct LoadTerms: Sendable {
   var refreshTime: UInt64?
   /// How old the value is when it is kept, in nanoseconds.
   var age: UInt64 = 0
-  /// Called when it is decided that the value is kept, under the mutex under which it is stored: it is not to do much.
-  var announce: (@Sendable () -> Void)?
+  /// Asked last whether the value is kept, under the mutex under which it is stored: it is not to do much.
+  var announce: (@Sendable () -> Bool)?
   /// There is a value, which is loaded anew.
   var isRefresh = false
   /// What the value has to be a version of; nil: whatever there is.

@@ -148,7 +148,7 @@ extension Loading {
   func isDue(_ key: Key, _ terms: LoadTerms) -> Bool {
     guard let time = terms.refreshTime, let birth = birth(ofValueForKey: key) else { return false }
     let now = moment
-    return now - min(now, birth) >= time
+    return birth == 0 || now - min(now, birth) >= time
   }
 
   /// Looks once more, as a load may have ended between the asker's look and its seat. Returns its own seats that are to be

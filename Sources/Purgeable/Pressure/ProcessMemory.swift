@@ -2,7 +2,7 @@
 // How much memory this process may use, by the group that it is in now.
 
 /// The memory group of this process and its limit, looked up once for everybody, and again when the process is in another group.
-final class ProcessMemory: ForkProtected {
+package final class ProcessMemory: ForkProtected {
   private static let shared = ProcessMemory()
   private let known = Guarded(KnownGroup())
 
@@ -25,7 +25,7 @@ final class ProcessMemory: ForkProtected {
 
   /// The smallest limit of the process's groups, or the machine's memory. Some 5 system calls for each level of nesting. Takes
   /// memory only where the process has come to another group, and where there is some: a reaction asks for it, too.
-  static func limit() -> UInt64 {
+  package static func limit() -> UInt64 {
     let machine = MachineMemory.current()?.totalBytes ?? 1 << 30
     return min(machine, group?.limitBytes ?? .max)
   }

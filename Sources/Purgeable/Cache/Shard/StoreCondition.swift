@@ -5,9 +5,9 @@
 enum StoreCondition {
   /// The value was loaded, and nothing has overtaken the load.
   case permit(LoadPermit)
-  /// As above, where there is a permit; and whoever stores the value a second time is told when its turn among all stores of the
-  /// key is decided (PurgeableCache+Tier.swift). Indirect: as below.
-  indirect case announced(LoadPermit?, () -> Void)
+  /// As above, where there is a permit; and the second tier says yes, which hears of the value so when its turn among all stores
+  /// of the key is decided (PurgeableCache+Tier.swift). Indirect: as below.
+  indirect case announced(LoadPermit?, () -> Bool)
   /// The key's entry is as it was peeked at, with a digest; nil: there is none. Indirect: most stores have no condition, and
   /// handing on none of it should take a word.
   indirect case unchanged(PeekedEntry?)
@@ -26,9 +26,7 @@ enum StoreCondition {
     switch self {
     case .permit(let permit): return permit.take()
     case .announced(let permit, let announce):
-      guard permit?.take() ?? true else { return false }
-      announce()
-      return true
+      return (permit?.take() ?? true) && announce()
     case .unchanged(let peeked): return unsafe held.peeked(key, prefix, digests: true) == peeked
     }
   }

@@ -196,8 +196,10 @@ extension PurgeableCache: Loading {
   func keep(_ value: Value, forKey key: Key, _ terms: LoadTerms, _ permit: LoadPermit, recomputeCost: UInt64) {
     let condition = terms.announce.map { StoreCondition.announced(permit, $0) } ?? .permit(permit)
     let outcome = keep(value, forKey: key, terms, if: condition, recomputeCost: recomputeCost)
-    // The second tier may take what this one does not.
-    if let announce = terms.announce, !outcome.isStored, permit.take() { announce() }
+    guard let announce = terms.announce, !outcome.isStored else { return }
+    // The second tier may take what this one does not; then no older value is to be here.
+    if permit.take() { _ = announce() }
+    remove(forKey: key)
   }
 
   @discardableResult
@@ -210,6 +212,7 @@ extension PurgeableCache: Loading {
       byteCount = span.byteCount
       let now = moment
       var head = engine.base.head(cost: terms.cost, lifetime: terms.lifetime, recomputeCost: recomputeCost, at: now)
+      // 0: before the clock began.
       if terms.refreshTime != nil { head.made = now - min(now, terms.age) }
       // Without the permit it counts as replaced by what overtook it.
       outcome = unsafe span.withUnsafeBytes { bytes in

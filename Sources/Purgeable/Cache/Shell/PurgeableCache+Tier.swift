@@ -15,9 +15,10 @@ package struct TierValue<Value: Sendable>: Sendable {
   package var version: String?
   /// Since it was made.
   package var age = Duration.zero
-  /// The second tier is to have it, too: called once, unless something else was stored under the key, or the key was removed,
-  /// while the value was loaded.
-  package var announce: (@Sendable () -> Void)?
+  /// Asked once whether the value is kept, unless something else was stored under the key, or the key was removed, while it was
+  /// loaded. Here the second tier takes what it is to have, too; and says no where it has had a change of the key since it was
+  /// read: such a change may have overtaken loads before this one began, and be stored after it.
+  package var announce: (@Sendable () -> Bool)?
 
   package init(_ value: Value) { self.value = value }
 }
@@ -29,6 +30,8 @@ extension PurgeableCache {
     _ value: Value, forKey key: Key, cost: Int?, expiry: Expiry?, version: String?, announcing announce: () -> Void
   ) -> StoreOutcome {
     loads.overtake(key)
+    // Again, for loads that began in between, and were told of an older value: nobody is to join them now.
+    defer { loads.overtake(key) }
     var isAnnounced = false
     var terms = LoadTerms(version, expiry)
     terms.cost = cost.map { UInt64(max(0, $0)) }
@@ -38,6 +41,7 @@ extension PurgeableCache {
         if: .announced(nil) {
           isAnnounced = true
           announce()
+          return true
         })
     }
     if outcome.isStored { return outcome }
@@ -47,42 +51,53 @@ extension PurgeableCache {
     return outcome
   }
 
-  /// The value of a key, else what `load` finds, on this thread.
-  package func value<E: Error>(
+  /// As `remove(forKey:)`, with `announce` called when no load from before can be kept any more.
+  package func remove(forKey key: Key, announcing announce: () -> Void) {
+    loads.overtake(key)
+    announce()
+    remove(forKey: key)
+  }
+
+  /// As `removeAll()`.
+  package func removeAll(announcing announce: () -> Void) {
+    loads.overtakeAll()
+    announce()
+    removeAll()
+  }
+
+  // MARK: Loads, for a key that has just been looked up in vain
+
+  /// What `load` finds, on this thread.
+  package func loadedValue<E: Error>(
     forKey key: Key, version: String?, tier load: () throws(E) -> TierResult<Value>
   ) throws(E) -> Value? {
-    if let value = found(key, version) { return value }
     let (terms, answer) = tierTerms(version, nil)
     return try loadedValueIfAny(forKey: key, terms) { () throws(E) in answer.take(try load(), terms) }
   }
 
   /// As above, for a load that always finds a value: an asker of the other kind, whose load found none, is none to wait for.
-  package func alwaysValue<E: Error>(
+  package func alwaysLoadedValue<E: Error>(
     forKey key: Key, version: String?, tier load: () throws(E) -> TierResult<Value>
   ) throws(E) -> Value {
-    if let value = found(key, version) { return value }
     let (terms, answer) = tierTerms(version, nil)
     // `load` finds one.
     return try loadedValue(forKey: key, terms) { () throws(E) in answer.take(try load(), terms)! }
   }
 
-  package nonisolated(nonsending) func value<E: Error>(
+  package nonisolated(nonsending) func loadedValue<E: Error>(
     forKey key: Key, version: String?, tier load: @escaping @Sendable () async throws(E) -> TierResult<Value>
   ) async throws(E) -> Value? {
-    if let value = found(key, version) { return value }
     let (terms, answer) = tierTerms(version, nil)
     return try await loadedValueIfAny(forKey: key, terms) { () async throws(E) in answer.take(try await load(), terms) }
   }
 
-  /// `load`: gets whether there is a value, which is due to be loaded anew.
-  package nonisolated(nonsending) func alwaysValue<E: Error>(
-    forKey key: Key, version: String?, refreshAfter: Duration?,
+  /// `found`: what the look-up found. A value is due to be loaded anew after that time; `load` gets whether there is one.
+  package nonisolated(nonsending) func alwaysLoadedValue<E: Error>(
+    _ found: Value?, forKey key: Key, version: String?, refreshAfter: Duration?,
     tier load: @escaping @Sendable (_ isRefresh: Bool) async throws(E) -> TierResult<Value>
   ) async throws(E) -> Value {
-    let isFound = found(key, version)
-    if let value = isFound, refreshAfter == nil { return value }
     let (terms, answer) = tierTerms(version, refreshAfter)
-    guard let value = isFound else {
+    guard let value = found else {
       return try await loadedValue(forKey: key, terms) { () async throws(E) in answer.take(try await load(false), terms)! }
     }
     refresh(key, terms) { () async throws(E) in answer.take(try await load(true), terms) }
