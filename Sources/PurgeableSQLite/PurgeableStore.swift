@@ -26,8 +26,9 @@
   ///   nothing under the key.
   /// - In a forked child the store has memory alone, and loads.
   ///
-  /// Any thread. A store takes one thread, and up to five connections of two mebibytes at most; its values are read past the
-  /// kernel's page cache, which would push out what the cache has on offer.
+  /// Any thread. A store takes one thread, four more while tasks wait for the disk, and up to five connections of two mebibytes
+  /// each at most. Pages of its files do not stay in the kernel's page cache, where they would push out what the cache has on
+  /// offer.
   public final class PurgeableStore<Key: Hashable & PurgeableValue, Value: PurgeableValue>: Sendable {
     /// The memory in front: for its limits, handlers and numbers. Store and remove through the store.
     public let cache: PurgeableCache<Key, Value>
@@ -44,10 +45,13 @@
     /// A damaged database is put aside, and deleted later; a new one takes its place. Records whose time is over are never
     /// returned, and are removed first thing.
     ///
-    /// - Parameters: - name: of a folder for the database and what belongs to it, with a CACHEDIR.TAG for programs that make
-    ///   backups. - directory: where the folder is; nil: `XDG_CACHE_HOME`, else `~/.cache`. It is made with permissions for its
-    ///   owner alone. - cache: for this store alone. - format: how values are written. Values of another version are converted
-    ///   when they are read, and replaced.
+    /// - Parameters:
+    ///   - name: of a folder for the database and what belongs to it, with a CACHEDIR.TAG for programs that make backups.
+    ///   - directory: where the folder is; nil: `XDG_CACHE_HOME`, else `~/.cache`. It is made with permissions for its owner
+    ///     alone.
+    ///   - cache: for this store alone.
+    ///   - options: limits of the database, and how it is written.
+    ///   - format: how values are written. Values of another version are converted when they are read, and replaced.
     /// - Throws: `PurgeableError` of kind `invalidArgument`; `invalidFile` for a database of a newer version, which is left as it
     ///   is; `notSupported` on a network's file system, and in a forked child whose parent has the database open;
     ///   `systemCallFailed`, `busy`, `outOfMemory`.
@@ -118,14 +122,8 @@
     public func value<E: Error>(
       forKey key: Key, version: String? = nil, expiry: Expiry? = nil, loading load: () throws(E) -> Value
     ) throws(E) -> Value {
-      if let value = found(key, version) { return value }
+      if let value = cache.found(key, version) { return value }
       return try loadedValue(key, version, expiry, load)
-    }
-
-    @inlinable
-    func found(_ key: Key, _ version: String?) -> Value? {
-      guard let version else { return cache.value(forKey: key) }
-      return cache.value(forKey: key, version: version)
     }
 
     @usableFromInline
@@ -146,7 +144,7 @@
       forKey key: Key, version: String? = nil, expiry: Expiry? = nil, refreshAfter: Duration? = nil,
       loading load: @escaping @Sendable () async throws(E) -> Value
     ) async throws(E) -> Value {
-      let isFound = found(key, version)
+      let isFound = cache.found(key, version)
       if let value = isFound, refreshAfter == nil { return value }
       return try await loadedValue(isFound, key, version, expiry, refreshAfter, load)
     }

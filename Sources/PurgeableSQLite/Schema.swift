@@ -72,8 +72,8 @@
       UPDATE life SET used=?2, expires=CASE WHEN idle IS NULL THEN expires ELSE min(?2+idle, coalesce(deadline, ?2+idle)) END
       WHERE id=?1 AND used<?2-min(60000000000, coalesce(idle/16, 60000000000))
       """
-    static let oldest = "SELECT id, size FROM life ORDER BY used LIMIT ?1"
-    static let expired = "SELECT id, size FROM life WHERE expires IS NOT NULL AND expires<=?1 ORDER BY expires LIMIT ?2"
+    static let oldest = "SELECT id FROM life ORDER BY used LIMIT ?1"
+    static let expired = "SELECT id FROM life WHERE expires IS NOT NULL AND expires<=?1 ORDER BY expires LIMIT ?2"
     static let nextToExpire = "SELECT min(expires) FROM life WHERE expires IS NOT NULL"
     static let readTotal = "SELECT records, bytes, low, high FROM total"
     static let writeTotal = "UPDATE total SET records=?1, bytes=?2"

@@ -163,10 +163,11 @@
         for (wrapped, change) in changes.byKey {
           let key = wrapped.bytes
           let hash = total.hashKey.hash(key)
-          identify.bind(1, hash)
-          identify.bind(2, key)
-          var ids: [Int64] = []
-          try identify.run { ids.append(identify.number(0)) }
+          // One, where nobody has written there but this library.
+          let ids = try self.ids(identify) {
+            identify.bind(1, hash)
+            identify.bind(2, key)
+          }
           for id in ids { try remove(id, &files) }
           if case .put(let record) = change { try insert(record, key, hash, &files) }
         }
@@ -175,9 +176,7 @@
 
     private func clear(_ files: inout Files) throws(StoreFailure) {
       let listed = try connection.prepare("SELECT file FROM record WHERE file IS NOT NULL")
-      var removed: [Int64] = []
-      try listed.run { removed.append(listed.number(0)) }
-      files.removed += removed
+      files.removed += try ids(listed) {}
       try connection.run("DELETE FROM record; DELETE FROM life")
       (total.recordCount, total.byteCount) = (0, 0)
     }
@@ -259,7 +258,7 @@
             expired.bind(1, now)
             expired.bind(2, Self.sliceCount)
           }
-          for id in ids { try remove(id.id, &files) }
+          for id in ids { try remove(id, &files) }
           slice = ids.count
         }
         count += slice
@@ -275,7 +274,7 @@
           let ids = try self.ids(oldest) { oldest.bind(1, Self.sliceCount) }
           for id in ids {
             guard total.byteCount > byteLimit || total.recordCount > countLimit else { break }
-            try remove(id.id, &files)
+            try remove(id, &files)
           }
           // Nothing is left, whatever the total says.
           if ids.isEmpty { (total.recordCount, total.byteCount) = (0, 0) }
@@ -285,10 +284,10 @@
       }
     }
 
-    private func ids(_ statement: Statement, _ bind: () -> Void) throws(StoreFailure) -> [(id: Int64, size: Int64)] {
+    private func ids(_ statement: Statement, _ bind: () -> Void) throws(StoreFailure) -> [Int64] {
       bind()
-      var ids: [(Int64, Int64)] = []
-      try statement.run { ids.append((statement.number(0), statement.number(1))) }
+      var ids: [Int64] = []
+      try statement.run { ids.append(statement.number(0)) }
       return ids
     }
 

@@ -125,7 +125,13 @@
     private func slot(_ key: [UInt8]) -> Int { StoreKey(bytes: key).hashValue & (numbers.count - 1) }
 
     subscript(key: [UInt8]) -> UInt32 { numbers[slot(key)] }
-    mutating func raise(_ key: [UInt8]) { numbers[slot(key)] &+= 1 }
+    /// Gives a key its next number. False, and nothing changes, where it has another one than `number`.
+    mutating func raise(_ key: [UInt8], ifStill number: UInt32?) -> Bool {
+      let slot = slot(key)
+      if let number, numbers[slot] != number { return false }
+      numbers[slot] &+= 1
+      return true
+    }
     mutating func raiseAll() { for slot in numbers.indices { numbers[slot] &+= 1 } }
   }
 #endif

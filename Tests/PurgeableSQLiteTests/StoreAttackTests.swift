@@ -17,26 +17,9 @@
     func call() { body.withLock { exchange(&$0, with: nil) }?() }
   }
 
-  /// Calls a hook when its hash is asked for.
-  private struct HookedKey: PurgeableValue, Hashable {
-    static let hook = Hook()
-    let number: Int
-
-    init(_ number: Int) { self.number = number }
-    init?(purgeableBytes: RawSpan) {
-      guard let number = Int(purgeableBytes: purgeableBytes) else { return nil }
-      self.number = number
-    }
-    func withPurgeableBytes<R, E: Error>(_ body: (RawSpan) throws(E) -> R) throws(E) -> R { try number.withPurgeableBytes(body) }
-    func hash(into hasher: inout Hasher) {
-      Self.hook.call()
-      hasher.combine(number)
-    }
-  }
-
-  /// Calls a hook when its bytes are asked for by memory, which is after the database's turn.
-  private struct HookedValue: PurgeableValue, Equatable {
-    static let hook = Hook()
+  /// Calls a hook when its hash is asked for, and another when its bytes are.
+  private struct HookedNumber: PurgeableValue, Hashable {
+    static let (onHash, onBytes) = (Hook(), Hook())
     let number: Int
 
     init(_ number: Int) { self.number = number }
@@ -45,8 +28,12 @@
       self.number = number
     }
     func withPurgeableBytes<R, E: Error>(_ body: (RawSpan) throws(E) -> R) throws(E) -> R {
-      Self.hook.call()
+      Self.onBytes.call()
       return try number.withPurgeableBytes(body)
+    }
+    func hash(into hasher: inout Hasher) {
+      Self.onHash.call()
+      hasher.combine(number)
     }
   }
 
@@ -70,14 +57,14 @@
       try withPlace { place in
         let (decodes, goesOn) = (DispatchSemaphore(value: 0), DispatchSemaphore(value: 0))
         let decoding = Hook()
-        let format = StoredFormat<HookedValue>(version: 1) { value in
+        let format = StoredFormat<HookedNumber>(version: 1) { value in
           unsafe withUnsafeBytes(of: value.number) { unsafe [UInt8]($0) }
         } decode: { bytes, _ in
           decoding.call()
-          return HookedValue(purgeableBytes: bytes)
+          return HookedNumber(purgeableBytes: bytes)
         }
-        let store = try place.open(of: HookedValue.self, format)
-        store.setValue(HookedValue(1), forKey: "a")
+        let store = try place.open(of: HookedNumber.self, format)
+        store.setValue(HookedNumber(1), forKey: "a")
         try store.flush()
         store.cache.removeAll()
         decoding.set {
@@ -85,17 +72,17 @@
           goesOn.wait()
         }
         let reader = Mutex<DispatchSemaphore?>(nil)
-        HookedValue.hook.set {
+        HookedNumber.onBytes.set {
           reader.withLock { $0 = onThread { _ = store.value(forKey: "a") } }
           decodes.wait()
         }
-        store.setValue(HookedValue(2), forKey: "a")
-        #expect(store.value(forKey: "a") == HookedValue(2))
+        store.setValue(HookedNumber(2), forKey: "a")
+        #expect(store.value(forKey: "a") == HookedNumber(2))
         goesOn.signal()
         reader.withLock { $0 }?.wait()
-        #expect(store.value(forKey: "a") == HookedValue(2))
+        #expect(store.value(forKey: "a") == HookedNumber(2))
         store.cache.removeAll()
-        #expect(store.value(forKey: "a") == HookedValue(2))
+        #expect(store.value(forKey: "a") == HookedNumber(2))
         try store.close()
       }
     }
@@ -105,8 +92,8 @@
       arguments: [false, true])
     func loadWithinRemoval(ofAll: Bool) throws {
       try withPlace { place in
-        let store = try PurgeableStore("store", directory: place.folder.path, cache: PurgeableCache<HookedKey, [UInt8]>())
-        let key = HookedKey(7)
+        let store = try PurgeableStore("store", directory: place.folder.path, cache: PurgeableCache<HookedNumber, [UInt8]>())
+        let key = HookedNumber(7)
         let (began, goesOn) = (DispatchSemaphore(value: 0), DispatchSemaphore(value: 0))
         let loader = onThread {
           _ = store.value(forKey: key) { () -> [UInt8] in
@@ -119,7 +106,7 @@
         if ofAll {
           goesOn.signal()
         } else {
-          HookedKey.hook.set {
+          HookedNumber.onHash.set {
             goesOn.signal()
             loader.wait()
             loader.signal()

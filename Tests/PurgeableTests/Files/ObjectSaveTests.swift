@@ -136,13 +136,19 @@ struct ObjectSaveTests {
     }
   }
 
+  /// A file of 400 objects of 10,000 bytes, under their numbers as text.
+  private static func saved400(in folder: FakeRoot) throws -> String {
+    let path = folder.path + "/cache"
+    let saved = try ObjectCache<String, [UInt8]>()
+    for key in 0..<400 { saved["\(key)"] = described(UInt32(key), version: 1, count: 10_000) }
+    try saved.save(to: path, format: .purgeableBytes)
+    return path
+  }
+
   @Test("a key that is there, stored or removed during a restore gets none of it, and removeAll ends it")
   func overtaken() throws {
     try withFolder { folder in
-      let path = folder.path + "/cache"
-      let saved = try ObjectCache<String, [UInt8]>()
-      for key in 0..<400 { saved["\(key)"] = described(UInt32(key), version: 1, count: 10_000) }
-      try saved.save(to: path, format: .purgeableBytes)
+      let path = try Self.saved400(in: folder)
       let restored = try ObjectCache<String, [UInt8]>()
       restored["399"] = [2]
       var calls = 0
@@ -230,10 +236,7 @@ struct ObjectSaveTests {
   @Test("what a load finds during a restore is newer than the file, also where it finds nothing")
   func loadsMeanwhile() throws {
     try withFolder { folder in
-      let path = folder.path + "/cache"
-      let saved = try ObjectCache<String, [UInt8]>()
-      for key in 0..<400 { saved["\(key)"] = described(UInt32(key), version: 1, count: 10_000) }
-      try saved.save(to: path, format: .purgeableBytes)
+      let path = try Self.saved400(in: folder)
       let restored = try ObjectCache<String, [UInt8]>()
       var calls = 0
       try restored.restore(from: path, format: .purgeableBytes) { _ in

@@ -174,7 +174,7 @@ extension PurgeableCache: Loading {
 
   /// Of a version, or whatever there is.
   @inlinable @inline(__always)
-  func found(_ key: Key, _ version: String?) -> Value? {
+  package func found(_ key: Key, _ version: String?) -> Value? {
     guard let version else { return value(forKey: key) }
     return value(forKey: key, version: version)
   }

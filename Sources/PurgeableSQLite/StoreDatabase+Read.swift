@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT
+// Reads: of what waits to be written, then of the database.
+
+#if SQLite
+  import Glibc
+  import Purgeable
+  import Synchronization
+
+  extension StoreDatabase {
+    /// What a key's value is now, in whatever state of being written, and the number of its last change. Waits for the disk.
+    func read(_ key: [UInt8]) -> (record: StoredRecord?, number: UInt32) {
+      guard isOurs else { return (nil, 0) }
+      let (answer, number) = waitingAnswer(key)
+      let record = lookUp(key, answer)
+      if record == nil { missCount.add(1, ordering: .relaxed) } else { hitCount.add(1, ordering: .relaxed) }
+      return (record, number)
+    }
+
+    private func lookUp(_ key: [UInt8], _ answer: Changes.Answer) -> StoredRecord? {
+      let now = self.now()
+      switch answer {
+      case .put(let record): return record.expires.map { $0 > now } ?? true ? record : nil
+      case .nothing: return nil
+      case .unchanged: break
+      }
+      do {
+        var damage: Damage?
+        // What is damaged is read again: a file may have gone with its record, in whose place there is another.
+        while true {
+          guard let found = try readers.withReader({ (reader) throws(StoreFailure) in try reader.read(key) }), var found else {
+            return nil
+          }
+          if let expires = found.expires, expires <= now { return nil }
+          if let file = found.file { found.record.value = try folder.readValue(file, byteCount: found.valueByteCount) ?? [] }
+          guard found.record.sum(key) == found.sum else {
+            let seen = Damage(id: found.id, sum: found.sum)
+            if damage == seen { return reject(seen) }
+            damage = seen
+            continue
+          }
+          // A clock that was set back gives no record a longer life than it began with.
+          if let idle = found.record.idle, found.record.used > now {
+            found.record.deadline = min(found.record.deadline ?? .max, now + idle)
+          }
+          noteRead(found, at: now)
+          return found.record
+        }
+      } catch {
+        fail(error)
+        return nil
+      }
+    }
+
+    private func waitingAnswer(_ key: [UInt8]) -> (Changes.Answer, number: UInt32) {
+      mutex.withLock {
+        let number = changeNumbers[key]
+        for changes in [waiting, writing] {
+          let answer = changes.answer(key)
+          if case .unchanged = answer { continue }
+          return (answer, number)
+        }
+        return (isEnded || isOffUntil > 0 ? .nothing : .unchanged, number)
+      }
+    }
+
+    /// A value that is not what was written is none, and goes.
+    private func reject(_ damage: Damage) -> StoredRecord? {
+      mutex.withLock {
+        damaged.insert(damage)
+        numbers.failureCount += 1
+        mutex.signal()
+      }
+      return nil
+    }
+
+    private func noteRead(_ found: StoreReader.Found, at now: Int64) {
+      noteReadBytes(found.record.value.count + 2 * Schema.pageByteCount)
+      // A minute more or less decides nothing, unless its time is short.
+      let isLate = now - found.record.used > min(60_000_000_000, (found.record.idle ?? .max) / 16)
+      guard isLate || found.record.idle != nil else { return }
+      mutex.withLock {
+        if let idle = found.record.idle { noteIdle(idle) }
+        guard isLate else { return }
+        touches[found.id] = now
+        if touchedSince == nil { touchedSince = MonotonicTime.now }
+        if touches.count == 1 || touches.count == Self.touchBatchCount { mutex.signal() }
+      }
+    }
+
+    /// The kernel keeps what is read in the page cache, and takes what caches have on offer for it. So the pages are given up
+    /// when they may be a 128th of what memory there is: often enough, and seldom enough for those of the indexes to be of use.
+    private func noteReadBytes(_ byteCount: Int) {
+      let sum = readByteCount.add(byteCount, ordering: .relaxed).newValue
+      guard sum >= mostReadBytes.load(ordering: .relaxed), readByteCount.exchange(0, ordering: .relaxed) >= sum else { return }
+      mostReadBytes.store(Self.mostReadBytes(), ordering: .relaxed)
+      if let file = FileNumber(of: folder.database) { OpenDatabases.shared.giveUpPages(file) }
+    }
+
+    static func mostReadBytes() -> Int { max(8 << 20, Int(clamping: ProcessMemory.limit() / 128)) }
+
+    func has(_ key: [UInt8]) -> Bool {
+      guard isOurs else { return false }
+      let now = self.now()
+      switch waitingAnswer(key).0 {
+      case .put(let record): return record.expires.map { $0 > now } ?? true
+      case .nothing: return false
+      case .unchanged: break
+      }
+      do {
+        return try readers.withReader { (reader) throws(StoreFailure) in try reader.has(key, at: now) } ?? false
+      } catch {
+        fail(error)
+        return false
+      }
+    }
+
+    func fail(_ failure: StoreFailure) {
+      let error = PurgeableError(failure, in: "PurgeableStore '\(name)'")
+      mutex.withLock {
+        numbers.failureCount += 1
+        numbers.lastError = error
+        if failure.isDamage {
+          isDamaged = true
+          mutex.signal()
+        }
+      }
+    }
+  }
+#endif

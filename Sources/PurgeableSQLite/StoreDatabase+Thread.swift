@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: MIT
+// The writer's thread: when it writes, what it does when that fails, and upkeep.
+
+#if SQLite
+  import Glibc
+  import Purgeable
+
+  extension StoreDatabase {
+    // MARK: Work
+
+    private struct Work {
+      var changes = Changes()
+      var touches: [Int64: Int64] = [:]
+      var damaged: Set<Damage> = []
+      var requests: [Request] = []
+      var isDamaged = false
+      var asksForUses = false
+      /// There is nothing to do, and has not been for a while.
+      var isIdle = false
+
+      var isEnd: Bool { requests.contains { if case .end = $0.kind { true } else { false } } }
+    }
+
+    func run() {
+      while true {
+        let work = awaitWork()
+        perform(work)
+        guard work.isEnd else { continue }
+        let late = mutex.withLock {
+          isClosed = true
+          return exchange(&requests, with: [])
+        }
+        for request in late { request.done(.success(0)) }
+        return
+      }
+    }
+
+    private func awaitWork() -> Work {
+      mutex.withLock {
+        while true {
+          let now = MonotonicTime.now
+          if !requests.isEmpty { return takeWork() }
+          if isOffUntil > now {
+            _ = mutex.wait(until: isOffUntil)
+            continue
+          }
+          if !damaged.isEmpty || isDamaged || isOffUntil > 0 { return takeWork() }
+          let isBatch = waiting.byKey.count >= Self.batchCount || waiting.byteCount >= Self.batchByteCount
+          var due = waitingSince.map { $0 + (isBatch ? 0 : limits.writeInterval) } ?? .max
+          due = min(due, touchedSince.map { $0 + (touches.count >= Self.touchBatchCount ? 0 : Self.touchInterval) } ?? .max)
+          if due <= now { return takeWork() }
+          let asking = nextAsking(after: now)
+          if asking <= now {
+            var work = takeWork()
+            work.asksForUses = true
+            return work
+          }
+          due = min(due, asking)
+          let wall = self.now()
+          if let nextExpiry {
+            // Together with others that end soon.
+            if nextExpiry <= wall { return takeWork() }
+            due = min(due, now + UInt64(nextExpiry - wall) + 1_000_000_000)
+          }
+          let isWaiting = due
+          if !isTidy { due = min(due, now + Self.idleTime) }
+          let isSignalled = mutex.wait(until: due == .max ? nil : due)
+          if !isSignalled, !isTidy, isWaiting > MonotonicTime.now { return Work(isIdle: true) }
+        }
+      }
+    }
+
+    /// Under the mutex.
+    private func nextAsking(after now: UInt64) -> UInt64 {
+      if lastAsking == 0 { lastAsking = now }
+      return lastAsking + min(Self.mostAskingInterval, UInt64(max(1_000_000_000, shortestIdle / 4)))
+    }
+
+    private func takeWork() -> Work {
+      writing = exchange(&waiting, with: Changes())
+      waitingSince = nil
+      let work = Work(
+        changes: writing, touches: exchange(&touches, with: [:]), damaged: exchange(&damaged, with: []),
+        requests: exchange(&requests, with: []), isDamaged: exchange(&isDamaged, with: false))
+      touchedSince = nil
+      return work
+    }
+
+    private func perform(_ work: Work) {
+      if work.isIdle { return tidyUp() }
+      isTidy = false
+      if work.isDamaged {
+        _ = mends(StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_step", message: "a page is damaged"))
+      }
+      var failure = writeAll(work)
+      var counts = [Int](repeating: 0, count: work.requests.count)
+      for (i, request) in work.requests.enumerated() where failure == nil {
+        do throws(StoreFailure) { counts[i] = try answer(request.kind) } catch {
+          failure = error
+          if error.isDamage { _ = mends(error) }
+        }
+      }
+      if let writer { note(writer.total) }
+      let first = failure.map { PurgeableError($0, in: "PurgeableStore '\(name)'") }
+      let known = mutex.withLock { () -> PurgeableError? in
+        if let first {
+          numbers.failureCount += 1
+          numbers.lastError = first
+          if firstFailure == nil { firstFailure = first }
+        }
+        return work.requests.isEmpty ? nil : exchange(&firstFailure, with: nil)
+      }
+      if work.isEnd { closeAll() }
+      for (i, request) in work.requests.enumerated() {
+        request.done(known.map { .failure($0) } ?? .success(counts[i]))
+      }
+    }
+
+    /// Writes what waits, and keeps the limits. Where it cannot, what waited has been given up.
+    private func writeAll(_ work: Work) -> StoreFailure? {
+      let batch = work.changes
+      var (work, tries) = (work, 0)
+      while true {
+        do throws(StoreFailure) {
+          try reopenIfGone()
+          guard let writer else { throw StoreFailure(call: "open", message: "the database is not open") }
+          if !work.changes.isEmpty {
+            try writer.write(work.changes)
+            mutex.withLock {
+              numbers.writeCount += work.changes.byKey.count
+              writing = Changes()
+            }
+            work.changes = Changes()
+          }
+          if !work.damaged.isEmpty { try writer.remove(work.damaged) }
+          if !work.touches.isEmpty { try writer.write(touches: work.touches) }
+          if work.asksForUses || work.isEnd { try writeUses(writer) }
+          try keepLimits(writer)
+          try writer.checkpointIfLong()
+          mutex.withLock { isOffUntil = 0 }
+          return nil
+        } catch {
+          tries += 1
+          if tries == 1, error.isGone || mends(error) {
+            if error.isGone || error.isDamage {
+              // Rows of a database that is there no more; and with it went what was just written.
+              (work.touches, work.damaged, work.changes) = ([:], [], batch)
+              mutex.withLock { writing = batch }
+            }
+            continue
+          }
+          giveUp(error)
+          return error
+        }
+      }
+    }
+
+    private func keepLimits(_ writer: StoreWriter) throws(StoreFailure) {
+      let now = self.now()
+      if let next = nextExpiry, next <= now {
+        try writer.removeExpired(at: now)
+      }
+      // Not again at once, whatever is in its place.
+      nextExpiry = try writer.nextExpiry().map { max($0, now + 1_000_000_000) }
+      func upper(_ limit: Int64) -> Int64 { limit == .max ? .max : limit - limit / 20 }
+      func lower(_ limit: Int64) -> Int64 { limit == .max ? .max : limit - limit / 10 }
+      if writer.total.byteCount > upper(limits.byteCount) || writer.total.recordCount > upper(limits.recordCount) {
+        if MonotonicTime.now - lastAsking >= Self.leastAskingInterval { try writeUses(writer) }
+        try writer.removeExpired(at: now)
+        try writer.evict(toBytes: lower(limits.byteCount), count: lower(limits.recordCount))
+      }
+    }
+
+    /// Writes what was used in memory since the last time.
+    private func writeUses(_ writer: StoreWriter) throws(StoreFailure) {
+      lastAsking = MonotonicTime.now
+      // It rises again where no such record is stored or read any more.
+      mutex.withLock { shortestIdle = .max }
+      let (since, moment, now) = (usesAskedAt, uses.moment(), self.now())
+      var found: [(key: [UInt8], moment: Int64)] = []
+      var failure: StoreFailure?
+      func write() -> Bool {
+        do throws(StoreFailure) { try writer.write(uses: found) } catch { failure = error }
+        found.removeAll(keepingCapacity: true)
+        return failure == nil
+      }
+      uses.forEachKey(since) { key, age in
+        found.append((key, now - Int64(clamping: age)))
+        return found.count < Self.batchCount || write()
+      }
+      if failure == nil, !found.isEmpty { _ = write() }
+      if let failure { throw failure }
+      usesAskedAt = moment
+    }
+
+    private func answer(_ kind: Request.Kind) throws(StoreFailure) -> Int {
+      guard let writer else { return 0 }
+      switch kind {
+      case .flush, .end: try writer.synchronize()
+      case .trim(let byteCount): try writer.evict(toBytes: byteCount, count: .max)
+      case .removeExpired: return try writer.removeExpired(at: self.now())
+      }
+      return 0
+    }
+
+    // MARK: Upkeep and mending
+
+    /// When nothing has been written for a while.
+    private func tidyUp() {
+      isTidy = true
+      do throws(StoreFailure) {
+        guard let writer, let file else { return }
+        try writer.vacuum()
+        try writer.cutLog()
+        if !hasSwept {
+          hasSwept = true
+          folder.removeDamaged()
+          try writer.sweepFiles()
+        }
+        folder.makeReserve()
+        writer.connection.releaseMemory()
+        readers.releaseMemory()
+        OpenDatabases.shared.giveUpPages(file)
+      } catch {
+        fail(error)
+      }
+    }
+
+    /// Somebody has removed the database, or put another one in its place.
+    private func reopenIfGone() throws(StoreFailure) {
+      if writer != nil, let file, folder.leads(to: file) { return }
+      readers.reopen()
+      closeWriter()
+      try folder.prepare()
+      try reopen()
+    }
+
+    private func reopen() throws(StoreFailure) {
+      try openWriter()
+      readers.reopen()
+      (nextExpiry, hasSwept) = (0, false)
+      // They are of what was there before.
+      mutex.withLock { (touches, touchedSince, damaged, isDamaged) = ([:], nil, [], false) }
+    }
+
+    /// Whether another try may go well.
+    private func mends(_ failure: StoreFailure) -> Bool {
+      do throws(StoreFailure) {
+        if failure.isDamage {
+          readers.reopen()
+          closeWriter()
+          try folder.locked { () throws(StoreFailure) in try folder.putAside() }
+          try reopen()
+          return true
+        }
+        if failure.isFull, let writer {
+          // Even what is removed has to be written first.
+          folder.giveReserveUp()
+          try writer.cutLog()
+          try writer.evict(toBytes: writer.total.byteCount / 4 * 3, count: .max, cutsLog: true)
+          try writer.vacuum(cutsLog: true)
+          try writer.cutLog()
+          folder.makeReserve()
+          return true
+        }
+      } catch {
+        return false
+      }
+      return false
+    }
+
+    /// What could not be written stays waiting: where somebody else is at work, as it is; else as removals, and nothing is read
+    /// or written for a minute.
+    private func giveUp(_ failure: StoreFailure) {
+      mutex.withLock {
+        var rest = exchange(&writing, with: Changes())
+        if !failure.isBusy {
+          rest.forgetValues(mostKeys: Self.mostRemovals)
+          isOffUntil = MonotonicTime.now + Self.retryTime
+        }
+        waiting.follow(rest)
+        if !waiting.isEmpty, waitingSince == nil { waitingSince = MonotonicTime.now }
+      }
+      if failure.isDamage { closeWriter() }
+    }
+  }
+#endif

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+// What goes by time, and what goes for room.
+
+#if SQLite
+  import Foundation
+  import Testing
+
+  @testable import PurgeableSQLite
+
+  @Suite("a database behind a cache: time and limits")
+  struct StoreLimitTests {
+    @Test(
+      "what has expired is never returned, goes first thing at opening, and in time; uses prolong what expires since its last use"
+    )
+    func expiry() throws {
+      try withPlace { place in
+        try place.withStore(PurgeableStoreOptions(expiry: .sinceLastUse(.seconds(100)))) { store in
+          for key in 0..<10 { store.setValue([UInt8(key)], forKey: "\(key)") }
+          store.setValue([20], forKey: "always", expiry: .never)
+          store.setValue([21], forKey: "created", expiry: .sinceCreation(.seconds(300)))
+          try store.flush()
+          store.cache.removeAll()
+          place.clock.pass(.seconds(60))
+          // A use.
+          #expect(store.value(forKey: "1") == [1])
+        }
+        place.clock.pass(.seconds(60))
+        try place.withStore { store in
+          #expect(store.value(forKey: "2") == nil && store.value(forKey: "1") == [1])
+          _ = try store.removeExpired()
+          #expect(store.statistics.recordCount == 3)
+          place.clock.pass(.seconds(200))
+          store.cache.removeAll()
+          #expect(store.value(forKey: "created") == nil && store.value(forKey: "always") == [20])
+          _ = try store.removeExpired()
+          #expect(store.statistics.recordCount == 1)
+        }
+      }
+    }
+
+    @Test("a clock that is set back gives no record a longer life than it began with; one that is set forward ends no others")
+    func clocks() throws {
+      try withPlace { place in
+        try place.withStore { store in
+          store.setValue([1], forKey: "a", expiry: .sinceLastUse(.seconds(100)))
+          store.setValue([2], forKey: "b")
+        }
+        place.clock.pass(.seconds(-365 * 86_400))
+        try place.withStore { store in
+          #expect(store.value(forKey: "a") == [1] && store.value(forKey: "b") == [2])
+          let entry = try #require(store.cache.entries.first { $0.key == "a" })
+          #expect(try #require(entry.remainingTime) <= .seconds(100))
+        }
+        place.clock.pass(.seconds(2 * 365 * 86_400))
+        try place.withStore { store in #expect(store.value(forKey: "a") == nil && store.value(forKey: "b") == [2]) }
+      }
+    }
+
+    @Test("above a limit the least recently used go, down to nine tenths; uses count, and expired ones go before")
+    func limits() throws {
+      try withPlace { place in
+        try place.withStore(PurgeableStoreOptions(countLimit: 100)) { store in
+          for key in 0..<90 {
+            store.setValue([UInt8(key)], forKey: "\(key)")
+            place.clock.pass(.seconds(1))
+          }
+          try store.flush()
+          store.cache.removeAll()
+          place.clock.pass(.seconds(100))
+          for key in 0..<10 { #expect(store.value(forKey: "\(key)") == [UInt8(key)]) }
+          store.setValue([0], forKey: "short", expiry: .sinceCreation(.seconds(1)))
+          try store.flush()
+          #expect(store.statistics.recordCount == 91)
+          place.clock.pass(.seconds(2))
+          for key in 90..<97 { store.setValue([UInt8(key)], forKey: "\(key)") }
+          try store.flush()
+          #expect(store.statistics.recordCount == 90)
+          store.cache.removeAll()
+          let left = (0..<97).filter { store.value(forKey: "\($0)") != nil }
+          // Those that were read stay; of the others the oldest have gone.
+          #expect(left == Array(0..<10) + Array(17..<97))
+        }
+        #expect(
+          try place.number("SELECT count(*) FROM record") == 90
+            && place.number("SELECT sum(size) FROM life") == place.number("SELECT bytes FROM total"))
+      }
+    }
+
+    @Test("what is used in memory alone stays in the database, too: its uses are asked for before anything goes, and at the end")
+    func memoryUses() throws {
+      try withPlace { place in
+        func fill(_ keys: Range<Int>, _ store: BytesStore) throws {
+          for key in keys { store.setValue([UInt8(key)], forKey: "\(key)") }
+          try store.flush()
+        }
+        try place.withStore(PurgeableStoreOptions(countLimit: 100)) { store in
+          try fill(0..<50, store)
+          place.clock.pass(.seconds(100))
+          for key in 10..<20 { #expect(store.value(forKey: "\(key)") == [UInt8(key)]) }
+          #expect(store.statistics.hitCount == 0)
+        }
+        place.clock.pass(.seconds(100))
+        try place.withStore(PurgeableStoreOptions(countLimit: 100)) { store in
+          try fill(50..<97, store)
+          let left = (0..<97).filter { store.cache.containsValue(forKey: "\($0)") || store.containsValue(forKey: "\($0)") }
+          #expect(left == Array(7..<97))
+          try store.trim(toBytes: 57 * 103)
+          #expect((0..<50).filter { store.containsValue(forKey: "\($0)") } == Array(10..<20))
+        }
+      }
+    }
+
+    @Test("a byte limit holds, a value of more than an eighth of it is in memory only, and a trim goes as far as it says")
+    func byteLimit() throws {
+      try withPlace { place in
+        try place.withStore(PurgeableStoreOptions(byteLimit: 100_000)) { store in
+          for key in 0..<300 {
+            store.setValue(content(key), forKey: "\(key)")
+            if key % 20 == 0 { try store.flush() }
+          }
+          try store.flush()
+          #expect(store.statistics.byteCount <= 95_000 && store.statistics.byteCount >= 80_000)
+          store.setValue(content(1, count: 20_000), forKey: "large")
+          #expect(store.value(forKey: "large") == content(1, count: 20_000))
+          store.cache.removeAll()
+          #expect(store.value(forKey: "large") == nil)
+          try store.trim(toBytes: 10_000)
+          #expect(store.statistics.byteCount <= 10_000 && store.statistics.byteCount > 8000)
+          #expect(store.value(forKey: "299") == content(299))
+          try store.trim(toBytes: 0)
+          #expect(store.statistics.recordCount == 0 && store.statistics.byteCount == 0)
+        }
+      }
+    }
+  }
+#endif
