@@ -62,7 +62,8 @@ let package = Package(
     // What the programs and the tests share. No product, and nothing of the library uses it.
     .target(name: "ToolSupport", dependencies: ["Purgeable"], swiftSettings: swiftSettings),
     .executableTarget(
-      name: "purgeablectl", dependencies: ["Purgeable", "CPurgeable", "ToolSupport"], swiftSettings: swiftSettings),
+      name: "purgeablectl", dependencies: ["Purgeable", "PurgeableSQLite", "CPurgeable", "ToolSupport"],
+      swiftSettings: swiftSettings),
     .executableTarget(
       name: "purgeable-bench",
       dependencies: [
@@ -113,7 +114,7 @@ let package = Package(
     .testTarget(
       name: "PurgeableSQLiteTests",
       dependencies: [
-        "PurgeableSQLite", "Purgeable", "PurgeableTestSupport", "ToolSupport",
+        "PurgeableSQLite", "purgeablectl", "Purgeable", "PurgeableTestSupport", "ToolSupport",
         .target(name: "CSQLite", condition: .when(traits: ["SQLite"])),
       ],
       swiftSettings: swiftSettings),

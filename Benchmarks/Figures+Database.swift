@@ -16,6 +16,7 @@ enum DatabaseFigures {
       let touched = try ChildRun.run("database-touches", [count])
       let opening = try ChildRun.run("database-opening", [count])
       let memory = try ChildRun.run("database-memory", [count, rounds])
+      let lost = try ChildRun.run("database-losses", [count])["lost"]
       let size = "\(count) values of 1 KiB"
       return [
         Figure(
@@ -37,11 +38,15 @@ enum DatabaseFigures {
           "opening \(count) records of which a tenth has expired: until it answers", .time, try opening.value("answer"),
           .atMost(50), "ms"),
         Figure("until the expired are gone", .time, try opening.value("gone"), .atMost(1000), "ms"),
+        Figure(
+          "entries lost to reads of a database, in a group of one and a half times the cache", .time, lost, .atMost(1), "%",
+          note: lost == nil ? "not measured: no memory group can be made here" : "as many values read as the cache has"),
       ]
     }
 
     static let jobs: [String: ChildRun.Job] = [
       "database": measure, "database-touches": countPages, "database-opening": measureOpening, "database-memory": measureMemory,
+      "database-losses": measureLosses,
     ]
 
     private typealias Store = PurgeableStore<String, [UInt8]>
@@ -184,6 +189,31 @@ enum DatabaseFigures {
         numbers["touch-pages"] = try logPages(folder) / Double(count / 5)
         try store.close()
         return numbers
+      }
+    }
+
+    // MARK: What reading takes away
+
+    /// Arguments: entries.
+    @Sendable static func measureLosses(_ arguments: [Int]) throws -> Numbers {
+      let count = arguments[0]
+      return try GroupRun.run(limit: GroupRun.limit(entries: count)) {
+        try withFolder { folder in
+          let store = try open("store", folder)
+          for number in 0..<count {
+            store.setValue(value, forKey: key(number))
+            if number % 10_000 == 9999 { try store.flush() }
+          }
+          let cache = try PurgeableCache<Int, [UInt8]>(name: "figures")
+          for number in 0..<count { cache[number] = value }
+          cache.offerIdle()
+          let before = cache.count - cache.sweep()
+          for number in (0..<count).shuffled() where store.value(forKey: key(number)) != value {
+            throw ToolFailure("a value is missing")
+          }
+          _ = cache.sweep()
+          return ["lost": 100 * Double(before - cache.count) / Double(before)]
+        }
       }
     }
 

@@ -137,23 +137,10 @@ enum Files {
     return numbers
   }
 
-  /// Arguments: entries. Prints nothing where no group can be made.
+  /// Arguments: entries.
   @Sendable static func measureLosses(_ arguments: [Int]) throws -> Numbers {
     let count = arguments[0]
-    guard let group = try? PressureGroup(inside: MemoryGroup.current(), for: "figures") else { return [:] }
-    defer { group.remove() }
-    // Room for slabs, bookkeeping and the program itself counts as the cache's.
-    let limit = count * 1800 + 16 << 20
-    guard group.files.setLimit(UInt64(limit)) == 0 else { return [:] }
-    let child = fork()
-    if child == 0 {
-      guard group.files.enter() == 0, let numbers = try? lossesInGroup(count) else { _exit(1) }
-      for (name, value) in numbers { print(name, value) }
-      fflush(nil)
-      _exit(0)
-    }
-    guard case .exited(0) = ChildEnd.of(child) else { throw ToolFailure("the process in the group failed") }
-    return [:]
+    return try GroupRun.run(limit: GroupRun.limit(entries: count)) { try lossesInGroup(count) }
   }
 
   private static func lossesInGroup(_ count: Int) throws -> Numbers {

@@ -234,7 +234,7 @@
     }
 
     /// A moment or a time, in nanoseconds.
-    func time(_ column: Int32) -> Int64? { optionalNumber(column).map { min(max($0, 0), 1 << 62 - 1) } }
+    func time(_ column: Int32) -> Int64? { optionalNumber(column).map { min(max($0, 0), Schema.latest) } }
 
     /// A copy; nil for NULL.
     package func bytes(_ column: Int32) throws(StoreFailure) -> [UInt8]? {

@@ -249,7 +249,7 @@
       func time(_ time: UInt64?) -> Int64? { time.flatMap { $0 < UInt64(Int64.max / 2) ? Int64($0) : nil } }
       return StoredRecord(
         value: bytes, format: UInt32(format.version), cost: cost.map { Int64($0) }, version: version, made: now, used: now,
-        deadline: time(lifetime?.0).map { now + $0 }, idle: time(lifetime?.1))
+        deadline: time(lifetime?.0).map { min(now + $0, Schema.latest) }, idle: time(lifetime?.1))
     }
 
     /// What announces a change of the key's record; nil: there is none.
@@ -267,7 +267,11 @@
       let (read, number) = database.read(bytes)
       guard let record = read, version == nil || record.version == version,
         let value = unsafe try? format.decode(record.value.span.bytes, Int(record.format))
-      else { return (.absent, number) }
+      else {
+        database.noteLookUp(isHit: false)
+        return (.absent, number)
+      }
+      database.noteLookUp(isHit: true)
       let now = database.now()
       var found = TierValue(value)
       (found.cost, found.version) = (record.cost.map { Int($0) }, record.version)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The tables of a store, and the statements on them.
 //
-//   record   what a value is; never changed in place, since its pages are many. A new value is a new row at the end.
+//   record   what a value is; never changed in place, since its pages are many. A new value is a new row at the end. Alone it
+//            answers a look-up, unless the record expires after its last use
 //   life     what changes with each use, and what decides which record goes: rows so narrow that twenty thousand uses are
 //            written in a thousand pages
 //   total    one row: how many records there are, and their bytes; and the key of the hash
@@ -22,6 +23,9 @@
     /// The log is written back from so many pages on: 16 MiB.
     static let mostLogPages = 2048
 
+    /// Of moments, and of times.
+    static let latest: Int64 = 1 << 62 - 1
+
     /// Of records.
     static let sizes: ClosedRange<Int64> = 0...1 << 40
 
@@ -39,7 +43,8 @@
 
     static let tables = """
       CREATE TABLE record(id INTEGER PRIMARY KEY, hash INTEGER NOT NULL, key BLOB NOT NULL, format INTEGER NOT NULL,
-        cost INTEGER, made INTEGER NOT NULL, sum INTEGER NOT NULL, version TEXT, file INTEGER, value BLOB);
+        cost INTEGER, made INTEGER NOT NULL, sum INTEGER NOT NULL, version TEXT, deadline INTEGER, idle INTEGER, file INTEGER,
+        value BLOB);
       CREATE TABLE life(id INTEGER PRIMARY KEY, used INTEGER NOT NULL, size INTEGER NOT NULL, expires INTEGER, deadline INTEGER,
         idle INTEGER);
       CREATE TABLE total(id INTEGER PRIMARY KEY, records INTEGER NOT NULL, bytes INTEGER NOT NULL, low INTEGER NOT NULL,
@@ -54,17 +59,16 @@
     // MARK: Statements
 
     static let find = """
-      SELECT r.id, format, cost, made, sum, version, file, value, used, expires, deadline, idle, size FROM record r
-      JOIN life l ON l.id=r.id WHERE hash=?1 AND key=?2
+      SELECT id, deadline, idle, format, cost, made, sum, version, file, value FROM record WHERE hash=?1 AND key=?2
       """
-    static let has = """
-      SELECT expires FROM record r JOIN life l ON l.id=r.id WHERE hash=?1 AND key=?2
-      """
+    static let has = "SELECT id, deadline, idle FROM record WHERE hash=?1 AND key=?2"
+    static let lifeOf = "SELECT used, expires, size FROM life WHERE id=?1"
     static let identify = "SELECT id FROM record WHERE hash=?1 AND key=?2"
     static let removeRecord = "DELETE FROM record WHERE id=?1 RETURNING file"
     static let removeLife = "DELETE FROM life WHERE id=?1 RETURNING size"
     static let insertRecord = """
-      INSERT INTO record(hash, key, format, cost, made, sum, version, file, value) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+      INSERT INTO record(hash, key, format, cost, made, sum, version, deadline, idle, file, value)
+      VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
       """
     static let insertLife = "INSERT OR REPLACE INTO life(id, used, size, expires, deadline, idle) VALUES(?1, ?2, ?3, ?4, ?5, ?6)"
     /// A minute more or less decides nothing, unless the record's time is short.

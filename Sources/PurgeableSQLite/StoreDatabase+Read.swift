@@ -11,9 +11,11 @@
     func read(_ key: [UInt8]) -> (record: StoredRecord?, number: UInt32) {
       guard isOurs else { return (nil, 0) }
       let (answer, number) = waitingAnswer(key)
-      let record = lookUp(key, answer)
-      if record == nil { missCount.add(1, ordering: .relaxed) } else { hitCount.add(1, ordering: .relaxed) }
-      return (record, number)
+      return (lookUp(key, answer), number)
+    }
+
+    func noteLookUp(isHit: Bool) {
+      if isHit { hitCount.add(1, ordering: .relaxed) } else { missCount.add(1, ordering: .relaxed) }
     }
 
     private func lookUp(_ key: [UInt8], _ answer: Changes.Answer) -> StoredRecord? {

@@ -17,7 +17,7 @@
   import Purgeable
 
   struct StoreFolder: Sendable {
-    private(set) var path: String
+    let path: String
 
     var data: String { "\(path)/data" }
     var database: String { "\(data)/database" }
@@ -45,14 +45,21 @@
       guard let base = directory ?? cacheDirectory() else {
         throw refusal("directory", "neither XDG_CACHE_HOME nor HOME is set: give a directory")
       }
-      var folder = StoreFolder(path: "\(base)/\(name)")
-      do { try folder.prepare() } catch { throw PurgeableError(error, in: operation) }
-      // SQLite is told to follow no links, of which there may be some on the way here.
-      if let real = unsafe realpath(folder.path, nil) {
-        folder.path = unsafe String(cString: real)
-        unsafe free(real)
+      let path = "\(base)/\(name)"
+      do { try StoreFolder(path: path).prepare() } catch { throw PurgeableError(error, in: operation) }
+      return StoreFolder(existing: path)
+    }
+
+    private init(path: String) { self.path = path }
+
+    /// SQLite is told to follow no links, of which there may be some on the way here.
+    init(existing path: String) {
+      guard let real = unsafe realpath(path, nil) else {
+        self.path = path
+        return
       }
-      return folder
+      self.path = unsafe String(cString: real)
+      unsafe free(real)
     }
 
     /// Makes what is missing.
@@ -257,14 +264,21 @@
       makeReserve()
     }
 
-    func removeDamaged() {
-      for name in Self.names(in: path) where name.hasPrefix("damaged.") { Self.removeTree("\(path)/\(name)") }
-    }
+    private var damaged: [String] { Self.names(in: path).filter { $0.hasPrefix("damaged.") } }
+    var damagedCount: Int { damaged.count }
+
+    func removeDamaged() { for name in damaged { Self.removeTree("\(path)/\(name)") } }
 
     /// Whether the path still leads to the file with this number.
     func leads(to file: FileNumber) -> Bool { FileNumber(of: database) == file }
 
     // MARK: Directories
+
+    /// 0 where there is no such file.
+    static func byteCount(_ path: String) -> Int {
+      var status = stat()
+      return unsafe stat(path, &status) == 0 ? Int(status.st_size) : 0
+    }
 
     private static func names(in folder: String) -> [String] {
       guard let list = unsafe opendir(folder) else { return [] }

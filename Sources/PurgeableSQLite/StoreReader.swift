@@ -11,8 +11,7 @@
     private let file: FileNumber?
     private let connection: Connection
     private let hashKey: HashKey
-    private let find: Statement
-    private let has: Statement
+    private let find, has, lifeOf: Statement
 
     /// Whoever waits for a value does not wait for a database that is locked: it is a miss.
     private static let busyMilliseconds: Int32 = 50
@@ -28,6 +27,7 @@
       hashKey = total.hashKey
       find = try connection.prepare(Schema.find)
       has = try connection.prepare(Schema.has)
+      lifeOf = try connection.prepare(Schema.lifeOf)
     }
 
     /// Whether the path leads to another file by now.
@@ -41,6 +41,7 @@
       /// The value is in a file of this number, and not in the record.
       var file: Int64?
       var expires: Int64?
+      /// Of a value in a file.
       var valueByteCount: Int
     }
 
@@ -50,13 +51,20 @@
       guard try find.next() else { return nil }
       // What is read is copied, and the statement ended: the log waits for it.
       defer { find.reset() }
-      return Found(
+      let made = find.time(5) ?? 0
+      var found = Found(
         id: find.number(0),
         record: StoredRecord(
-          value: try find.bytes(7) ?? [], format: UInt32(truncatingIfNeeded: find.number(1)), cost: find.optionalNumber(2),
-          version: find.text(5), made: find.time(3) ?? 0, used: find.time(8) ?? 0, deadline: find.time(10), idle: find.time(11)),
-        sum: find.number(4), file: find.optionalNumber(6), expires: find.optionalNumber(9),
-        valueByteCount: Int(find.number(12, in: Schema.sizes)) - StoredRecord.size(key, 0))
+          value: try find.bytes(9) ?? [], format: UInt32(truncatingIfNeeded: find.number(3)), cost: find.optionalNumber(4),
+          version: find.text(7), made: made, used: made, deadline: find.time(1), idle: find.time(2)),
+        sum: find.number(6), file: find.optionalNumber(8), expires: find.optionalNumber(1), valueByteCount: 0)
+      guard found.record.idle != nil || found.file != nil else { return found }
+      lifeOf.bind(1, found.id)
+      guard try lifeOf.next() else { return nil }
+      defer { lifeOf.reset() }
+      (found.record.used, found.expires) = (lifeOf.time(0) ?? 0, lifeOf.optionalNumber(1))
+      found.valueByteCount = Int(lifeOf.number(2, in: Schema.sizes)) - StoredRecord.size(key, 0)
+      return found
     }
 
     /// Whether there is a record whose time is not over.
@@ -65,7 +73,11 @@
       has.bind(2, key)
       guard try has.next() else { return false }
       defer { has.reset() }
-      return has.optionalNumber(0).map { $0 > now } ?? true
+      guard has.optionalNumber(2) != nil else { return has.optionalNumber(1).map { $0 > now } ?? true }
+      lifeOf.bind(1, has.number(0))
+      guard try lifeOf.next() else { return false }
+      defer { lifeOf.reset() }
+      return lifeOf.optionalNumber(1).map { $0 > now } ?? true
     }
 
     func releaseMemory() { connection.releaseMemory() }

@@ -12,6 +12,7 @@
     var cost: Int64?
     var version: String?
     var made: Int64
+    /// When it was made, where that is all that is known.
     var used: Int64
     /// nil for no bound.
     var deadline: Int64?
@@ -30,7 +31,8 @@
     /// Of all that must not change under a record's feet. Its length is in it, since a file may be cut.
     func sum(_ key: [UInt8]) -> Int64 {
       var sum = Self.sum(of: key, after: 0)
-      for number in [UInt64(format), UInt64(bitPattern: cost ?? .min), UInt64(value.count)] {
+      let times = [deadline, idle].map { UInt64(bitPattern: $0 ?? .min) }
+      for number in [UInt64(format), UInt64(bitPattern: cost ?? .min), UInt64(value.count)] + times {
         sum = unsafe withUnsafeBytes(of: number.littleEndian) { unsafe purgeable__crc32c(sum, $0.baseAddress!, $0.count) }
       }
       if let version { sum = Self.sum(of: Array(version.utf8), after: sum) }

@@ -9,6 +9,7 @@ extension Command {
     .replay,
     .advise,
     .report,
+    .store,
   ]
 
   /// Commands that the tool gives to itself: they talk over pipes, and are no use by hand.

@@ -40,4 +40,12 @@ struct CommandTests {
       #expect(command.help.split(separator: "\n").allSatisfy { $0.count <= 130 })
     }
   }
+
+  @Test("the database behind a cache: what is missing is named, and so is what a build without SQLite needs")
+  func store() {
+    #expect(Tool.run(["store"]) == 2)
+    #expect(Tool.run(["store", "/nothing", "--trim", "much"]) == 2)
+    #expect(Tool.run(["store", "/nothing", "--list", "-1"]) == 2)
+    #expect(Tool.run(["store", "/nothing"]) == 1)
+  }
 }

@@ -212,6 +212,30 @@ struct ReplayTests {
     #expect(try Self.object([root.path + "/plain.csv", "--capacity=100"])["missCost"] is NSNull)
   }
 
+  @Test(
+    "with --record, the run is on record to its last count, and can be drawn", arguments: ["--capacity=90", "--memory-limit=64M"])
+  func recorded(bound: String) throws {
+    let root = try FakeRoot(["sizes.csv": Self.csv(Self.requests, sizes: true)])
+    defer { root.remove() }
+    let path = root.path + "/run"
+    let child = try Self.run([root.path + "/sizes.csv", bound, "--json", "--record", path])
+    if bound.hasPrefix("--memory"), child.errors.contains("no memory group") { return }
+    #expect(child.status == 0, "\(child.errors)")
+    let object = try #require(try JSONSerialization.jsonObject(with: Data(child.output.utf8)) as? [String: Any])
+    let record = try RunRecord(path: path)
+    let last = try #require(record.samples.last)
+    #expect(record.header.run == "replay" && record.header.about.contains("sizes.csv, "))
+    #expect(try last.hits == UInt64(Self.number(object, "hits")) && last.misses == UInt64(Self.number(object, "misses")))
+    #expect(last.wrongBytes == 0 && last.heldBytes ?? 0 > 0 && last.residentBytes ?? 0 > 0)
+    #expect(
+      (last.groupBytes != nil) == bound.hasPrefix("--memory") && (record.header.limitBytes != nil) == (last.groupBytes != nil))
+    #expect(RunChart(record).svg.contains("hits among reads"))
+    let text = try String(contentsOfFile: path, encoding: .utf8)
+    #expect(text.split(separator: "\n").last?.hasPrefix("{\"result\": {\"trace\"") == true)
+    let refused = try Self.run([root.path + "/sizes.csv", bound, "--record", "/nowhere/run"])
+    #expect(refused.status == 1 && refused.errors.contains("/nowhere/run"))
+  }
+
   @Test("called wrongly, or with a trace that is cut off, it says so, prints nothing else and ends with 2")
   func refuses() throws {
     let root = try FakeRoot()

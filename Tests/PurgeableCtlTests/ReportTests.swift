@@ -106,6 +106,27 @@ struct ReportTests {
     #expect(Elements(RunChart(try Self.record([Self.run[0], huge])).svg).isWhole)
   }
 
+  @Test("words that have no room beside those before are left out; their lines stay, and the description has all of them")
+  func crowded() throws {
+    let samples = (0..<200).map {
+      #"{"seconds":\#(Double($0) / 10),"phase":"phase \#($0 / 2)","event":"memory is taken","hits":\#($0),"misses":1}"#
+    }
+    let chart = RunChart(try Self.record(samples))
+    let elements = Elements(chart.svg)
+    for (style, least) in [("label", 3), ("mark", 3)] {
+      let words = elements.all.filter {
+        $0.name == "text" && $0.attributes["class"] == style && $0.text.contains(style == "mark" ? "taken" : "phase")
+      }
+      let places = words.map { Double($0.attributes["x"]!)! }
+      #expect(words.count >= least && words.count < 20)
+      for (one, next) in zip(places, places.dropFirst()) {
+        #expect(next - one > 40)
+      }
+    }
+    #expect(elements.all.count { $0.attributes["class"] == "event" } == 200)
+    #expect(chart.description.components(separatedBy: "memory is taken").count == 201)
+  }
+
   @Test("what is no record is refused by name and line; the line that an interrupted run left unfinished is passed over")
   func refused() throws {
     let samples = try RunRecord(Self.header + "\n" + Self.run.prefix(4).joined(separator: "\n") + "\n{\"seco", name: "run")

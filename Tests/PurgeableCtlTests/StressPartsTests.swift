@@ -129,4 +129,18 @@ struct StressPartsTests {
     let skipped = try verdict(StressOutcome(skipped: "no memory group"))
     #expect(skipped == "hot         skipped  no memory group")
   }
+
+  @Test("a record is of one run: of several it is refused")
+  func recordOfOne() throws {
+    func options(_ words: [String]) throws -> StressOptions {
+      try StressOptions(try Arguments(words, options: Command.stress.options, operandCount: 1))
+    }
+    #expect(try options(["hot", "--record", "run"]).recordPath == "run")
+    for words in [
+      ["--all", "--record=run"], ["hot", "--repeat=2", "--record=run"], ["hot", "--repeat=18446744073709551615", "--record=a"],
+    ] {
+      let error = #expect(throws: UsageError.self) { try options(words) }
+      #expect(error?.message.contains("--record") == true)
+    }
+  }
 }

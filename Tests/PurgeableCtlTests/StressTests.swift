@@ -35,8 +35,8 @@ struct StressTests {
     return object
   }
 
-  private static func short(_ scenario: String) throws -> [String: Any]? {
-    let child = try run([scenario, "--short", "--json", "--limit", limit, "--seed", "3"])
+  private static func short(_ scenario: String, _ words: [String] = []) throws -> [String: Any]? {
+    let child = try run([scenario, "--short", "--json", "--limit", limit, "--seed", "3"] + words)
     guard let object = try object(child, scenario) else { return nil }
     #expect(child.status == 0, "\(object["failures"] ?? "") \(child.errors)")
     #expect(try number(object, "wrongBytes") == 0)
@@ -61,7 +61,16 @@ struct StressTests {
 
   @Test("overcommit: nobody is killed, no byte is wrong; hits and times over time", .fullRun)
   func overcommit() throws {
-    guard let object = try Self.short("overcommit") else { return }
+    let root = try FakeRoot()
+    defer { root.remove() }
+    guard let object = try Self.short("overcommit", ["--record", root.path + "/run"]) else { return }
+    let record = try RunRecord(path: root.path + "/run")
+    #expect(record.header.about == "overcommit, seed 3" && record.header.limitBytes == 96 << 20)
+    #expect(record.samples.contains { $0.event == "memory is taken in waves" })
+    let caches = record.samples.filter { $0.heldBytes != nil }
+    #expect(Set(caches.compactMap(\.phase)).isSuperset(of: ["filling", "reading"]) && caches.count > 10)
+    #expect(caches.contains { $0.hits ?? 0 > 0 && $0.residentBytes ?? 0 > 0 && $0.wrongBytes == 0 })
+    #expect(record.samples.contains { $0.groupBytes ?? 0 > 48 << 20 })
     #expect(try Self.number(object, "storedBytes") > 3 * 96 << 20)
     #expect(try Self.number(object, "refusedStores") == 0)
     #expect(try Self.number(object, "waves") > 1)

@@ -283,6 +283,7 @@
           "UPDATE total SET bytes=9223372036854775807",
           "UPDATE total SET records=\(least)", "UPDATE life SET used=9000000000000000000, idle=9000000000000000000",
           "UPDATE life SET deadline=\(least)", "UPDATE life SET idle=\(least)",
+          "UPDATE record SET deadline=\(least)", "UPDATE record SET idle=\(least), deadline='x'",
           "UPDATE record SET cost=\(least), format=\(least)",
           "UPDATE life SET expires='x'", "UPDATE life SET used='x', size='x'", "UPDATE record SET value='x', version=x'00'",
         ] {

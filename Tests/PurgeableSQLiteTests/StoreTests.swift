@@ -183,6 +183,25 @@ import Testing
           #expect(store.value(forKey: "a", version: "v2") { [2] } == [2])
           store.cache.removeAll()
           #expect(store.value(forKey: "a", version: "v2") { [3] } == [2])
+          // A record of another version is no hit.
+          #expect(store.statistics.hitCount == 2 && store.statistics.missCount == 1)
+        }
+      }
+    }
+
+    @Test("times of centuries are as good as shorter ones", arguments: [4_000_000_000, 4_611_000_000, 9_000_000_000_000_000_000])
+    func farTimes(seconds: Int64) throws {
+      try withPlace { place in
+        let times: [Expiry] = [
+          .sinceCreation(.seconds(seconds)), .sinceLastUse(.seconds(seconds)),
+          Expiry(sinceCreation: .seconds(seconds), sinceLastUse: .seconds(seconds)),
+        ]
+        try place.withStore { store in
+          for (key, expiry) in times.enumerated() { store.setValue(content(key), forKey: "\(key)", expiry: expiry) }
+        }
+        try place.withStore { store in
+          for key in times.indices { #expect(store.value(forKey: "\(key)") == content(key)) }
+          #expect(store.statistics.failureCount == 0)
         }
       }
     }

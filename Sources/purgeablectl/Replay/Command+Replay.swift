@@ -46,6 +46,7 @@ extension Command {
       Option("cost", value: "COLUMN", "The column with the costs of recomputing, or equal: each object costs the same."),
       Option("without-credit", "With --cost: the cache is not told the costs, for comparison."),
       Option("format", value: "NAME", "\(TraceFormat.names) (default: by the file's name, or its first bytes)."),
+      Option("record", value: "FILE", "Write the run, ten samples a second, for `report FILE` to draw."),
       Option("json", "Print one JSON object."),
     ]
   ) { arguments in
@@ -66,6 +67,7 @@ extension Command {
         Option("order", value: "NAME", "Which entry goes first."),
         Option("expiry", value: "SECONDS", "How long values are valid."),
         Option("trace-times", "By the requests' times."), Option("costs", "The cache is told the requests' costs."),
+        Option("bytes", "Count the cache's bytes."),
       ]
     ) { arguments in
       // Without a time limit, since traces may be long. It ends when its parent's end of the pipe closes.
@@ -77,6 +79,7 @@ extension Command {
       }
       var cache = try ReplayCache(
         .group(try arguments.bytes("memory-limit") ?? 0), order: order, expiry: expiry, tellsCosts: arguments.has("costs"))
+      cache.countsBytes = arguments.has("bytes")
       try cache.serve()
       // At once: the kernel takes a cache apart faster than the cache does, and all was said through the pipe.
       return withExtendedLifetime(cache) { _exit(0) }
@@ -100,6 +103,10 @@ struct ReplayOptions: Equatable, Sendable {
   var cost: TraceCost?
   var isWithoutCredit: Bool
   var isJSON: Bool
+  /// Where to write the run's record; nil: nowhere.
+  var recordPath: String?
+  /// As it was given.
+  var capacityText: String
 
   var tellsCosts: Bool { cost != nil && !isWithoutCredit }
 
@@ -117,6 +124,8 @@ struct ReplayOptions: Equatable, Sendable {
     isWithoutCredit = arguments.has("without-credit")
     if isWithoutCredit, cost == nil { throw UsageError("--without-credit goes with --cost") }
     isJSON = arguments.has("json")
+    recordPath = arguments.text("record")
+    capacityText = arguments.text("capacity") ?? ""
     switch (arguments.text("capacity"), try arguments.bytes("memory-limit")) {
     case (nil, nil): throw UsageError("--capacity or --memory-limit is missing")
     case (_?, _?): throw UsageError("--capacity or --memory-limit, not both")

@@ -24,6 +24,7 @@ struct Footprint: Equatable, Sendable {
 struct Replay {
   let options: ReplayOptions
   private var progress = Progress()
+  private var recorder: RunRecorder?
 
   init(_ options: ReplayOptions) {
     self.options = options
@@ -33,8 +34,10 @@ struct Replay {
   mutating func run() throws -> Int32 {
     defer { progress.end() }
     do {
+      recorder = try options.recordPath.map { path throws(ToolFailure) in try RunRecorder(path) }
       let report = try makeReport()
       progress.end()
+      try recorder?.end(report.json)
       print(options.isJSON ? report.json.text : report.table)
       return report.exitStatus
     } catch {
@@ -67,13 +70,35 @@ struct Replay {
     let limit = try capacity.limit(of: trace, footprint)
     var cache = try ReplayCache(
       limit, order: options.order, expiry: options.expiry(of: trace), tellsCosts: options.tellsCosts)
-    try trace.forEachBatch(&progress, "replaying") { requests in
+    cache.countsBytes = recorder != nil
+    try begin(trace, limitBytes: nil)
+    try trace.forEachBatch(&progress, "replaying") { [recorder] requests in
       if !isShare { footprint.note(requests) }
       cache.run(requests)
+      if let recorder, recorder.isDue { try Self.note(cache.counts, nil, recorder) }
       return cache.counts.progress
     }
     cache.finish()
+    if let recorder { try Self.note(cache.counts, nil, recorder) }
     return ReplayReport(options: options, trace: trace, footprint: footprint, limit: limit, group: nil, counts: cache.counts)
+  }
+
+  // MARK: The record
+
+  private func begin(_ trace: TraceFile, limitBytes: UInt64?) throws(ToolFailure) {
+    let bound = limitBytes.map { "a memory group of \(ByteSize($0))" } ?? "capacity \(options.capacityText)"
+    try recorder?.begin(
+      RunHeader(
+        run: "replay", format: RunHeader.format, about: "\(trace.path), \(bound), order \(options.order.name)",
+        limitBytes: limitBytes))
+  }
+
+  private static func note(_ counts: ReplayCounts, _ group: GroupFiles?, _ recorder: RunRecorder) throws(ToolFailure) {
+    try recorder.note { sample in
+      (sample.residentBytes, sample.heldBytes) = (counts.residentBytes, counts.heldBytes)
+      (sample.offeredBytes, sample.groupBytes) = (counts.offeredBytes, group?.usageBytes)
+      (sample.hits, sample.misses, sample.wrongBytes) = (counts.hits, counts.misses, counts.wrongBytes)
+    }
   }
 
   // MARK: In a memory group
@@ -100,18 +125,22 @@ struct Replay {
       words.append("--expiry=\(expiry.seconds)")
       if expiry.isByTrace { words.append("--trace-times") }
     }
+    if recorder != nil { words.append("--bytes") }
     let child = try Children.start(words + GroupProcess.words(group.files))
+    try begin(trace, limitBytes: limitBytes)
     var footprint = Footprint()
     do {
       var counts = ReplayCounts()
-      try trace.forEachBatch(&progress, "replaying") { requests in
+      try trace.forEachBatch(&progress, "replaying") { [recorder] requests in
         footprint.note(requests)
         try child.writer.write(.requests, 0, Frame.bytes(ofElements: requests))
         counts = try Self.counts(from: child)
+        if let recorder, recorder.isDue { try Self.note(counts, group.files, recorder) }
         return counts.progress
       }
       child.closeInput()
       counts = try Self.counts(from: child)
+      if let recorder { try Self.note(counts, group.files, recorder) }
       return ReplayReport(
         options: options, trace: trace, footprint: footprint, limit: .group(limitBytes), group: group.files.version,
         counts: counts)

@@ -27,6 +27,10 @@ struct ReplayCounts: BitwiseCopyable, Equatable, Sendable {
   var losses: UInt64 = 0
   var expiries: UInt64 = 0
   var evictions: UInt64 = 0
+  /// As they were lately, where somebody wants them.
+  var residentBytes: UInt64 = 0
+  var heldBytes: UInt64 = 0
+  var offeredBytes: UInt64 = 0
 
   var misses: UInt64 { requests - hits }
   var missRatio: Double { Double(misses) / Double(max(1, requests)) }
@@ -107,6 +111,9 @@ struct ReplayCache {
   /// As large as the largest value that was stored: a hit always fits.
   private var buffer = [UInt8](repeating: 0, count: Int(TraceRequest.usualSize))
   private var hasEmptyValues = false
+  /// Whether the counts have the cache's bytes, and when they were looked at.
+  var countsBytes = false
+  private var bytesTime: UInt64 = 0
 
   init(_ limit: ReplayLimit, order: EvictionOrder, expiry: ReplayExpiry? = nil, tellsCosts: Bool = false) throws {
     self.tellsCosts = tellsCosts
@@ -148,6 +155,14 @@ struct ReplayCache {
       }
     }
     counts.nanoseconds += Clock.now - start
+    if countsBytes, Clock.now - bytesTime >= RunRecorder.interval { countBytes() }
+  }
+
+  private mutating func countBytes() {
+    bytesTime = Clock.now
+    let memory = cache.statistics.memory
+    counts.residentBytes = UInt64(memory.residentBytes ?? 0)
+    (counts.heldBytes, counts.offeredBytes) = (UInt64(memory.heldBytes), UInt64(memory.offeredBytes))
   }
 
   /// A trace begins at any time, and a time before the last one counts as that.
@@ -203,6 +218,7 @@ struct ReplayCache {
   mutating func finish() {
     // Finds what the kernel took and nobody asked for since.
     cache.sweep()
+    if countsBytes { countBytes() }
     let departures = cache.statistics.departures
     counts.entries = UInt64(cache.count)
     counts.losses = UInt64(departures[.discarded] ?? 0)

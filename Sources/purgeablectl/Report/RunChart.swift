@@ -112,7 +112,10 @@ struct RunChart {
     number == number.rounded() && abs(number) < 1e6 ? String(Int(number)) : String(format: "%g", number)
   }
 
-  /// A vertical line for each event, and a word for each phase where it begins.
+  /// What a letter takes, about.
+  private static let letterWidth = 7.2
+
+  /// A vertical line for each event, and a word for each phase where it begins; the words as far as there is room for them.
   private var marks: [String] {
     var parts: [String] = []
     let bottom = Self.ratio.top + Self.ratio.height
@@ -121,19 +124,28 @@ struct RunChart {
         + "y1=\"\(Self.text(Self.memory.top))\" y2=\"\(Self.text(bottom))\"/>"
     }
     var phase: String?
+    var (wordsEnd, eventsEnd) = (0.0, 0.0)
     for sample in record.samples {
       if let event = sample.event {
         // To the left where there is no room on the right.
         let isLate = sample.seconds > end * 0.8
-        parts += [
-          upright(sample.seconds, "event"),
-          label(x(sample.seconds) + (isLate ? -6 : 6), Self.memory.top + 14, event, "mark", anchor: isLate ? "end" : "start"),
-        ]
+        let width = Self.letterWidth * Double(event.count) + 12
+        let start = x(sample.seconds) - (isLate ? width : 0)
+        parts.append(upright(sample.seconds, "event"))
+        if start >= eventsEnd {
+          eventsEnd = start + width
+          parts.append(
+            label(x(sample.seconds) + (isLate ? -6 : 6), Self.memory.top + 14, event, "mark", anchor: isLate ? "end" : "start"))
+        }
       }
       if let its = sample.phase, its != phase {
         if phase != nil { parts.append(upright(sample.seconds, "phase")) }
-        parts.append(label(x(sample.seconds) + 6, Self.ratio.top - 26, its, "label"))
         phase = its
+        let (start, width) = (x(sample.seconds), Self.letterWidth * Double(its.count) + 12)
+        if start >= wordsEnd, start + width <= Self.width {
+          wordsEnd = start + width
+          parts.append(label(start + 6, Self.ratio.top - 26, its, "label"))
+        }
       }
     }
     return parts
@@ -152,7 +164,7 @@ struct RunChart {
           ? "<line class=\"\(style)\" x1=\"\(Self.text(at))\" x2=\"\(Self.text(at + 18))\" y1=\"56\" y2=\"56\"/>"
           : "<rect class=\"\(style)\" x=\"\(Self.text(at))\" y=\"50\" width=\"18\" height=\"12\"/>")
       parts.append(label(at + 24, 60, words))
-      at += 44 + 7.2 * Double(words.count)
+      at += 44 + Self.letterWidth * Double(words.count)
     }
     return parts
   }

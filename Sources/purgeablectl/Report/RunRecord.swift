@@ -41,8 +41,13 @@ struct RunHeader: Codable, Equatable {
 final class RunRecorder {
   private let file: FileHandle
   private let path: String
-  /// When the header was written.
+  /// When the header was written, and the last sample.
   private var start = Clock.now
+  private var lastTime: UInt64 = 0
+
+  /// For those who could give a sample at any time.
+  static let interval: UInt64 = 100_000_000
+  var isDue: Bool { Clock.now - lastTime >= Self.interval }
 
   init(_ path: String) throws(ToolFailure) {
     guard FileManager.default.createFile(atPath: path, contents: nil), let file = FileHandle(forWritingAtPath: path) else {
@@ -58,7 +63,8 @@ final class RunRecorder {
 
   /// A sample of this moment.
   func note(_ fill: (inout RunSample) -> Void) throws(ToolFailure) {
-    var sample = RunSample(seconds: Double(Clock.now - start) / 1e9)
+    lastTime = Clock.now
+    var sample = RunSample(seconds: Double(lastTime - start) / 1e9)
     fill(&sample)
     try write(sample)
   }
@@ -97,7 +103,8 @@ struct RunRecord {
     var lines = text.split(separator: "\n", omittingEmptySubsequences: false)
     if lines.last?.isEmpty == true { lines.removeLast() } else if lines.count > 1 { lines.removeLast() }
     guard let first = lines.first, let header = try? decoder.decode(RunHeader.self, from: Data(first.utf8)) else {
-      throw ToolFailure("\"\(name)\" is no record of a run; `\(Tool.name) demo --record FILE` writes one")
+      throw ToolFailure(
+        "\"\(name)\" is no record of a run; `\(Tool.name) demo --record FILE` writes one, and so do replay and stress")
     }
     guard header.format <= RunHeader.format else {
       throw ToolFailure(

@@ -11,10 +11,10 @@ struct CacheChild {
   private var child: LoadChild<PurgeableCache<UInt64, [UInt8]>>
   private var cache: PurgeableCache<UInt64, [UInt8]> { child.store }
 
-  init(_ load: StressContent, _ options: CacheOptions, spoils: Bool) throws {
+  init(_ load: StressContent, _ options: CacheOptions, spoils: Bool, tellsSamples: Bool) throws {
     self.load = load
     self.spoils = spoils
-    child = LoadChild(load, try PurgeableCache<UInt64, [UInt8]>(options), spoils: spoils)
+    child = LoadChild(load, try PurgeableCache<UInt64, [UInt8]>(options), spoils: spoils, tellsSamples: tellsSamples)
   }
 
   /// Runs until the input ends.
@@ -40,7 +40,7 @@ struct CacheChild {
       cache.offerIdle()
       for _ in 0..<3 {
         usleep(100_000)
-        try child.port.beat()
+        try child.beat()
       }
     }
     try child.port.finish(cache.facts)

@@ -25,6 +25,7 @@ extension Command {
       Option("seconds", value: "N", "How long a scenario's main part takes (default: its own length, minutes at most)."),
       Option("short", "Some seconds for each scenario."),
       Option("swap", "Let the group swap, to the machine's swap or to a temporary file, where that is allowed."),
+      Option("record", value: "FILE", "Write the run of one scenario, for `report FILE` to draw."),
       Option("json", "Print one JSON object a line, for each scenario that was run."),
     ]
   ) { arguments in
@@ -44,6 +45,7 @@ extension Command {
         Option("spoil", value: "WHAT", "What to spoil, for a test."),
         Option("share", value: "PERCENT", "The cache's share of the memory."),
         Option("core", value: "PERCENT", "What of it stays off offer."),
+        Option("samples", "Tell the cache's bytes, hits and misses ten times a second."),
       ]
     ) { arguments in
       _ = try GroupProcess.settle(arguments, seconds: StressTimes.childSeconds)
@@ -53,7 +55,8 @@ extension Command {
       }
       options.memoryShare = try share("share")
       options.core = try share("core").map { .share($0) }
-      var child = try CacheChild(try StressContent(arguments), options, spoils: arguments.text("spoil") == "hits")
+      var child = try CacheChild(
+        try StressContent(arguments), options, spoils: arguments.text("spoil") == "hits", tellsSamples: arguments.has("samples"))
       try child.run()
       // At once: the kernel takes a cache apart faster than the cache does, and all was said through the pipe.
       return withExtendedLifetime(child) { _exit(0) }

@@ -11,9 +11,14 @@ struct LoadChild<Store: StressStore> {
   let store: Store
   private let content: Content
   private let spoils: Bool
+  private let tellsSamples: Bool
+  /// The reads of the orders that have ended.
+  private var past = Tally()
   var port = StressPort()
 
-  init(_ load: StressContent, _ store: Store, spoils: Bool = false) {
+  init(_ load: StressContent, _ store: Store, spoils: Bool = false, tellsSamples: Bool = false) {
+    self.tellsSamples = tellsSamples
+    if tellsSamples { port.interval = RunRecorder.interval }
     self.load = load
     self.store = store
     self.spoils = spoils
@@ -33,6 +38,27 @@ struct LoadChild<Store: StressStore> {
     return true
   }
 
+  /// Says that the process makes progress, and where samples are wanted, what the store holds, and reads so far.
+  mutating func beat(stalledThreads: UInt64 = 0, _ window: @autoclosure () -> Window = Window()) throws {
+    guard port.isDue else { return }
+    var tally = tellsSamples ? store.facts : [:]
+    tally["stalledThreads"] = stalledThreads
+    if tellsSamples {
+      let window = window()
+      tally["reads"] = past["reads"] + window.reads
+      tally["hits"] = past["hits"] + window.hits
+      tally["wrongBytes"] = past["wrongBytes"] + window.wrongBytes
+    }
+    try port.beat(tally)
+  }
+
+  private mutating func finish(_ window: Window) -> Tally {
+    past["reads"] += window.reads
+    past["hits"] += window.hits
+    past["wrongBytes"] += window.wrongBytes
+    return window.tally
+  }
+
   // MARK: One thread
 
   private mutating func fill() throws -> Tally {
@@ -46,7 +72,7 @@ struct LoadChild<Store: StressStore> {
         return unsafe store.store(key, UnsafeRawBufferPointer(rebasing: buffer[..<size]))
       }
       if isStored { stored += 1 } else { refused += 1 }
-      if index & 0xFF == 0 { try port.beat() }
+      if index & 0xFF == 0 { try beat() }
       // Often enough that the last report says how far the process got.
       if index & 0x3FFF == 0 {
         var row = store.facts
@@ -63,9 +89,9 @@ struct LoadChild<Store: StressStore> {
     var window = Window()
     for number in 0..<keyCount {
       worker.readOne(number, refills: false, &window)
-      if number & 0xFF == 0 { try port.beat() }
+      if number & 0xFF == 0 { try beat(window) }
     }
-    return window.tally
+    return finish(window)
   }
 
   // MARK: Many threads
@@ -98,8 +124,7 @@ struct LoadChild<Store: StressStore> {
         nextRow = interval == 0 ? .max : nextRow + interval
         try port.row(take(jobs, &whole).tally)
       }
-      let stalled = stalledCount(jobs)
-      try port.beat(["stalledThreads": stalled])
+      try beat(stalledThreads: stalledCount(jobs), Self.sum(jobs, whole))
     }
     for job in jobs { job.mustStop.store(true, ordering: .releasing) }
     let joined = Clock.now
@@ -111,7 +136,7 @@ struct LoadChild<Store: StressStore> {
     let last = take(jobs, &whole)
     // The remainder is no row of its own, unless it is the only one.
     if interval == 0 { try port.row(last.tally) }
-    return whole.tally
+    return finish(whole)
   }
 
   /// The threads' work since the last call.
@@ -126,6 +151,19 @@ struct LoadChild<Store: StressStore> {
     }
     whole.add(all)
     return all
+  }
+
+  /// With the threads' work since the last call of `take`. Of the counts alone.
+  private static func sum(_ jobs: [LoadJob], _ whole: Window) -> Window {
+    var sum = whole
+    for job in jobs {
+      job.window.withLock { window in
+        sum.reads += window.reads
+        sum.hits += window.hits
+        sum.wrongBytes += window.wrongBytes
+      }
+    }
+    return sum
   }
 
   private func stalledCount(_ jobs: [LoadJob]) -> UInt64 {

@@ -14,17 +14,22 @@ struct Stress {
     defer { Children.endAll() }
     let swap = SwapSpace(options.wantsSwap ? max(options.limitBytes, 64 << 20) : nil)
     defer { swap.remove() }
+    let recorder = try options.recordPath.map { path throws(ToolFailure) in try RunRecorder(path) }
     var verdicts: [String] = []
     var hasFailed = false
     for round in 0..<options.repeatCount {
       for scenario in Scenarios.all where options.scenarios.contains(scenario.name) {
         let start = Clock.now
         let seed = options.seed &+ round
-        let (outcome, kind) = try run(scenario, seed: seed, swap)
+        try recorder?.begin(
+          RunHeader(
+            run: "stress", format: RunHeader.format, about: "\(scenario.name), seed \(seed)", limitBytes: options.limitBytes))
+        let (outcome, kind) = try run(scenario, seed: seed, swap, recorder)
         hasFailed = hasFailed || outcome.hasFailed
         let report = StressReport(
           scenario: scenario, options: options, seed: seed, pressure: kind, swap: swap.description, outcome: outcome,
           nanoseconds: Clock.now - start)
+        try recorder?.end(report.json)
         verdicts.append(report.verdict)
         print(options.isJSON ? report.json.text : report.table)
         fflush(nil)
@@ -36,10 +41,12 @@ struct Stress {
   }
 
   /// Answers what came of it, and what made the pressure.
-  private func run(_ scenario: Scenario, seed: UInt64, _ swap: SwapSpace) throws -> (StressOutcome, String) {
+  private func run(
+    _ scenario: Scenario, seed: UInt64, _ swap: SwapSpace, _ recorder: RunRecorder?
+  ) throws -> (StressOutcome, String) {
     let stage: StressStage
     do throws(StressFailure) {
-      stage = try StressStage(scenario.name, options: options, seed: seed, allowsSwap: swap.isOn)
+      stage = try StressStage(scenario.name, options: options, seed: seed, allowsSwap: swap.isOn, recorder: recorder)
     } catch {
       guard case .impossible(let reason) = error else { throw error }
       return (StressOutcome(skipped: reason), "none")

@@ -16,6 +16,8 @@ package struct StressOptions: Equatable, Sendable {
   package var isShort = false
   package var wantsSwap = false
   package var isJSON = false
+  /// Where to write the run's record; nil: nowhere.
+  package var recordPath: String?
 
   package static let shortLimitBytes: UInt64 = 160 << 20
 
@@ -38,6 +40,10 @@ package struct StressOptions: Equatable, Sendable {
     seed = try arguments.number("seed") ?? 1
     limitBytes = try arguments.bytes("limit") ?? (isShort ? Self.shortLimitBytes : limitBytes)
     seconds = try arguments.number("seconds")
+    recordPath = arguments.text("record")
+    if recordPath != nil, scenarios.count != 1 || repeatCount != 1 {
+      throw UsageError("--record: a record is of one run; name one scenario, without --repeat")
+    }
     if repeatCount == 0 { throw UsageError("--repeat: at least once") }
     if !(96 << 20...1 << 40).contains(limitBytes) { throw UsageError("--limit: between 96M and 1T") }
     if let seconds, !(1...86_400).contains(seconds) { throw UsageError("--seconds: between 1 and 86400") }

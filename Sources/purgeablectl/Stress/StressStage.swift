@@ -20,12 +20,18 @@ final class StressStage {
   private var killBaseline: UInt64 = 0
   private var progress = Progress()
   private let spoiling: String?
+  private let recorder: RunRecorder?
+  private var phase: String?
+  private var lastEvent: (words: String, time: UInt64)?
 
   /// A process that has something to do says so twice a second. Under pressure it may be late.
   static let silenceLimit: UInt64 = 30_000_000_000
 
-  init(_ scenario: String, options: StressOptions, seed: UInt64, allowsSwap: Bool) throws(StressFailure) {
+  init(
+    _ scenario: String, options: StressOptions, seed: UInt64, allowsSwap: Bool, recorder: RunRecorder? = nil
+  ) throws(StressFailure) {
     self.options = options
+    self.recorder = recorder
     self.scenario = scenario
     self.seed = seed
     limitBytes = options.limitBytes
@@ -77,6 +83,7 @@ final class StressStage {
   func startCache(_ content: StressContent, _ settings: [String] = []) throws -> StressChild {
     var words = [StressRole.cache.command] + content.words + settings
     if let spoiling { words.append("--spoil=\(spoiling)") }
+    if recorder != nil { words.append("--samples") }
     return try start("the cache", words)
   }
 
@@ -127,6 +134,13 @@ final class StressStage {
     child.result = nil
     child.lastHeard = Clock.now
     try tell(child, order, numbers)
+    phase = order.phase ?? phase
+    guard let event = order.event else { return }
+    // One of many in a row is enough.
+    let now = Clock.now
+    let isNew = lastEvent.map { $0.words != event || now - $0.time > 2_000_000_000 } ?? true
+    lastEvent = (event, now)
+    if isNew { try note { $0.event = event } }
   }
 
   /// Says something to a process that is busy.
@@ -208,9 +222,26 @@ final class StressStage {
       guard let child = children.first(where: { $0.process.reader.descriptor == entry.fd }) else { continue }
       try hear(child)
     }
+    if let recorder, recorder.isDue { try note() }
     let now = Clock.now
     for child in children where child.isBusy && !child.isStopped && now - min(now, child.lastHeard) > Self.silenceLimit {
       throw StressFailure.hung(child.name, "silent for \(Self.silenceLimit / 1_000_000_000) s, \(ProcessFacts.waiting(child.id))")
+    }
+  }
+
+  private func note(_ fill: (inout RunSample) -> Void = { _ in }) throws {
+    try recorder?.note { sample in
+      (sample.phase, sample.groupBytes) = (phase, group.files.usageBytes)
+      fill(&sample)
+    }
+  }
+
+  /// What a cache tells of itself.
+  private func note(_ numbers: Tally) throws {
+    try note { sample in
+      (sample.residentBytes, sample.heldBytes) = (numbers["residentBytes"], numbers["heldBytes"])
+      (sample.offeredBytes, sample.wrongBytes) = (numbers["offeredBytes"], numbers["wrongBytes"])
+      (sample.hits, sample.misses) = (numbers["hits"], numbers["reads"] - numbers["hits"])
     }
   }
 
@@ -227,6 +258,7 @@ final class StressStage {
     case .progress where numbers["stalledThreads"] > 0:
       throw StressFailure.hung(
         child.name, "\(numbers["stalledThreads"]) of its threads do not get on, \(ProcessFacts.waiting(child.id))")
+    case .progress where numbers["heldBytes"] > 0: try note(numbers)
     default: break
     }
   }

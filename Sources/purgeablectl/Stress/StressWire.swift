@@ -41,6 +41,32 @@ enum StressOrder: UInt64 {
   case readFile
 }
 
+extension StressOrder {
+  /// What a record calls the time from here on.
+  var phase: String? {
+    switch self {
+    case .fill: "filling"
+    case .settle: "putting on offer"
+    case .run: "reading"
+    case .check: "checking"
+    case .hold: "holding"
+    case .fork: "forking"
+    default: nil
+    }
+  }
+
+  /// What a record says about this moment.
+  var event: String? {
+    switch self {
+    case .take: "memory is taken"
+    case .release: "memory is given back"
+    case .cycle: "memory is taken in waves"
+    case .readFile: "files are read"
+    default: nil
+    }
+  }
+}
+
 /// The number of a `.progress` frame.
 enum StressBeat {
   static let alive: UInt64 = 0
@@ -110,6 +136,8 @@ struct StressPort {
   private let input = WireReader(descriptor: STDIN_FILENO)
   private let output = WireWriter(descriptor: STDOUT_FILENO)
   private var lastBeat: UInt64 = 0
+  var interval: UInt64 = 500_000_000
+  var isDue: Bool { Clock.now - lastBeat >= interval }
 
   /// Waits for the next order; nil when the input has ended.
   func next() throws -> (StressOrder, Tally)? {
@@ -130,11 +158,10 @@ struct StressPort {
 
   func row(_ row: Tally) throws { try output.write(.progress, StressBeat.row, row.bytes) }
 
-  /// Reports, twice a second at most, that the process makes progress.
+  /// Reports, once in the interval at most, that the process makes progress.
   mutating func beat(_ numbers: @autoclosure () -> Tally = [:]) throws {
-    let now = Clock.now
-    guard now - lastBeat >= 500_000_000 else { return }
-    lastBeat = now
+    guard isDue else { return }
+    lastBeat = Clock.now
     try output.write(.progress, StressBeat.alive, numbers().bytes)
   }
 }

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT
+// A server of previews of the files in a folder: pictures of their bytes, 256 by 256. It keeps all that memory has room for.
+//
+//   swift run -c release preview-server FOLDER SOCKET SAVED &
+//   curl --unix-socket SOCKET http://localhost/some/file >file.pgm
+//   curl --unix-socket SOCKET http://localhost/stats
+
+import Foundation
+import Purgeable
+
+struct Previews: Sendable {
+  let folder: String
+  let cache: PurgeableCache<String, [UInt8]>
+
+  init(of folder: String) throws {
+    var options = CacheOptions(name: "previews")  // no limit: what nobody else needs
+    options.expiry = .sinceLastUse(.seconds(86_400))
+    (self.folder, cache) = (folder, try PurgeableCache(options))
+  }
+
+  /// Made once for all who ask at the same time, and again when the file has changed. nil: there is no such file.
+  func preview(of name: String) throws -> [UInt8]? {
+    var status = stat()
+    guard !name.split(separator: "/").contains(".."), stat(folder + name, &status) == 0, status.st_mode & S_IFMT == S_IFREG
+    else { return nil }
+    let state = "\(status.st_ino) \(status.st_size) \(status.st_mtim.tv_sec).\(status.st_mtim.tv_nsec)"
+    return try cache.value(forKey: name, version: state) { try Self.render(folder + name) }
+  }
+
+  /// Each point is the mean of its share of the bytes.
+  static func render(_ path: String) throws -> [UInt8] {
+    let file = try FileHandle(forReadingFrom: URL(fileURLWithPath: path))
+    let bytes = [UInt8](try file.readToEnd() ?? Data())
+    // Read once: its pages are worth less than the previews that the kernel would take for them.
+    posix_fadvise(file.fileDescriptor, 0, 0, POSIX_FADV_DONTNEED)
+    let side = 256
+    return Array("P5 \(side) \(side) 255\n".utf8)
+      + (0..<side * side).map { point in
+        let share = bytes.count * point / (side * side)..<bytes.count * (point + 1) / (side * side)
+        return UInt8(share.reduce(0) { $0 + Int(bytes[$1]) } / max(1, share.count))
+      }
+  }
+
+  var statistics: String {
+    let now = cache.statistics
+    return """
+      previews \(now.count) bytes \(now.memory.heldBytes) resident \(now.memory.residentBytes ?? 0)
+      hits \(now.hitCount) misses \(now.missCount) made \(now.loadCount) waited \(now.sharedLoadCount)
+
+      """
+  }
+
+  // MARK: HTTP
+
+  func answer(_ request: String) -> (status: String, body: [UInt8]) {
+    let words = request.split(separator: " ")
+    guard words.count > 1, words[0] == "GET", let name = words[1].removingPercentEncoding else { return ("400 Bad Request", []) }
+    if name == "/stats" { return ("200 OK", Array(statistics.utf8)) }
+    do { return try preview(of: name).map { ("200 OK", $0) } ?? ("404 Not Found", []) } catch {
+      return ("500 Internal Server Error", Array("\(error)\n".utf8))
+    }
+  }
+
+  func serve(_ client: Int32) {
+    defer { close(client) }
+    var buffer = [UInt8](repeating: 0, count: 8192)
+    let count = max(0, read(client, &buffer, buffer.count))
+    let (status, body) = answer(String(decoding: buffer[..<count], as: UTF8.self))
+    let response = Array("HTTP/1.1 \(status)\r\nContent-Length: \(body.count)\r\nConnection: close\r\n\r\n".utf8) + body
+    var sent = 0
+    while sent < response.count {
+      let count = response.withUnsafeBytes { write(client, $0.baseAddress! + sent, $0.count - sent) }
+      guard count > 0 else { return }
+      sent += count
+    }
+  }
+}
+
+/// A socket that listens at a path.
+func listen(at path: String) -> Int32 {
+  unlink(path)
+  var address = sockaddr_un()
+  address.sun_family = sa_family_t(AF_UNIX)
+  guard path.utf8.count < MemoryLayout.size(ofValue: address.sun_path) else { fatalError("\(path) is too long for a socket") }
+  withUnsafeMutableBytes(of: &address.sun_path) { $0.copyBytes(from: path.utf8) }
+  let listener = socket(AF_UNIX, Int32(SOCK_STREAM.rawValue), 0)
+  let size = socklen_t(MemoryLayout<sockaddr_un>.size)
+  let isBound = withUnsafeBytes(of: &address) { bind(listener, $0.assumingMemoryBound(to: sockaddr.self).baseAddress, size) == 0 }
+  guard isBound, listen(listener, 128) == 0 else { fatalError("\(path): \(String(cString: strerror(errno)))") }
+  return listener
+}
+
+@main
+enum PreviewServer {
+  static func main() throws {
+    let words = CommandLine.arguments
+    guard words.count == 4 else { fatalError("usage: preview-server FOLDER SOCKET SAVED") }
+    var ends = sigset_t()
+    for signal in [SIGTERM, SIGINT] { sigaddset(&ends, signal) }
+    pthread_sigmask(SIG_BLOCK, &ends, nil)
+    signal(SIGPIPE, SIG_IGN)
+
+    let (previews, saved) = (try Previews(of: words[1]), words[3])
+    let listener = listen(at: words[2])
+    Thread.detachNewThread {
+      while true {
+        let client = accept(listener, nil, nil)
+        if client >= 0 { Thread.detachNewThread { previews.serve(client) } }
+      }
+    }
+    // Warm after a restart: hits come while it runs.
+    Thread.detachNewThread { do { print(try previews.cache.restore(from: saved)) } catch { print(error) } }
+    try previews.cache.setAutosave(to: saved, every: .seconds(60)) { if case .failed(let error) = $0 { print(error) } }
+
+    var signal: Int32 = 0
+    sigwait(&ends, &signal)
+    previews.cache.removeAutosave()
+    print(try previews.cache.save(to: saved))
+  }
+}
