@@ -100,7 +100,7 @@ struct CacheOrderTests {
   func hits(sizes: (limit: Int, keys: Int), byCost: Bool) throws {
     // Which keys share a bucket of a ghost follows from the seed of the hashes. Several caches even that out for a ghost of ten.
     let caches = sizes.limit == 10 ? 8 : 1
-    let count = (sizes.limit == 10 ? 50_000 : 100_000) / slowness / (TestRun.isFull ? 1 : 4)
+    let count = (sizes.limit == 10 ? 50_000 : 100_000) / slowness / (TestRun.isFull ? 1 : 10)
     let requests = zipf(count, of: sizes.keys, seed: 11)
     func hits(late: Bool) throws -> Double {
       var hits = 0

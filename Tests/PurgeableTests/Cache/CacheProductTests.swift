@@ -247,7 +247,7 @@ struct CacheProductTests {
     // Other operations for each.
     let seed = chosenSeed &+ UInt64(configuration.number)
     let run = try ProductRun(configuration, seed: seed)
-    try run.run(steps: TestRun.isFull ? 3000 : 400)
+    try run.run(steps: TestRun.isFull ? 3000 : 250)
     #expect(run.failures.isEmpty, "seed \(chosenSeed), \(configuration.testDescription): \(run.failures.joined(separator: "\n"))")
     #expect(run.hits > 20)
   }

@@ -118,12 +118,13 @@ struct CacheVersionTests {
   @Test("versions stay with their values where entries move: evictions, compactions, shards that open", arguments: [false, true])
   func moved(tracksKeys: Bool) throws {
     let told = Departures<Int, [UInt8]>()
+    let share = TestRun.isFull ? 1 : 3
     let cache =
       tracksKeys
-      ? try PurgeableCache<Int, [UInt8]>(byteLimit: 4 << 20, onDeparture: { told.note($0) })
-      : try PurgeableCache<Int, [UInt8]>(byteLimit: 4 << 20)
+      ? try PurgeableCache<Int, [UInt8]>(byteLimit: (4 << 20) / share, onDeparture: { told.note($0) })
+      : try PurgeableCache<Int, [UInt8]>(byteLimit: (4 << 20) / share)
     func version(_ key: Int) -> String? { key % 3 == 0 ? nil : String(repeating: "v", count: key % 256) }
-    for key in 0..<60_000 / slowness {
+    for key in 0..<60_000 / slowness / share {
       cache.setValue(described(UInt32(key), version: 1, count: 100), forKey: key, version: version(key))
       for hot in 0..<4 { _ = cache[key - key % 50 + hot] }
       if key % 3 == 1 { cache.remove(forKey: key - 5) }

@@ -242,7 +242,7 @@ struct AutosaveTests {
         for key in 0..<300 { cache[key] = described(UInt32(key), version: 1, count: 900) }
         try cache.setAutosave(to: path, every: .milliseconds(1), format: .purgeableBytes, handler: nil)
         onThreads(3) { thread in
-          for turn in 0..<40 {
+          for turn in 0..<(TestRun.isFull ? 40 : 10) {
             cache[turn % 300] = described(UInt32(turn % 300), version: 1, count: 900)
             if thread == 0 { try? cache.save(to: path, format: .purgeableBytes) }
             guard thread == 1, let restored = try? PurgeableCache<Int, [UInt8]>() else { continue }

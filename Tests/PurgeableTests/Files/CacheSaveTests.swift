@@ -318,7 +318,7 @@ struct CacheSaveTests {
           }
         }
       }
-      for _ in 0..<20 / slowness + 2 {
+      for _ in 0..<(TestRun.isFull ? 20 : 3) / slowness + 1 {
         try cache.save(to: path, isSynchronized: false)
         let other = try PurgeableCache<Int, [UInt8]>()
         try other.restore(from: path)

@@ -54,7 +54,9 @@ struct SaveFaultTests {
       let isWell = SaveFaultTests.inChild { cache, path in
         signal(SIGXFSZ, SIG_IGN)
         // Some 2.7 MB; also at places in the midst of a page, where a part of a buffer is written.
-        for room in stride(from: 0, to: 2_600_000, by: 100_001) + [4095, 4096, 4097, 1 << 20, (1 << 20) + 1, 2 << 20] {
+        for room in stride(from: 0, to: 2_600_000, by: TestRun.isFull ? 100_001 : 500_001) + [
+          4095, 4096, 4097, 1 << 20, (1 << 20) + 1, 2 << 20,
+        ] {
           let resource = __rlimit_resource_t(RLIMIT_FSIZE.rawValue)
           var limit = rlimit(rlim_cur: rlim_t(room), rlim_max: rlim_t.max)
           guard unsafe setrlimit(resource, &limit) == 0 else { return false }
