@@ -188,6 +188,8 @@
       _ value: Value, forKey key: Key, cost: Int? = nil, expiry: Expiry? = nil, version: String? = nil
     ) -> StoreOutcome {
       let expiry = expiry ?? defaultExpiry
+      // Refused there: what was under the key stays.
+      if let version, version.utf8.count > 255 { return cache.setValue(value, forKey: key, version: version) }
       let change = change(of: key, to: record(of: value, cost, expiry, version))
       return cache.setValue(value, forKey: key, cost: cost, expiry: expiry, version: version, announcing: change)
     }
@@ -243,6 +245,7 @@
       if expiry?.isOver == true { return nil }
       let lifetime = expiry.map { ($0.sinceCreation?.wholeNanoseconds, $0.sinceLastUse?.wholeNanoseconds) }
       guard let bytes = (value as? [UInt8]).flatMap({ format.isPlain ? $0 : nil }) ?? (try? format.encode(value)) else {
+        database.note(.notSupported, "a value does not encode; it is in memory alone")
         return nil
       }
       let now = database.now()
@@ -265,10 +268,13 @@
     private func read(_ key: Key, _ version: String?) -> (result: TierResult<Value>, number: UInt32) {
       guard let bytes = Self.keyBytes(key) else { return (.absent, 0) }
       let (read, number) = database.read(bytes)
-      guard let record = read, version == nil || record.version == version,
-        let value = unsafe try? format.decode(record.value.span.bytes, Int(record.format))
-      else {
+      guard let record = read, version == nil || record.version == version else {
         database.noteLookUp(isHit: false)
+        return (.absent, number)
+      }
+      guard let value = unsafe try? format.decode(record.value.span.bytes, Int(record.format)) else {
+        database.noteLookUp(isHit: false)
+        database.note(.notSupported, "a value of format \(record.format) does not decode; its record stays")
         return (.absent, number)
       }
       database.noteLookUp(isHit: true)

@@ -71,17 +71,21 @@
       VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
       """
     static let insertLife = "INSERT OR REPLACE INTO life(id, used, size, expires, deadline, idle) VALUES(?1, ?2, ?3, ?4, ?5, ?6)"
-    /// A minute more or less decides nothing, unless the record's time is short.
+    /// A little more or less, ?3, decides nothing, unless the record's time is short.
     static let touch = """
       UPDATE life SET used=?2, expires=CASE WHEN idle IS NULL THEN expires ELSE min(?2+idle, coalesce(deadline, ?2+idle)) END
-      WHERE id=?1 AND used<?2-min(60000000000, coalesce(idle/16, 60000000000))
+      WHERE id=?1 AND used<?2-min(?3, coalesce(idle/16, ?3))
       """
+    static let oldestUse = "SELECT min(used) FROM life"
+    /// Where the clock was ahead once.
+    static let calm = "UPDATE life SET used=?1 WHERE used>?1"
     static let oldest = "SELECT id FROM life ORDER BY used LIMIT ?1"
     static let expired = "SELECT id FROM life WHERE expires IS NOT NULL AND expires<=?1 ORDER BY expires LIMIT ?2"
     static let nextToExpire = "SELECT min(expires) FROM life WHERE expires IS NOT NULL"
     static let readTotal = "SELECT records, bytes, low, high FROM total"
     static let writeTotal = "UPDATE total SET records=?1, bytes=?2"
-    static let countAll = "SELECT count(*), coalesce(sum(min(max(size, 0), \(sizes.upperBound))), 0) FROM life"
+    static let sumOfSizes = "coalesce(sum(min(max(size, 0), \(sizes.upperBound))), 0)"
+    static let countAll = "SELECT count(*), \(sumOfSizes) FROM life"
     static let readSum = "SELECT sum FROM record WHERE id=?1"
     static let knowsFile = "SELECT 1 FROM record WHERE file=?1"
   }

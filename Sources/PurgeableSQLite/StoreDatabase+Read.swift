@@ -67,18 +67,26 @@
 
     /// A value that is not what was written is none, and goes.
     private func reject(_ damage: Damage) -> StoredRecord? {
+      note(.invalidFile, "a record is not what was written, and goes")
       mutex.withLock {
         damaged.insert(damage)
-        numbers.failureCount += 1
         mutex.signal()
       }
       return nil
     }
 
+    /// A failure of one value.
+    func note(_ kind: PurgeableError.Kind, _ explanation: String) {
+      let error = PurgeableError(kind, in: "PurgeableStore '\(name)'", explanation: explanation)
+      mutex.withLock {
+        numbers.failureCount += 1
+        numbers.lastError = error
+      }
+    }
+
     private func noteRead(_ found: StoreReader.Found, at now: Int64) {
       noteReadBytes(found.record.value.count + 2 * Schema.pageByteCount)
-      // A minute more or less decides nothing, unless its time is short.
-      let isLate = now - found.record.used > min(60_000_000_000, (found.record.idle ?? .max) / 16)
+      let isLate = now - found.record.used >= min(touchStep.load(ordering: .relaxed), (found.record.idle ?? .max) / 16)
       guard isLate || found.record.idle != nil else { return }
       mutex.withLock {
         if let idle = found.record.idle { noteIdle(idle) }

@@ -72,8 +72,8 @@
 
     /// Under the mutex.
     private func nextAsking(after now: UInt64) -> UInt64 {
-      if lastAsking == 0 { lastAsking = now }
-      return lastAsking + min(Self.mostAskingInterval, UInt64(max(1_000_000_000, shortestIdle / 4)))
+      let interval = min(Self.mostAskingInterval, UInt64(max(250_000_000, shortestIdle / 4)))
+      return lastAsking + max(interval, min(Self.askingPause * askingTime, UInt64(shortestIdle / 2)))
     }
 
     private func takeWork() -> Work {
@@ -126,6 +126,7 @@
           guard let writer else { throw StoreFailure(call: "open", message: "the database is not open") }
           if !work.changes.isEmpty {
             try writer.write(work.changes)
+            putsSinceAsking += work.changes.putCount
             mutex.withLock {
               numbers.writeCount += work.changes.byKey.count
               writing = Changes()
@@ -142,7 +143,7 @@
         } catch {
           tries += 1
           if tries == 1, error.isGone || mends(error) {
-            if error.isGone || error.isDamage {
+            if error.isGone || error.isDamage || exchange(&isAnew, with: false) {
               // Rows of a database that is there no more; and with it went what was just written.
               (work.touches, work.damaged, work.changes) = ([:], [], batch)
               mutex.withLock { writing = batch }
@@ -159,23 +160,28 @@
       let now = self.now()
       if let next = nextExpiry, next <= now {
         try writer.removeExpired(at: now)
+        expiredAt = now
       }
       // Not again at once, whatever is in its place.
-      nextExpiry = try writer.nextExpiry().map { max($0, now + 1_000_000_000) }
+      nextExpiry = try writer.nextExpiry().map { max($0, min(expiredAt, now) + 1_000_000_000) }
+      touchStep.store(try writer.touchStep(at: now), ordering: .relaxed)
       func upper(_ limit: Int64) -> Int64 { limit == .max ? .max : limit - limit / 20 }
       func lower(_ limit: Int64) -> Int64 { limit == .max ? .max : limit - limit / 10 }
       if writer.total.byteCount > upper(limits.byteCount) || writer.total.recordCount > upper(limits.recordCount) {
-        if MonotonicTime.now - lastAsking >= Self.leastAskingInterval { try writeUses(writer) }
+        // What was used then is not yet among the oldest.
+        if putsSinceAsking >= writer.total.recordCount / 4 { try writeUses(writer) }
         try writer.removeExpired(at: now)
-        try writer.evict(toBytes: lower(limits.byteCount), count: lower(limits.recordCount))
+        try writer.evict(at: now, toBytes: lower(limits.byteCount), count: lower(limits.recordCount))
       }
     }
 
     /// Writes what was used in memory since the last time.
     private func writeUses(_ writer: StoreWriter) throws(StoreFailure) {
-      lastAsking = MonotonicTime.now
-      // It rises again where no such record is stored or read any more.
-      mutex.withLock { shortestIdle = .max }
+      let start = MonotonicTime.now
+      defer {
+        lastAsking = MonotonicTime.now
+        (askingTime, putsSinceAsking) = (lastAsking - start, 0)
+      }
       let (since, moment, now) = (usesAskedAt, uses.moment(), self.now())
       var found: [(key: [UInt8], moment: Int64)] = []
       var failure: StoreFailure?
@@ -191,13 +197,16 @@
       if failure == nil, !found.isEmpty { _ = write() }
       if let failure { throw failure }
       usesAskedAt = moment
+      // It rises again when nothing expires any more.
+      let expires = try writer.nextExpiry() != nil
+      mutex.withLock { if !expires, waiting.isEmpty, writing.isEmpty { shortestIdle = .max } }
     }
 
     private func answer(_ kind: Request.Kind) throws(StoreFailure) -> Int {
       guard let writer else { return 0 }
       switch kind {
       case .flush, .end: try writer.synchronize()
-      case .trim(let byteCount): try writer.evict(toBytes: byteCount, count: .max)
+      case .trim(let byteCount): try writer.evict(at: now(), toBytes: byteCount, count: .max)
       case .removeExpired: return try writer.removeExpired(at: self.now())
       }
       return 0
@@ -247,26 +256,40 @@
     private func mends(_ failure: StoreFailure) -> Bool {
       do throws(StoreFailure) {
         if failure.isDamage {
-          readers.reopen()
-          closeWriter()
-          try folder.locked { () throws(StoreFailure) in try folder.putAside() }
-          try reopen()
+          try beginAnew(makesRoom: false)
           return true
         }
         if failure.isFull, let writer {
           // Even what is removed has to be written first.
           folder.giveReserveUp()
           try writer.cutLog()
-          try writer.evict(toBytes: writer.total.byteCount / 4 * 3, count: .max, cutsLog: true)
+          try writer.evict(at: now(), toBytes: writer.total.byteCount / 4 * 3, count: .max, cutsLog: true)
           try writer.vacuum(cutsLog: true)
           try writer.cutLog()
           folder.makeReserve()
           return true
         }
       } catch {
-        return false
+        // A log that cannot be written back for want of room takes it from all else.
+        guard failure.isFull, error.isFull, StoreFolder.byteCount(folder.database + "-wal") > StoreFolder.reserveByteCount else {
+          return false
+        }
+        do throws(StoreFailure) {
+          try beginAnew(makesRoom: true)
+          isAnew = true
+          return true
+        } catch { return false }
       }
       return false
+    }
+
+    /// With a new database; the old one is put aside, and deleted later, or now.
+    private func beginAnew(makesRoom: Bool) throws(StoreFailure) {
+      readers.reopen()
+      closeWriter()
+      try folder.locked { () throws(StoreFailure) in try folder.putAside() }
+      if makesRoom { folder.removeDamaged() }
+      try reopen()
     }
 
     /// What could not be written stays waiting: where somebody else is at work, as it is; else as removals, and nothing is read
@@ -275,6 +298,7 @@
       mutex.withLock {
         var rest = exchange(&writing, with: Changes())
         if !failure.isBusy {
+          numbers.failureCount += max(0, rest.putCount - 1)
           rest.forgetValues(mostKeys: Self.mostRemovals)
           isOffUntil = MonotonicTime.now + Self.retryTime
         }

@@ -62,9 +62,10 @@
     static let mostRemovals = 65_536
     static let touchBatchCount = 20_000
     static let touchInterval: UInt64 = 60_000_000_000
-    /// How often memory is asked for uses: before records are evicted, at most once in the first; else once in the second, or in
-    /// a quarter of the shortest time that a record expires after its last use.
-    static let leastAskingInterval: UInt64 = 60_000_000_000
+    /// How often memory is asked for uses: before records are evicted, when a quarter of them is new since the last time; once an
+    /// hour; and in a quarter of the shortest time that a record expires after its last use, but then with pauses that are so
+    /// many times as long as the asking took.
+    static let askingPause: UInt64 = 16
     static let mostAskingInterval: UInt64 = 3_600_000_000_000
     static let retryTime: UInt64 = 60_000_000_000
     static let idleTime: UInt64 = 5_000_000_000
@@ -108,6 +109,8 @@
     let convertedCount = Atomic<Int>(0)
     let readByteCount = Atomic<Int>(0)
     let mostReadBytes = Atomic<Int>(StoreDatabase.mostReadBytes())
+    /// `StoreWriter.touchStep`, as of the last write.
+    let touchStep = Atomic<Int64>(0)
 
     // MARK: Of the writer's thread
 
@@ -115,10 +118,16 @@
     var file: FileNumber?
     /// Up to when memory's uses are in the database, by its clock; and when it was asked, by the monotonic one.
     var usesAskedAt: UInt64
-    var lastAsking: UInt64 = 0
+    var lastAsking = MonotonicTime.now
+    var askingTime: UInt64 = 0
+    var putsSinceAsking = 0
     /// Wall time of the next expiry; nil: none is known.
     var nextExpiry: Int64?
+    /// When what had expired was removed last.
+    var expiredAt: Int64 = 0
     var isTidy = false
+    /// The database was begun anew, for room.
+    var isAnew = false
     var hasSwept = false
 
     // MARK: Opening and ending
@@ -162,9 +171,14 @@
           note(made.total)
           return
         } catch {
-          guard error.isDamage, !hasMended else { throw error }
+          guard error.isDamage || error.isFull, !hasMended else { throw error }
           hasMended = true
-          try folder.locked { () throws(StoreFailure) in try folder.putAside() }
+          // Even to open it takes some room.
+          if error.isFull {
+            folder.giveReserveUp()
+          } else {
+            try folder.locked { () throws(StoreFailure) in try folder.putAside() }
+          }
         }
       }
     }

@@ -24,7 +24,7 @@
     private var values: String { "\(data)/values" }
     private var reserve: String { "\(data)/reserve" }
 
-    private static let reserveByteCount = 2 << 20
+    static let reserveByteCount = 2 << 20
     private static let tag = """
       Signature: 8a477f597d28d172789f06886806bc55
       # A cache of the Swift library Purgeable. All that is in this folder can be deleted.
@@ -157,6 +157,11 @@
       let isMade = posix_fallocate(file, 0, off_t(Self.reserveByteCount)) == 0
       close(file)
       if !isMade { giveReserveUp() }
+    }
+
+    var isDiskFull: Bool {
+      var status = statvfs()
+      return unsafe statvfs(path, &status) == 0 && Int(status.f_bavail) * Int(status.f_frsize) < 256 << 10
     }
 
     func giveReserveUp() { _ = unsafe unlink(reserve) }

@@ -18,15 +18,26 @@
     /// `path`: of a store's folder, or of the database in it.
     package init(_ path: String) throws(PurgeableError) {
       operation = "store \(path)"
-      let isDatabase = FileNumber(of: path + "/data/database") == nil && path.hasSuffix("/data/database")
-      let folder = isDatabase ? String(path.dropLast("/data/database".utf8.count)) : path
-      guard FileNumber(of: folder + "/data/database") != nil else {
+      guard FileNumber(of: path) != nil else {
+        let number = errno
         throw PurgeableError(
-          .invalidArgument("path"), in: operation, explanation: "there is no data/database in it: name the folder of a store")
+          .invalidArgument("path"), in: operation, errorNumber: number,
+          explanation: number == ENOENT ? "there is nothing at this path" : unsafe String(cString: strerror(number)))
+      }
+      var folder = StoreFolder(existing: path).path
+      for part in ["/database", "/data"] where folder.hasSuffix(part) { folder.removeLast(part.utf8.count) }
+      if FileNumber(of: folder + "/data/database") == nil { folder = StoreFolder(existing: path).path }
+      guard FileNumber(of: folder + "/data/database") != nil else {
+        let number = errno
+        throw PurgeableError(
+          .invalidArgument("path"), in: operation, errorNumber: number == ENOENT ? 0 : number,
+          explanation: "there is no data/database in it: name the folder of a store")
       }
       place = StoreFolder(existing: folder)
       self.folder = place.path
       do throws(StoreFailure) {
+        // Even to open a database takes some room.
+        if place.isDiskFull { place.giveReserveUp() }
         connection = try Connection(place.database, makes: false, busyMilliseconds: 5000)
         connection.leaveLogAtEnd()
         // Before anything else is said to it: it may be another program's.
@@ -40,6 +51,8 @@
         guard let total = try Total.read(connection.prepare(Schema.readTotal)) else { throw Total.missing }
         self.total = total
       } catch {
+        var error = error
+        if error.isDamage { error.message += "; the next program that opens the store puts it aside, and begins a new one" }
         throw PurgeableError(error, in: operation)
       }
     }
@@ -55,6 +68,8 @@
     // MARK: What is in it
 
     package struct Summary: Sendable {
+      package init() {}
+
       package var recordCount = 0
       /// Of keys and values, and 100 a record.
       package var byteCount = 0
@@ -80,11 +95,11 @@
         var summary = Summary()
         let now = WallTime.now
         summary.recordCount = try count("SELECT count(*) FROM life")
-        summary.byteCount = try count("SELECT sum(size) FROM life")
+        summary.byteCount = try count("SELECT \(Schema.sumOfSizes) FROM life")
         summary.expiredCount = try count("SELECT count(*) FROM life WHERE expires IS NOT NULL AND expires<=\(now)")
         summary.fileCount = try count("SELECT count(*) FROM record WHERE file IS NOT NULL")
         summary.fileByteCount = try count(
-          "SELECT sum(size-\(StoredRecord.overhead)) FROM life WHERE id IN (SELECT id FROM record WHERE file IS NOT NULL)")
+          "SELECT \(Schema.sumOfSizes) FROM life WHERE id IN (SELECT id FROM record WHERE file IS NOT NULL)")
         var youngest = Int64.max
         for age in Summary.ages + [now / 1_000_000_000] {
           let oldest = now - age * 1_000_000_000
@@ -160,8 +175,13 @@
     package func check(_ progress: (Int) -> Void = { _ in }) throws(PurgeableError) -> Check {
       var check = Check()
       do throws(StoreFailure) {
-        let verdict = try connection.prepare("PRAGMA integrity_check(\(Check.mostFaults))")
-        try verdict.run { if let text = verdict.text(0), text != "ok" { check.note(nil, text) } }
+        do throws(StoreFailure) {
+          let verdict = try connection.prepare("PRAGMA integrity_check(\(Check.mostFaults))")
+          try verdict.run { if let text = verdict.text(0), text != "ok" { check.note(nil, text) } }
+        } catch {
+          guard error.isDamage else { throw error }
+          check.note(nil, error.message)
+        }
         var last = Int64.min
         while let next = try checkSlice(after: last, &check) {
           last = next
@@ -170,7 +190,7 @@
         let counts = try connection.prepare("SELECT count(*), (SELECT count(*) FROM life), records FROM record, total")
         if try counts.next(), counts.number(0) != counts.number(1) || counts.number(0) != counts.number(2) {
           check.note(
-            nil, "\(counts.number(0)) records, \(counts.number(1)) rows of their lives, \(counts.number(2)) by the total")
+            nil, "\(counts.number(0)) records in table record, \(counts.number(1)) in life, \(counts.number(2)) by table total")
         }
       } catch {
         // It ends here, since nothing behind this can be read.
@@ -187,8 +207,8 @@
         SELECT r.id, key, format, cost, sum, version, file, value, hash, size, r.deadline, r.idle
         FROM record r LEFT JOIN life l ON l.id=r.id WHERE r.id>?1 ORDER BY r.id LIMIT 100
         """)
-      let sum = try connection.prepare(Schema.readSum)
       slice.bind(1, row)
+      var suspects: [(id: Int64, key: [UInt8], sum: Int64, explanation: String)] = []
       var last: Int64?
       while try slice.next() {
         let (id, key) = (slice.number(0), try slice.bytes(1) ?? [])
@@ -197,43 +217,46 @@
           value: try slice.bytes(7) ?? [], format: UInt32(truncatingIfNeeded: slice.number(2)), cost: slice.optionalNumber(3),
           version: slice.text(5), made: 0, used: 0, deadline: slice.time(10), idle: slice.time(11))
         var explanation: String?
-        if slice.optionalNumber(9) == nil { explanation = "it has no row of its life" }
+        if slice.optionalNumber(9) == nil { explanation = "it has no row in table life: neither limits nor uses know it" }
         if slice.number(8) != total.hashKey.hash(key) { explanation = "it is under the hash of another key" }
         let byteCount = Int(slice.number(9, in: Schema.sizes)) - StoredRecord.size(key, 0)
         if explanation == nil, let file = slice.optionalNumber(6) {
           if let value = try place.readValue(file, byteCount: byteCount) {
             record.value = value
           } else {
-            explanation = "its file is missing, or has another length"
+            explanation = "the file of its value is missing or cut"
           }
         }
-        if explanation == nil, record.sum(key) != slice.number(4) { explanation = "its checksum is another one" }
-        if let explanation {
-          // Files are read later than rows: it may have gone meanwhile.
-          sum.bind(1, id)
-          let isThere = try sum.next() && sum.number(0) == slice.number(4)
-          sum.reset()
-          if isThere { check.note(key, explanation) }
-        }
+        if explanation == nil, record.sum(key) != slice.number(4) { explanation = "its checksum does not match" }
+        if let explanation { suspects.append((id, key, slice.number(4), explanation)) }
         check.recordCount += 1
         check.byteCount += key.count + record.value.count
+      }
+      // Files are read later than rows: what has gone meanwhile is no fault. The statement above has ended, and with it what it
+      // saw.
+      let sum = try connection.prepare(Schema.readSum)
+      for suspect in suspects {
+        sum.bind(1, suspect.id)
+        let isThere = try sum.next() && sum.number(0) == suspect.sum
+        sum.reset()
+        if isThere { check.note(suspect.key, suspect.explanation) }
       }
       return last
     }
 
     // MARK: Room
 
-    /// Removes what has expired, and then the least recently used until at most so many bytes are left; the files shrink. Returns
-    /// how many records went.
+    /// Removes what no limit knows of and what has expired, and then the least recently used until at most so many bytes are
+    /// left; the files shrink. Returns how many records went.
     package func trim(toBytes byteCount: Int) throws(PurgeableError) -> Int {
       try failing { () throws(StoreFailure) in
-        let before = try count("SELECT count(*) FROM life")
         let writer = try place.locked { () throws(StoreFailure) in try StoreWriter(place, fileThreshold: .max) }
+        try writer.removeLifeless()
         try writer.removeExpired(at: WallTime.now)
-        try writer.evict(toBytes: Int64(byteCount), count: .max)
+        try writer.evict(at: WallTime.now, toBytes: Int64(byteCount), count: .max)
         try writer.vacuum()
         try writer.cutLog()
-        return before - (try count("SELECT count(*) FROM life"))
+        return writer.removedCount
       }
     }
   }

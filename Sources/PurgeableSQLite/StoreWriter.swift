@@ -36,7 +36,7 @@
     private var hasNewFiles = false
 
     private let identify, removeRecord, removeLife, insertRecord, insertLife, touch: Statement
-    private let oldest, expired, nextToExpire, readTotal, writeTotal, knowsFile, readSum: Statement
+    private let calm, oldest, oldestUse, expired, nextToExpire, readTotal, writeTotal, knowsFile, readSum: Statement
 
     /// Another program at work on the database, with locks of its own.
     private static let busyMilliseconds: Int32 = 5000
@@ -83,6 +83,8 @@
       insertLife = try connection.prepare(Schema.insertLife)
       touch = try connection.prepare(Schema.touch)
       oldest = try connection.prepare(Schema.oldest)
+      oldestUse = try connection.prepare(Schema.oldestUse)
+      calm = try connection.prepare(Schema.calm)
       expired = try connection.prepare(Schema.expired)
       nextToExpire = try connection.prepare(Schema.nextToExpire)
       writeTotal = try connection.prepare(Schema.writeTotal)
@@ -144,15 +146,28 @@
       total.recordCount >= 0 && total.byteCount >= 0 && total.recordCount < 1 << 48 && total.byteCount < 1 << 56
     }
 
-    private func remove(_ id: Int64, _ files: inout Files) throws(StoreFailure) {
+    /// Records that were removed, so far.
+    private(set) var removedCount = 0
+
+    /// False where there was no row of its life.
+    @discardableResult
+    private func remove(_ id: Int64, _ files: inout Files) throws(StoreFailure) -> Bool {
+      removedCount += 1
       removeRecord.bind(1, id)
       try removeRecord.run { if let file = removeRecord.optionalNumber(0) { files.removed.append(file) } }
       var size: Int64?
       removeLife.bind(1, id)
       try removeLife.run { size = removeLife.number(0, in: Schema.sizes) }
-      guard let size else { return }
+      guard let size else { return false }
       total.recordCount -= 1
       total.byteCount -= size
+      return true
+    }
+
+    /// Of rows that an index of their lives has named: one that cannot go would be named again, for ever.
+    private func removeNamed(_ id: Int64, _ files: inout Files) throws(StoreFailure) {
+      if try remove(id, &files) { return }
+      throw StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_step", message: "an index names a row that is not there")
     }
 
     // MARK: Changes
@@ -213,12 +228,21 @@
       total.byteCount += size
     }
 
+    /// How exactly uses are kept: a minute at most, and less in a store whose records are all younger.
+    func touchStep(at now: Int64) throws(StoreFailure) -> Int64 {
+      guard try oldestUse.next() else { return 0 }
+      defer { oldestUse.reset() }
+      return min(60_000_000_000, max(0, now - (oldestUse.time(0) ?? now)) / 16)
+    }
+
     /// In the order of the rows, so that each page is written once.
     func write(touches: [Int64: Int64]) throws(StoreFailure) {
       try transaction { (_) throws(StoreFailure) in
+        let step = try touchStep(at: touches.values.max() ?? 0)
         for (id, moment) in touches.sorted(by: { $0.key < $1.key }) {
           touch.bind(1, id)
           touch.bind(2, moment)
+          touch.bind(3, step)
           try touch.run()
         }
       }
@@ -247,6 +271,15 @@
       }
     }
 
+    /// Removes records without a row of their life, which only damage leaves.
+    func removeLifeless() throws(StoreFailure) {
+      let lifeless = try connection.prepare("SELECT id FROM record WHERE id NOT IN (SELECT id FROM life)")
+      try transaction { (files) throws(StoreFailure) in
+        for id in try self.ids(lifeless, {}) { try remove(id, &files) }
+        try recount()
+      }
+    }
+
     // MARK: Limits
 
     /// Removes the records whose time is over; returns how many.
@@ -260,7 +293,7 @@
             expired.bind(1, now)
             expired.bind(2, Self.sliceCount)
           }
-          for id in ids { try remove(id, &files) }
+          for id in ids { try removeNamed(id, &files) }
           slice = ids.count
         }
         count += slice
@@ -269,14 +302,18 @@
     }
 
     /// Removes the least recently used until no more than so much is left.
-    func evict(toBytes byteLimit: Int64, count countLimit: Int64, cutsLog: Bool = false) throws(StoreFailure) {
+    func evict(
+      at now: Int64, toBytes byteLimit: Int64, count countLimit: Int64, cutsLog: Bool = false
+    ) throws(StoreFailure) {
       while total.byteCount > byteLimit || total.recordCount > countLimit {
         let before = total.recordCount
         try transaction { (files) throws(StoreFailure) in
+          calm.bind(1, now)
+          try calm.run()
           let ids = try self.ids(oldest) { oldest.bind(1, Self.sliceCount) }
           for id in ids {
             guard total.byteCount > byteLimit || total.recordCount > countLimit else { break }
-            try remove(id, &files)
+            try removeNamed(id, &files)
           }
           // Nothing is left, whatever the total says.
           if ids.isEmpty { (total.recordCount, total.byteCount) = (0, 0) }

@@ -71,6 +71,7 @@
 
     var byteCount: Int { valueBytes + removalBytes }
     var isEmpty: Bool { byKey.isEmpty && !isCleared }
+    var putCount: Int { byKey.values.count { if case .put = $0 { true } else { false } } }
 
     enum Answer {
       case put(StoredRecord)

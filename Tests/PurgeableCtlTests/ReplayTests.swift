@@ -234,6 +234,12 @@ struct ReplayTests {
     #expect(text.split(separator: "\n").last?.hasPrefix("{\"result\": {\"trace\"") == true)
     let refused = try Self.run([root.path + "/sizes.csv", bound, "--record", "/nowhere/run"])
     #expect(refused.status == 1 && refused.errors.contains("/nowhere/run"))
+    // A mistake costs neither the trace nor the last record.
+    let trace = try Self.run([root.path + "/sizes.csv", bound, "--record", root.path + "/sizes.csv"])
+    #expect(trace.status == 2 && trace.errors.contains("is the trace"))
+    #expect(try String(contentsOfFile: root.path + "/sizes.csv", encoding: .utf8) == Self.csv(Self.requests, sizes: true))
+    #expect(try Self.run([root.path + "/none", bound, "--record", path]).status == 2)
+    #expect(try String(contentsOfFile: path, encoding: .utf8) == text)
   }
 
   @Test("called wrongly, or with a trace that is cut off, it says so, prints nothing else and ends with 2")

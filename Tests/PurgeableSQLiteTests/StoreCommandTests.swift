@@ -39,7 +39,7 @@
           let report = try Self.report(place, ["--check", "--list", "3"])
           let summary = report.summary
           #expect(summary.recordCount == 240 && summary.fileCount == 10 && summary.expiredCount == 0 && summary.asideCount == 0)
-          #expect(summary.byteCount == store.statistics.byteCount && summary.fileByteCount == 10 * 200_003)
+          #expect(summary.byteCount == store.statistics.byteCount && summary.fileByteCount == 10 * 200_103)
           #expect(summary.usedCounts == [240, 0, 0, 0, 0])
           #expect(summary.databaseByteCount + summary.logByteCount > 230_000)
           let check = try #require(report.check)
@@ -116,6 +116,56 @@
       }
     }
 
+    @Test("a check beside a program that stores and removes finds nothing wrong", .timeLimit(.minutes(2)))
+    func besideWriter() throws {
+      try withPlace { place in
+        try place.withStore(PurgeableStoreOptions()) { store in
+          let (stops, ends) = (CallCount(), CallCount())
+          Thread.detachNewThread {
+            var round = 0
+            while stops.value == 0 {
+              for key in 0..<20 {
+                store.setValue(content(key, version: round, count: 150_000), forKey: "\(key)")
+                if key % 3 == 0 { store.remove(forKey: "\((key + round) % 20)") }
+              }
+              try? store.flush()
+              round += 1
+            }
+            ends.add()
+          }
+          for _ in 0..<20 {
+            let check = try #require(try Self.report(place, ["--check"]).check)
+            #expect(check.faultCount == 0, "\(check.faults)")
+          }
+          stops.add()
+          while ends.value == 0 { usleep(1000) }
+        }
+      }
+    }
+
+    @Test("an index that names what is not there ends no program's work, and is found", .timeLimit(.minutes(2)))
+    func wrongIndex() throws {
+      try withPlace { place in
+        try place.withStore { store in
+          for key in 0..<1200 { store.setValue(content(key, count: 50), forKey: "\(key)", expiry: .sinceCreation(.seconds(60))) }
+        }
+        let root = try #require(try place.number("SELECT rootpage FROM sqlite_schema WHERE name='life_expires'"))
+        let index =
+          "INSERT INTO sqlite_schema VALUES('index','life_expires','life',\(root),"
+          + "'CREATE INDEX life_expires ON life(expires) WHERE expires IS NOT NULL')"
+        try place.run("PRAGMA writable_schema=ON; DELETE FROM sqlite_schema WHERE name='life_expires'")
+        try place.run("DELETE FROM life WHERE id%2=0")
+        try place.run("PRAGMA writable_schema=ON; \(index)")
+        #expect(try Self.run([place.path, "--check"]).status == 1)
+        place.clock.pass(.seconds(100))
+        try place.withStore { store in
+          store.setValue([1], forKey: "new")
+          try? store.flush()
+          #expect(store.value(forKey: "1") == nil && store.value(forKey: "new") == [1])
+        }
+      }
+    }
+
     @Test("a trim removes what has expired, then the least recently used; the files shrink; a program that has it open goes on")
     func trims() throws {
       try withPlace { place in
@@ -157,9 +207,11 @@
     @Test("what is no store, or another version's, is named, and left as it is")
     func strangers() throws {
       try withPlace { place in
-        for path in [place.folder.path + "/none", place.folder.path] {
+        for (path, words) in [
+          (place.folder.path + "/none", "nothing at this path"), (place.folder.path, "name the folder of a store"),
+        ] {
           let child = try Self.run([path, "--trim", "0"])
-          #expect(child.status == 1 && child.errors.contains("name the folder of a store"), "\(child.errors)")
+          #expect(child.status == 1 && child.errors.contains(words), "\(child.errors)")
         }
         #expect(!FileManager.default.fileExists(atPath: place.folder.path + "/none"))
         try place.withStore { try Self.fill($0) }

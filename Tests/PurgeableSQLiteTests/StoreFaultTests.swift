@@ -97,6 +97,34 @@
       }
     }
 
+    @Test(
+      "on a disk that the store itself fills, what is stored later is kept, and each value that was not is counted",
+      .enabled(if: geteuid() == 0, "only root can mount a small disk"), arguments: [12, 24])
+    func littleRoom(megabytes: Int) throws {
+      try withPlace { place in
+        let mounted = try ChildProcess.run(
+          "/usr/bin/env", ["mount", "-t", "tmpfs", "-o", "size=\(megabytes)m", "none", place.folder.path])
+        guard mounted.status == 0 else { return }
+        defer { _ = try? ChildProcess.run("/usr/bin/env", ["umount", "-l", place.folder.path]) }
+        let store = try place.open()
+        var (kept, failures) = (0, 0)
+        for round in 0..<20 {
+          for key in 0..<1000 { store.setValue(content(key, version: round, count: 2000), forKey: "\(round) \(key)") }
+          if (try? store.flush()) == nil { failures += 1 }
+          store.cache.removeAll()
+          for key in stride(from: 0, to: 1000, by: 7) {
+            guard let value = store.value(forKey: "\(round) \(key)") else { continue }
+            #expect(value == content(key, version: round, count: 2000))
+            if round >= 12 { kept += 1 }
+          }
+        }
+        // Of 8 rounds of 143.
+        #expect(kept > 500, "\(kept) are there, \(failures) failures: \(store.statistics)")
+        #expect(failures == 0 || store.statistics.failureCount >= 1000)
+        try store.close()
+      }
+    }
+
     @Test("a database of a newer version is refused, and left as it is")
     func newer() throws {
       try withPlace { place in

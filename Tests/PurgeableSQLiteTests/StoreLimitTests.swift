@@ -110,6 +110,55 @@
       }
     }
 
+    /// With the clock of the machine, also in memory.
+    private func inRealTime(_ place: StorePlace, _ options: PurgeableStoreOptions, _ body: (BytesStore) throws -> Void) throws {
+      let store = try BytesStore("store", directory: place.folder.path, cache: PurgeableCache(), options: options)
+      try body(store)
+      try store.close()
+    }
+
+    @Test("what memory answers all the time is not the first to go, also in a store that turns over within a second")
+    func hotOfYoung() throws {
+      try withPlace { place in
+        let options = PurgeableStoreOptions(countLimit: 100)
+        try inRealTime(place, options) { store in
+          for key in 0..<10 { store.setValue([UInt8(key)], forKey: "hot \(key)") }
+          for key in 0..<1000 {
+            store.setValue([0], forKey: "cold \(key)")
+            for hot in 0..<10 { #expect(store.value(forKey: "hot \(hot)") == [UInt8(hot)]) }
+            // Uses are known to a hundredth of a second.
+            if key % 20 == 19 {
+              usleep(30_000)
+              try store.flush()
+            }
+          }
+        }
+        try inRealTime(place, options) { store in
+          for key in 0..<10 { #expect(store.value(forKey: "hot \(key)") == [UInt8(key)]) }
+        }
+      }
+    }
+
+    @Test("what memory answers all the time does not expire in the database, however long that goes on")
+    func hotOfShort() throws {
+      try withPlace { place in
+        let options = PurgeableStoreOptions(expiry: .sinceLastUse(.seconds(2)))
+        try inRealTime(place, options) { store in
+          for key in 0..<20 { store.setValue([UInt8(key)], forKey: "\(key)") }
+          try store.flush()
+          let end = MonotonicTime.now + 7_000_000_000
+          while MonotonicTime.now < end {
+            for key in 0..<10 { #expect(store.value(forKey: "\(key)") == [UInt8(key)]) }
+            usleep(50_000)
+          }
+          #expect(store.statistics.hitCount == 0 && store.statistics.recordCount == 10, "\(store.statistics)")
+        }
+        try inRealTime(place, options) { store in
+          for key in 0..<10 { #expect(store.value(forKey: "\(key)") == [UInt8(key)]) }
+        }
+      }
+    }
+
     @Test("a byte limit holds, a value of more than an eighth of it is in memory only, and a trim goes as far as it says")
     func byteLimit() throws {
       try withPlace { place in

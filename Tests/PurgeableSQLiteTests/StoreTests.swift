@@ -189,6 +189,33 @@ import Testing
       }
     }
 
+    @Test(
+      "what does not encode or decode is told, and its record stays; a version that is too long is refused, and changes nothing"
+    )
+    func untold() throws {
+      struct Refusal: Error {}
+      try withPlace { place in
+        let format = StoredFormat<[UInt8]>(version: 2) { value in
+          if value == [13] { throw Refusal() }
+          return value
+        } decode: { bytes, version in
+          version == 2 ? [UInt8](purgeableBytes: bytes) : nil
+        }
+        try place.withStore { store in store.setValue([1], forKey: "a") }
+        let store = try place.open(PurgeableStoreOptions(), of: [UInt8].self, format)
+        #expect(store.value(forKey: "a") == nil && store.statistics.missCount == 1 && store.statistics.failureCount == 1)
+        #expect(store.statistics.lastError?.explanation.contains("format 0 does not decode") == true)
+        store.setValue([13], forKey: "b")
+        #expect(store.value(forKey: "b") == [13] && store.statistics.failureCount == 2)
+        #expect(store.statistics.lastError?.explanation.contains("does not encode") == true)
+        store.setValue([3], forKey: "c")
+        #expect(store.setValue([4], forKey: "c", version: String(repeating: "v", count: 256)) == .notEncodable)
+        #expect(store.value(forKey: "c") == [3])
+        try store.close()
+        try place.withStore { store in #expect(store.value(forKey: "a") == [1] && store.value(forKey: "b") == nil) }
+      }
+    }
+
     @Test("times of centuries are as good as shorter ones", arguments: [4_000_000_000, 4_611_000_000, 9_000_000_000_000_000_000])
     func farTimes(seconds: Int64) throws {
       try withPlace { place in

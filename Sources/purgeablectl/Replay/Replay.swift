@@ -35,6 +35,9 @@ struct Replay {
     defer { progress.end() }
     do {
       recorder = try options.recordPath.map { path throws(ToolFailure) in try RunRecorder(path) }
+      if recorder?.isSame(as: options.trace) == true {
+        throw UsageError("--record: \"\(options.trace)\" is the trace; name another file")
+      }
       let report = try makeReport()
       progress.end()
       try recorder?.end(report.json)

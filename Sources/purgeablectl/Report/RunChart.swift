@@ -60,10 +60,18 @@ struct RunChart {
 
   // MARK: Drawing
 
+  /// Not across times of which nothing is known.
   private func line(_ points: [(seconds: Double, value: Double)], _ style: String, _ y: (Double) -> Double) -> String {
-    guard points.count > 1 else { return "" }
-    let places = points.map { Self.point(x($0.seconds), y($0.value)) }
-    return "<polyline class=\"\(style)\" points=\"\(places.joined(separator: " "))\"/>"
+    let longest = max(1.5, end / 20)
+    var parts: [[String]] = []
+    var last = -Double.infinity
+    for point in points {
+      if point.seconds - last > longest { parts.append([]) }
+      parts[parts.count - 1].append(Self.point(x(point.seconds), y(point.value)))
+      last = point.seconds
+    }
+    return parts.filter { $0.count > 1 }.map { "<polyline class=\"\(style)\" points=\"\($0.joined(separator: " "))\"/>" }
+      .joined(separator: "\n")
   }
 
   private func area(_ points: [(seconds: Double, value: Double)], _ style: String, _ y: (Double) -> Double) -> String {
@@ -152,7 +160,10 @@ struct RunChart {
   }
 
   private var legend: [String] {
-    var items = [("resident", "in memory"), ("held", "taken by the kernel")]
+    var items = [("resident", "in memory")]
+    if record.samples.contains(where: { $0.heldBytes ?? 0 > $0.residentBytes ?? 0 }) {
+      items.append(("held", "taken by the kernel"))
+    }
     if !series(\.groupBytes).isEmpty { items.append(("group", "all of the group")) }
     if record.header.limitBytes != nil { items.append(("limit", "the group's limit")) }
     var parts: [String] = []
@@ -175,7 +186,7 @@ struct RunChart {
 
   /// What is to be seen, in sentences.
   var description: String {
-    var sentences = ["Memory of the cache and its share of hits over \(Self.plain(end.rounded(.up))) seconds."]
+    var sentences = ["Memory of the cache and its share of hits over \(Self.text(end)) seconds."]
     let resident = record.samples.compactMap(\.residentBytes)
     if let last = resident.last, let most = resident.max() {
       sentences.append("The cache has up to \(ByteSize(most)) in memory, and \(ByteSize(last)) at the end.")
@@ -191,7 +202,10 @@ struct RunChart {
     }
     if let last = record.samples.last(where: { $0.hits != nil && $0.misses != nil }) {
       let (hits, reads) = (Double(last.hits ?? 0), Double(last.hits ?? 0) + Double(last.misses ?? 0))
-      if reads > 0 { sentences.append("\(Self.text(100 * hits / reads)) % of \(Self.plain(reads)) reads were hits.") }
+      if reads > 0 {
+        sentences.append(
+          "\(Self.text(100 * hits / reads)) % of \(Figures.count(reads < 0x1p64 ? UInt64(reads) : .max)) reads were hits.")
+      }
     }
     if let wrong = record.samples.compactMap(\.wrongBytes).last { sentences.append("\(wrong) wrong bytes.") }
     return sentences.joined(separator: " ")

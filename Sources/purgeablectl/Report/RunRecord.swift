@@ -7,6 +7,7 @@
 //   {"result": {...}}                                                   what --json prints, at the end
 
 import Foundation
+import Glibc
 import ToolSupport
 
 /// The state at one moment. What is not known is left out.
@@ -50,14 +51,24 @@ final class RunRecorder {
   var isDue: Bool { Clock.now - lastTime >= Self.interval }
 
   init(_ path: String) throws(ToolFailure) {
-    guard FileManager.default.createFile(atPath: path, contents: nil), let file = FileHandle(forWritingAtPath: path) else {
-      throw ToolFailure("\"\(path)\" cannot be written")
+    // What is there is overwritten when the first line is: by then all that was said about the run is known to be right.
+    let descriptor = unsafe open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOCTTY, 0o644)
+    guard descriptor >= 0 else { throw ToolFailure("\"\(path)\" cannot be written: \(SystemError.text(errno))") }
+    (file, self.path) = (FileHandle(fileDescriptor: descriptor, closeOnDealloc: true), path)
+  }
+
+  /// Whether it is the file that is read.
+  func isSame(as other: String) -> Bool {
+    guard let mine = DiskFile.status(path, followsLinks: true), let its = DiskFile.status(other, followsLinks: true) else {
+      return false
     }
-    (self.file, self.path) = (file, path)
+    return mine.device == its.device && mine.inode == its.inode
   }
 
   func begin(_ header: RunHeader) throws(ToolFailure) {
     start = Clock.now
+    // A pipe or a device has no length.
+    _ = ftruncate(file.fileDescriptor, 0)
     try write(header)
   }
 
@@ -92,7 +103,8 @@ struct RunRecord {
 
   init(path: String) throws(ToolFailure) {
     guard let text = try? String(contentsOfFile: path, encoding: .utf8) else {
-      throw ToolFailure("\"\(path)\" cannot be read as text")
+      let reason = unsafe access(path, R_OK) == 0 ? "it is no text" : SystemError.text(errno)
+      throw ToolFailure("\"\(path)\" cannot be read: \(reason)")
     }
     try self.init(text, name: path)
   }

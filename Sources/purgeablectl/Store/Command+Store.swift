@@ -15,8 +15,8 @@ extension Command {
     description: """
       FILE is the folder of a PurgeableStore, or the database in it; programs may be at work on it meanwhile. Without options:
       how many records there are, when they were used last, and what they take on the disk. The exit status is 1 where --check
-      finds something wrong: such records are a miss for the programs that use the store, never a wrong value, and go when they
-      are asked for. A store that is removed is made anew.
+      finds something wrong: never a wrong value for the programs that use the store, but a miss. Most of it goes when it is asked
+      for, the rest when its key is stored anew, or with --trim 0. A store that is removed is made anew.
       """,
     operands: ["FILE"],
     options: [
@@ -70,15 +70,15 @@ struct StoreOptions: Equatable, Sendable {
       let store = try StoreInspection(options.path)
       folder = store.folder
       trimmedCount = try options.trimBytes.map { try store.trim(toBytes: $0) }
-      summary = try store.summary()
       var progress = Progress()
       defer { progress.end() }
-      let all = max(1, summary.recordCount)
-      check =
+      // Before anything is counted, which damage may make impossible.
+      let check =
         options.checks
-        ? try store.check { count in
-          progress.show("checking", share: Double(count) / Double(all), "\(Figures.count(UInt64(count))) records")
-        } : nil
+        ? try store.check { progress.show("checking", share: nil, "\(Figures.count(UInt64($0))) records") } : nil
+      self.check = check
+      let isSound = check.map { $0.faultCount == 0 } ?? true
+      summary = isSound ? try store.summary() : (try? store.summary()) ?? StoreInspection.Summary()
       records = options.listCount > 0 ? try store.records(most: options.listCount) : []
     }
 
@@ -90,10 +90,10 @@ struct StoreOptions: Equatable, Sendable {
     private static func size(_ bytes: Int) -> String { ByteSize(UInt64(max(0, bytes))).description }
 
     /// A key as people read it: its text, else its bytes.
-    static func text(_ key: [UInt8]) -> String {
-      let most = 60
+    static func text(_ key: [UInt8], most: Int = 60) -> String {
       if let text = String(validating: key, as: UTF8.self), text.unicodeScalars.allSatisfy({ $0.properties.isPrintable }) {
-        return text.count <= most ? text : text.prefix(most - 1) + "…"
+        let scalars = text.unicodeScalars
+        return scalars.count <= most ? text : String(String.UnicodeScalarView(scalars.prefix(most - 1))) + "…"
       }
       let digits = key.prefix(most / 2 - 1).map { ($0 < 16 ? "0" : "") + String($0, radix: 16) }.joined()
       return "0x" + digits + (key.count > most / 2 - 1 ? "…" : "")
@@ -128,7 +128,10 @@ struct StoreOptions: Equatable, Sendable {
       let width = columnWidths(rows)[0]
       var lines = [folder] + rows.map { "  \($0[0].padded(to: width))  \($0[1])" }
       for fault in check?.faults ?? [] {
-        lines.append("  \(fault.key.map { "\(Self.text($0)): " } ?? "")\(fault.explanation)")
+        lines.append("  \(fault.key.map { "\(Self.text($0)): " } ?? "")\(Self.text(Array(fault.explanation.utf8), most: 200))")
+      }
+      if let check, check.faultCount > check.faults.count {
+        lines.append("  and \(Self.count(check.faultCount - check.faults.count)) more")
       }
       if !records.isEmpty { lines += [""] + list }
       return lines.joined(separator: "\n")

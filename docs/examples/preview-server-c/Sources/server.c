@@ -59,8 +59,7 @@ static void keep(const facts_t *facts, const char *bytes) {
   if (purgeable_heap_commit(heap, preview->reference)) abort();
   preview->facts = *facts;
   preview->facts.sum = hash(bytes, PREVIEW_BYTES);
-  *slot = preview;
-  count++;
+  *slot = preview, count++;
 }
 
 // False where the kernel has taken it.
@@ -99,11 +98,11 @@ static bool render(const char *path, size_t size, char *bytes) {
 static bool preview(const char *folder, const char *name, char *bytes) {
   char path[8192];
   struct stat s;
-  if (strstr(name, "..") || snprintf(path, sizeof path, "%s%s", folder, name) < 0) return false;
+  if (name[0] != '/' || strstr(name, "..") || snprintf(path, sizeof path, "%s%s", folder, name) < 0) return false;
   if (stat(path, &s) || !S_ISREG(s.st_mode) || strlen(name) >= NAME_BYTES) return false;
   facts_t facts = {.state = {s.st_ino, (uint64_t)s.st_size, (uint64_t)s.st_mtim.tv_sec, (uint64_t)s.st_mtim.tv_nsec}};
-  strcpy(facts.name, name), facts.used = time(NULL);
-  preview_t **slot = find(name);
+  preview_t **slot = find(strcpy(facts.name, name));
+  facts.used = time(NULL);
   if (*slot && !memcmp((*slot)->facts.state, facts.state, sizeof facts.state) && copy(*slot, bytes)) {
     (*slot)->facts.used = facts.used;
     return ++hits;
@@ -165,6 +164,7 @@ int main(int words, char **word) {
   for (time_t tended = 0; !ends;) {
     int client = ppoll(&listener, 1, &(struct timespec){1, 0}, &before) == 1 ? accept(listener.fd, NULL, NULL) : -1;
     if (client >= 0) serve(word[1], client), close(client);
+    if (!sigpending(&blocked)) ends = sigismember(&blocked, SIGTERM) || sigismember(&blocked, SIGINT) || ends;
     if (time(NULL) != tended) tend(), tended = time(NULL);
   }
   save(word[3]);

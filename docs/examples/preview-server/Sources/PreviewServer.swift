@@ -21,8 +21,8 @@ struct Previews: Sendable {
   /// Made once for all who ask at the same time, and again when the file has changed. nil: there is no such file.
   func preview(of name: String) throws -> [UInt8]? {
     var status = stat()
-    guard !name.split(separator: "/").contains(".."), stat(folder + name, &status) == 0, status.st_mode & S_IFMT == S_IFREG
-    else { return nil }
+    let isInside = name.utf8.first == 0x2F && !name.utf8.split(separator: 0x2F).contains { $0.elementsEqual("..".utf8) }
+    guard isInside, stat(folder + name, &status) == 0, status.st_mode & S_IFMT == S_IFREG else { return nil }
     let state = "\(status.st_ino) \(status.st_size) \(status.st_mtim.tv_sec).\(status.st_mtim.tv_nsec)"
     return try cache.value(forKey: name, version: state) { try Self.render(folder + name) }
   }
@@ -62,17 +62,14 @@ struct Previews: Sendable {
   }
 
   func serve(_ client: Int32) {
-    defer { close(client) }
+    let file = FileHandle(fileDescriptor: client, closeOnDealloc: true)
+    var patience = timeval(tv_sec: 10, tv_usec: 0)
+    setsockopt(client, SOL_SOCKET, SO_RCVTIMEO, &patience, socklen_t(MemoryLayout<timeval>.size))
     var buffer = [UInt8](repeating: 0, count: 8192)
     let count = max(0, read(client, &buffer, buffer.count))
     let (status, body) = answer(String(decoding: buffer[..<count], as: UTF8.self))
-    let response = Array("HTTP/1.1 \(status)\r\nContent-Length: \(body.count)\r\nConnection: close\r\n\r\n".utf8) + body
-    var sent = 0
-    while sent < response.count {
-      let count = response.withUnsafeBytes { write(client, $0.baseAddress! + sent, $0.count - sent) }
-      guard count > 0 else { return }
-      sent += count
-    }
+    let head = "HTTP/1.1 \(status)\r\nContent-Length: \(body.count)\r\nConnection: close\r\n\r\n"
+    try? file.write(contentsOf: Data(head.utf8) + body)
   }
 }
 
@@ -105,7 +102,7 @@ enum PreviewServer {
     Thread.detachNewThread {
       while true {
         let client = accept(listener, nil, nil)
-        if client >= 0 { Thread.detachNewThread { previews.serve(client) } }
+        if client >= 0 { Thread.detachNewThread { previews.serve(client) } } else { usleep(10_000) }
       }
     }
     // Warm after a restart: hits come while it runs.
