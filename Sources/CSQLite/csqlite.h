@@ -6,8 +6,8 @@
 #include <sqlite3.h>
 
 /// Has a connection leave the log as it is when it is closed, even as the last one.
-static inline int purgeable__leave_log(sqlite3 *database) {
-  return sqlite3_db_config(database, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, (int *)0);
+static inline int purgeable__leave_log(sqlite3 *database, int leaves) {
+  return sqlite3_db_config(database, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, leaves, (int *)0);
 }
 
 #endif

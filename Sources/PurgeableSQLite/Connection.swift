@@ -90,8 +90,9 @@
     /// Statements keep the connection: they are gone by now.
     deinit { unsafe sqlite3_close_v2(handle) }
 
-    /// Whoever closes the last connection writes the log back, which may take long. This one does not.
-    func leaveLogAtEnd() { _ = unsafe purgeable__leave_log(handle) }
+    /// Who closes the last connection writes the log back, and deletes it **by its name**: after a rename that is another
+    /// database's. So connections leave it, but for that of a writer that knows whose name it is.
+    func leaveLogAtEnd(_ leaves: Bool = true) { _ = unsafe purgeable__leave_log(handle, leaves ? 1 : 0) }
 
     /// Runs statements that answer nothing, or whose answer nobody needs.
     package func run(_ text: String) throws(StoreFailure) {

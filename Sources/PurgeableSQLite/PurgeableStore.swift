@@ -245,7 +245,7 @@
       if expiry?.isOver == true { return nil }
       let lifetime = expiry.map { ($0.sinceCreation?.wholeNanoseconds, $0.sinceLastUse?.wholeNanoseconds) }
       guard let bytes = (value as? [UInt8]).flatMap({ format.isPlain ? $0 : nil }) ?? (try? format.encode(value)) else {
-        database.note(.notSupported, "a value does not encode; it is in memory alone")
+        database.noteFailure(.notSupported, "a value does not encode; it is in memory alone")
         return nil
       }
       let now = database.now()
@@ -274,7 +274,7 @@
       }
       guard let value = unsafe try? format.decode(record.value.span.bytes, Int(record.format)) else {
         database.noteLookUp(isHit: false)
-        database.note(.notSupported, "a value of format \(record.format) does not decode; its record stays")
+        database.noteFailure(.notSupported, "a value of format \(record.format) does not decode; its record stays")
         return (.absent, number)
       }
       database.noteLookUp(isHit: true)

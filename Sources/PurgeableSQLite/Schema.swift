@@ -29,17 +29,32 @@
     /// Of records.
     static let sizes: ClosedRange<Int64> = 0...1 << 40
 
+    /// Throws where the tables are another program's, or of a version that this one does not know.
+    static func check(_ connection: Connection) throws(StoreFailure) {
+      let version = try connection.number("PRAGMA user_version") ?? 0
+      guard try connection.number("PRAGMA application_id") == application, version >= 1 else {
+        throw StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_open_v2", message: "it is another program's database")
+      }
+      if version > self.version {
+        throw StoreFailure(
+          isNewer: true, call: "sqlite3_open_v2", message: "a newer version (\(version)) of this library wrote it")
+      }
+    }
+
     /// Before there is a table.
     static let foundation = """
       PRAGMA page_size=\(pageByteCount); PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL;
       """
 
-    /// For each connection. What a distribution sets by default differs, so all of it is set here.
+    /// For each connection. What a distribution sets by default differs, so all of it is set here. Nothing of it writes: a reader
+    /// that finds a file which is being made must not begin a database in it, of other pages.
     static let connection = """
-      PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA secure_delete=OFF; PRAGMA mmap_size=0; PRAGMA cache_size=-2048;
+      PRAGMA synchronous=NORMAL; PRAGMA secure_delete=OFF; PRAGMA mmap_size=0; PRAGMA cache_size=-2048;
       PRAGMA temp_store=MEMORY; PRAGMA wal_autocheckpoint=0; PRAGMA journal_size_limit=16777216; PRAGMA trusted_schema=OFF;
       PRAGMA cell_size_check=ON;
       """
+    /// For the writer's, too.
+    static let writing = "PRAGMA journal_mode=WAL"
 
     static let tables = """
       CREATE TABLE record(id INTEGER PRIMARY KEY, hash INTEGER NOT NULL, key BLOB NOT NULL, format INTEGER NOT NULL,

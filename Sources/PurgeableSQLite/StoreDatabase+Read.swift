@@ -67,7 +67,7 @@
 
     /// A value that is not what was written is none, and goes.
     private func reject(_ damage: Damage) -> StoredRecord? {
-      note(.invalidFile, "a record is not what was written, and goes")
+      noteFailure(.invalidFile, "a record is not what was written, and goes")
       mutex.withLock {
         damaged.insert(damage)
         mutex.signal()
@@ -76,8 +76,11 @@
     }
 
     /// A failure of one value.
-    func note(_ kind: PurgeableError.Kind, _ explanation: String) {
-      let error = PurgeableError(kind, in: "PurgeableStore '\(name)'", explanation: explanation)
+    func noteFailure(_ kind: PurgeableError.Kind, _ explanation: String) {
+      noteFailure(PurgeableError(kind, in: "PurgeableStore '\(name)'", explanation: explanation))
+    }
+
+    private func noteFailure(_ error: PurgeableError) {
       mutex.withLock {
         numbers.failureCount += 1
         numbers.lastError = error
@@ -125,14 +128,11 @@
     }
 
     func fail(_ failure: StoreFailure) {
-      let error = PurgeableError(failure, in: "PurgeableStore '\(name)'")
+      noteFailure(PurgeableError(failure, in: "PurgeableStore '\(name)'"))
+      guard failure.isDamage else { return }
       mutex.withLock {
-        numbers.failureCount += 1
-        numbers.lastError = error
-        if failure.isDamage {
-          isDamaged = true
-          mutex.signal()
-        }
+        isDamaged = true
+        mutex.signal()
       }
     }
   }

@@ -286,8 +286,12 @@
     /// With a new database; the old one is put aside, and deleted later, or now.
     private func beginAnew(makesRoom: Bool) throws(StoreFailure) {
       readers.reopen()
+      let damaged = file
       closeWriter()
-      try folder.locked { () throws(StoreFailure) in try folder.putAside() }
+      try folder.locked { () throws(StoreFailure) in
+        // What another process has begun is none of it.
+        if damaged.map({ folder.leads(to: $0) }) ?? true { try folder.putAside() }
+      }
       if makesRoom { folder.removeDamaged() }
       try reopen()
     }

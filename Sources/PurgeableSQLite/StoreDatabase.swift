@@ -191,6 +191,11 @@
 
     func closeAll() {
       readers.end()
+      // While nobody can put another database in its place.
+      try? folder.locked { () throws(StoreFailure) in
+        if let file, folder.leads(to: file) { writer?.connection.leaveLogAtEnd(false) }
+        closeWriter()
+      }
       closeWriter()
     }
 

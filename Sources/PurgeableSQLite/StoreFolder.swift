@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A store's folder.
 //
+//   NAME                  locked (flock) by who opens a database, shared, and by who puts one aside, alone
 //   NAME/CACHEDIR.TAG     for programs that make backups: what is in here can be made again
 //   NAME/lock             locked (flock) by who writes: one process, and one store of it, at a time
 //   NAME/data/database    and what SQLite puts beside it
@@ -126,19 +127,32 @@
       }
     }
 
-    // MARK: The lock
+    // MARK: The locks
 
     /// Runs `body` with the lock of all who write. Waits for ten seconds at most.
     func locked<R>(_ body: () throws(StoreFailure) -> R) throws(StoreFailure) -> R {
-      let file = unsafe Glibc.open("\(path)/lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0o600)
-      guard file >= 0 else { throw .system("open", "\(path)/lock cannot be opened") }
+      try locked("\(path)/lock", O_RDWR | O_CREAT, LOCK_EX, body)
+    }
+
+    /// Runs `body` while the names in the folder stay whose they are: nobody puts a database aside. SQLite opens the log, and the
+    /// memory that its users share, by their names, a moment after the database: those of the next one, if it was put aside
+    /// between the two; and within one process it would cut them.
+    func named<R>(_ body: () throws(StoreFailure) -> R) throws(StoreFailure) -> R {
+      try locked(path, O_RDONLY | O_DIRECTORY, LOCK_SH, body)
+    }
+
+    private func locked<R>(
+      _ path: String, _ flags: Int32, _ kind: Int32, _ body: () throws(StoreFailure) -> R
+    ) throws(StoreFailure) -> R {
+      let file = unsafe Glibc.open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0o600)
+      guard file >= 0 else { throw .system("open", "\(path) cannot be opened") }
       // A child that is forked now has the descriptor too, so the lock is ended, not only closed.
       defer {
         flock(file, LOCK_UN)
         close(file)
       }
       var waited = 0
-      while flock(file, LOCK_EX | LOCK_NB) != 0 {
+      while flock(file, kind | LOCK_NB) != 0 {
         guard errno == EWOULDBLOCK || errno == EINTR, waited < 10_000 else {
           throw StoreFailure(
             code: StoreFailure.busyCode, number: errno, call: "flock", message: "another process has \(path) locked")
@@ -159,12 +173,9 @@
       if !isMade { giveReserveUp() }
     }
 
-    var isDiskFull: Bool {
-      var status = statvfs()
-      return unsafe statvfs(path, &status) == 0 && Int(status.f_bavail) * Int(status.f_frsize) < 256 << 10
-    }
-
-    func giveReserveUp() { _ = unsafe unlink(reserve) }
+    /// False where there is none.
+    @discardableResult
+    func giveReserveUp() -> Bool { unsafe unlink(reserve) == 0 }
 
     /// The names in `data` are on the disk when this returns.
     func synchronizeNames() throws(StoreFailure) {
@@ -264,7 +275,9 @@
     /// Puts the data aside; for the holder of the lock.
     func putAside() throws(StoreFailure) {
       let aside = "\(path)/damaged.\(String(UInt64.random(in: 0 ... .max), radix: 36))"
-      guard unsafe rename(data, aside) == 0 || errno == ENOENT else { throw .system("rename", "\(data) cannot be put aside") }
+      try locked(path, O_RDONLY | O_DIRECTORY, LOCK_EX) { () throws(StoreFailure) in
+        guard unsafe rename(data, aside) == 0 || errno == ENOENT else { throw .system("rename", "\(data) cannot be put aside") }
+      }
       try makeDirectories(data)
       makeReserve()
     }

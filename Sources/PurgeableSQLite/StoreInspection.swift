@@ -36,24 +36,28 @@
       place = StoreFolder(existing: folder)
       self.folder = place.path
       do throws(StoreFailure) {
-        // Even to open a database takes some room.
-        if place.isDiskFull { place.giveReserveUp() }
-        connection = try Connection(place.database, makes: false, busyMilliseconds: 5000)
-        connection.leaveLogAtEnd()
-        // Before anything else is said to it: it may be another program's.
-        guard try connection.number("PRAGMA application_id") == Schema.application else {
-          throw StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_open_v2", message: "it is another program's database")
-        }
-        guard try connection.number("PRAGMA user_version") == Schema.version else {
-          throw StoreFailure(isNewer: true, call: "sqlite3_open_v2", message: "another version of this library wrote it")
-        }
-        try connection.run(Schema.connection)
-        guard let total = try Total.read(connection.prepare(Schema.readTotal)) else { throw Total.missing }
-        self.total = total
+        let place = place
+        (connection, total) = try place.named { () throws(StoreFailure) in try Self.open(place) }
       } catch {
         var error = error
         if error.isDamage { error.message += "; the next program that opens the store puts it aside, and begins a new one" }
         throw PurgeableError(error, in: operation)
+      }
+    }
+
+    private static func open(_ place: StoreFolder) throws(StoreFailure) -> (Connection, Total) {
+      do throws(StoreFailure) {
+        let connection = try Connection(place.database, makes: false, busyMilliseconds: 5000)
+        connection.leaveLogAtEnd()
+        // Before anything else is said to it: it may be another program's.
+        try Schema.check(connection)
+        try connection.run(Schema.connection)
+        guard let total = try Total.read(connection.prepare(Schema.readTotal)) else { throw Total.missing }
+        return (connection, total)
+      } catch {
+        // Even to open it takes some room. Without a reserve the second try fails, and is the last.
+        guard error.isFull, place.giveReserveUp() else { throw error }
+        return try open(place)
       }
     }
 
@@ -68,8 +72,6 @@
     // MARK: What is in it
 
     package struct Summary: Sendable {
-      package init() {}
-
       package var recordCount = 0
       /// Of keys and values, and 100 a record.
       package var byteCount = 0

@@ -16,7 +16,11 @@
     /// Whoever waits for a value does not wait for a database that is locked: it is a miss.
     private static let busyMilliseconds: Int32 = 50
 
-    fileprivate init(_ folder: StoreFolder, generation: Int) throws(StoreFailure) {
+    fileprivate static func open(_ folder: StoreFolder, generation: Int) throws(StoreFailure) -> StoreReader {
+      try folder.named { () throws(StoreFailure) in try StoreReader(folder, generation: generation) }
+    }
+
+    private init(_ folder: StoreFolder, generation: Int) throws(StoreFailure) {
       self.generation = generation
       // Before it is opened: where another one takes its place meanwhile, this reader is outdated at once.
       file = FileNumber(of: folder.database)
@@ -102,7 +106,11 @@
       var reader = known
       defer { give(reader) }
       let used: StoreReader
-      if let known, !known.isOutdated(folder) { used = known } else { used = try StoreReader(folder, generation: generation) }
+      if let known, !known.isOutdated(folder) {
+        used = known
+      } else {
+        used = try StoreReader.open(folder, generation: generation)
+      }
       reader = used
       do { return try body(used) } catch {
         // Of a file that is another's place by now.

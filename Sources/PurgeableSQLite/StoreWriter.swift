@@ -54,19 +54,16 @@
     private init(opening folder: StoreFolder, _ fileThreshold: Int) throws(StoreFailure) {
       (self.folder, self.fileThreshold) = (folder, fileThreshold)
       connection = try Connection(folder.database, makes: true, busyMilliseconds: Self.busyMilliseconds)
+      connection.leaveLogAtEnd()
       file = FileNumber(of: folder.database)
       let isNew = try connection.number("SELECT count(*) FROM sqlite_schema") == 0
-      let application = try connection.number("PRAGMA application_id") ?? 0
-      let version = try connection.number("PRAGMA user_version") ?? 0
-      if isNew, application == 0, version == 0 {
+      if isNew, try connection.number("PRAGMA application_id") == 0, try connection.number("PRAGMA user_version") == 0 {
         try connection.run(Schema.foundation)
-      } else if application != Schema.application || version < 1 {
-        throw StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_open_v2", message: "it is another program's database")
-      } else if version > Schema.version {
-        throw StoreFailure(
-          isNewer: true, call: "sqlite3_open_v2", message: "a newer version (\(version)) of this library wrote it")
+      } else {
+        try Schema.check(connection)
       }
       try connection.run(Schema.connection)
+      try connection.run(Schema.writing)
       if isNew {
         let key = HashKey.random()
         try connection.run("BEGIN IMMEDIATE; \(Schema.tables)")

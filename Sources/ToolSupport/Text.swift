@@ -22,6 +22,16 @@ package func columnWidths(_ rows: [[String]]) -> [Int] {
   }
 }
 
+/// The lines of a table: the first columns to the left, as names are, the others to the right, as numbers are.
+package func tableLines(_ rows: [[String]], leftColumns: Int = 1) -> [String] {
+  let widths = columnWidths(rows)
+  return rows.map { row in
+    row.enumerated().map { column, cell in
+      column < leftColumns ? cell.padded(to: widths[column]) : cell.indented(to: widths[column])
+    }.joined(separator: "  ")
+  }
+}
+
 /// Writes a line to standard error.
 package func complain(_ line: String) {
   var bytes = Array((line + "\n").utf8)[...]

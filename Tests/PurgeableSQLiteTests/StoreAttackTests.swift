@@ -271,6 +271,42 @@
       }
     }
 
+    // MARK: A database that is being made
+
+    @Test("who reads while one database is put aside and the next is made, again and again, harms neither")
+    func readersOfNew() throws {
+      try withPlace { place in
+        let folder = try StoreFolder.open("store", in: place.folder.path, operation: "test")
+        let (stops, ends) = (CallCount(), CallCount())
+        for _ in 0..<2 {
+          Thread.detachNewThread {
+            let pool = ReaderPool(folder)
+            while stops.value == 0 { _ = try? pool.withReader { (reader) throws(StoreFailure) in try reader.read([1]) } }
+            pool.end()
+            ends.add()
+          }
+        }
+        defer {
+          stops.add()
+          while ends.value < 2 { usleep(100) }
+        }
+        for turn in 0..<(TestRun.isFull ? 1000 : 100) {
+          let writer = try folder.locked { () throws(StoreFailure) in try StoreWriter(folder, fileThreshold: 1 << 20) }
+          var changes = Changes()
+          changes.set(.put(StoredRecord(value: [UInt8(turn % 256)], format: 0, made: 1, used: 1)), [1])
+          try writer.write(changes)
+          let pool = ReaderPool(folder)
+          let found = try pool.withReader { (reader) throws(StoreFailure) in try reader.read([1]) }
+          pool.end()
+          #expect(found??.record.value == [UInt8(turn % 256)])
+          #expect(try place.number("PRAGMA page_size") == Int64(Schema.pageByteCount))
+          #expect(try place.number("PRAGMA auto_vacuum") == 2)
+          try folder.locked { () throws(StoreFailure) in try folder.putAside() }
+          if turn % 50 == 0 { folder.removeDamaged() }
+        }
+      }
+    }
+
     // MARK: Numbers that no store writes
 
     @Test("whatever numbers the database has, nothing ends the program, and the store goes on")

@@ -17,6 +17,10 @@
       return try StoreReport(StoreOptions(arguments))
     }
 
+    private static func summary(_ place: StorePlace, _ words: [String] = []) throws -> StoreInspection.Summary {
+      try #require(try report(place, words).summary)
+    }
+
     private static func run(_ words: [String]) throws -> ChildProcess {
       try ChildProcess.runBuilt("purgeablectl", ["store"] + words)
     }
@@ -37,7 +41,7 @@
         try place.withStore { store in
           try Self.fill(store)
           let report = try Self.report(place, ["--check", "--list", "3"])
-          let summary = report.summary
+          let summary = try #require(report.summary)
           #expect(summary.recordCount == 240 && summary.fileCount == 10 && summary.expiredCount == 0 && summary.asideCount == 0)
           #expect(summary.byteCount == store.statistics.byteCount && summary.fileByteCount == 10 * 200_103)
           #expect(summary.usedCounts == [240, 0, 0, 0, 0])
@@ -116,6 +120,22 @@
       }
     }
 
+    @Test("what damage does not let anybody count is said to be unknown, and not nothing")
+    func uncounted() throws {
+      try withPlace { place in
+        try place.withStore { try Self.fill($0) }
+        let root = try #require(try place.number("SELECT rootpage FROM sqlite_schema WHERE name='life'"))
+        var bytes = try Self.data(place.database)
+        let start = (Int(root) - 1) * Schema.pageByteCount
+        bytes.replaceSubrange(start..<start + 64, with: Data(repeating: 0xA5, count: 64))
+        try bytes.write(to: URL(fileURLWithPath: place.database))
+        let child = try Self.run([place.path, "--check", "--list", "3"])
+        #expect(child.status == 1 && child.output.contains("cannot be counted"), "\(child.output)\(child.errors)")
+        let report = try Self.report(place, ["--check"])
+        #expect(report.summary == nil && report.check?.faultCount ?? 0 > 0 && report.json.text.contains("\"records\": null"))
+      }
+    }
+
     @Test("a check beside a program that stores and removes finds nothing wrong", .timeLimit(.minutes(2)))
     func besideWriter() throws {
       try withPlace { place in
@@ -175,18 +195,19 @@
           place.clock.pass(.seconds(3600))
           for key in 100..<110 { store.setValue(content(key, version: 1), forKey: "\(key)") }
           try store.flush()
-          let before = try Self.report(place).summary
+          let before = try Self.summary(place)
           let report = try Self.report(place, ["--trim", "20K"])
-          #expect(report.trimmedCount == before.recordCount - report.summary.recordCount)
-          #expect((10...19).contains(report.summary.recordCount) && report.summary.byteCount <= 20 << 10)
-          #expect(report.summary.databaseByteCount < 1 << 20 && before.databaseByteCount + before.logByteCount > 2 << 20)
-          #expect(report.summary.logByteCount == 0 && report.summary.fileCount == 0 && place.valueFiles().isEmpty)
+          let after = try #require(report.summary)
+          #expect(report.trimmedCount == before.recordCount - after.recordCount)
+          #expect((10...19).contains(after.recordCount) && after.byteCount <= 20 << 10)
+          #expect(after.databaseByteCount < 1 << 20 && before.databaseByteCount + before.logByteCount > 2 << 20)
+          #expect(after.logByteCount == 0 && after.fileCount == 0 && place.valueFiles().isEmpty)
           for key in 100..<110 { #expect(store.value(forKey: "\(key)") == content(key, version: 1)) }
           store.setValue([1], forKey: "new")
           try store.flush()
-          #expect(store.statistics.recordCount == report.summary.recordCount + 1 && store.statistics.failureCount == 0)
+          #expect(store.statistics.recordCount == after.recordCount + 1 && store.statistics.failureCount == 0)
         }
-        #expect(try Self.report(place, ["--trim", "0"]).summary.recordCount == 0)
+        #expect(try Self.summary(place, ["--trim", "0"]).recordCount == 0)
         try place.withStore { store in #expect(store.value(forKey: "100") == nil) }
       }
     }
@@ -197,10 +218,10 @@
         // A store of yesterday.
         place.clock.pass(.seconds(-86_400))
         try place.withStore { try Self.fill($0) }
-        #expect(try Self.report(place).summary.expiredCount == 30)
-        #expect(try Self.report(place).summary.usedCounts == [0, 0, 240, 0, 0])
+        #expect(try Self.summary(place).expiredCount == 30)
+        #expect(try Self.summary(place).usedCounts == [0, 0, 240, 0, 0])
         #expect(try Self.report(place, ["--trim", "1G"]).trimmedCount == 30)
-        #expect(try Self.report(place).summary.recordCount == 210)
+        #expect(try Self.summary(place).recordCount == 210)
       }
     }
 
@@ -216,7 +237,9 @@
         #expect(!FileManager.default.fileExists(atPath: place.folder.path + "/none"))
         try place.withStore { try Self.fill($0) }
         try place.run("PRAGMA journal_mode=DELETE")
-        for (statement, words) in [("PRAGMA user_version=9", "another version"), ("PRAGMA application_id=5", "another program")] {
+        for (statement, words) in [
+          ("PRAGMA user_version=9", "a newer version (9)"), ("PRAGMA application_id=5", "another program"),
+        ] {
           try place.run(statement)
           let before = try Self.data(place.database)
           let child = try Self.run([place.path, "--check", "--trim", "0"])

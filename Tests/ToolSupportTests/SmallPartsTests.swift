@@ -67,6 +67,8 @@ struct SmallPartsTests {
   func columns() {
     #expect(columnWidths([["a", "bb"], ["ccc"], []]) == [3, 2])
     #expect(columnWidths([]) == [])
+    #expect(tableLines([["a", "1", "22"], ["bbb", "333"], []]) == ["a      1  22", "bbb  333", ""])
+    #expect(tableLines([["a", "b", "1"], ["cc", "dd", "22"]], leftColumns: 2) == ["a   b    1", "cc  dd  22"])
     #expect("ab".padded(to: 4) == "ab  " && "ab".indented(to: 4) == "  ab")
     #expect("abc".padded(to: 2) == "abc" && "abc".indented(to: 2) == "abc")
   }

@@ -62,7 +62,8 @@ struct StoreOptions: Equatable, Sendable {
     /// How many records were removed; nil: none were to be.
     let trimmedCount: Int?
     let check: StoreInspection.Check?
-    let summary: StoreInspection.Summary
+    /// nil where damage does not let anything be counted.
+    let summary: StoreInspection.Summary?
     let records: [StoreInspection.Record]
     private let now = WallTime.now
 
@@ -77,9 +78,10 @@ struct StoreOptions: Equatable, Sendable {
         options.checks
         ? try store.check { progress.show("checking", share: nil, "\(Figures.count(UInt64($0))) records") } : nil
       self.check = check
-      let isSound = check.map { $0.faultCount == 0 } ?? true
-      summary = isSound ? try store.summary() : (try? store.summary()) ?? StoreInspection.Summary()
-      records = options.listCount > 0 ? try store.records(most: options.listCount) : []
+      let isDamaged = check.map { $0.faultCount > 0 } ?? false
+      summary = isDamaged ? try? store.summary() : try store.summary()
+      let listed = options.listCount > 0 ? options.listCount : nil
+      records = try listed.map { isDamaged ? (try? store.records(most: $0)) ?? [] : try store.records(most: $0) } ?? []
     }
 
     // MARK: Tables
@@ -99,7 +101,8 @@ struct StoreOptions: Equatable, Sendable {
       return "0x" + digits + (key.count > most / 2 - 1 ? "…" : "")
     }
 
-    var table: String {
+    private var summaryRows: [[String]] {
+      guard let summary else { return [["records", "cannot be counted, for damage"]] }
       var rows = [
         ["records", "\(Self.count(summary.recordCount)), \(Self.size(summary.byteCount)) (keys, values, and 100 bytes each)"]
       ]
@@ -120,6 +123,11 @@ struct StoreOptions: Equatable, Sendable {
       if summary.asideCount > 0 {
         rows.append(["put aside", "\(summary.asideCount) damaged, which go when a program that has the store open is idle"])
       }
+      return rows
+    }
+
+    var table: String {
+      var rows = summaryRows
       if let trimmedCount { rows.append(["removed", "\(Self.count(trimmedCount)) records"]) }
       if let check {
         let faults = check.faultCount == 0 ? "nothing wrong" : "\(Self.count(check.faultCount)) FAULTS"
@@ -147,12 +155,7 @@ struct StoreOptions: Equatable, Sendable {
           record.expires.map { $0 <= now ? "expired" : age(2 * now - $0) } ?? "never",
         ])
       }
-      let widths = columnWidths(rows)
-      return rows.map { row in
-        row.enumerated().map {
-          $0.offset == 0 ? $0.element.padded(to: widths[0]) : $0.element.indented(to: widths[$0.offset])
-        }.joined(separator: "  ")
-      }
+      return tableLines(rows)
     }
 
     /// "3 s", "2 h", "40 days".
@@ -168,9 +171,10 @@ struct StoreOptions: Equatable, Sendable {
 
     private static func number(_ number: Int) -> JSON { .integer(Int64(number)) }
 
-    var json: JSON {
-      var members: [(name: String, value: JSON)] = [
-        ("store", .string(folder)), ("records", Self.number(summary.recordCount)), ("bytes", Self.number(summary.byteCount)),
+    private var summaryMembers: [(name: String, value: JSON)] {
+      guard let summary else { return [("records", .null)] }
+      return [
+        ("records", Self.number(summary.recordCount)), ("bytes", Self.number(summary.byteCount)),
         ("fileRecords", Self.number(summary.fileCount)), ("fileBytes", Self.number(summary.fileByteCount)),
         ("expired", Self.number(summary.expiredCount)),
         (
@@ -180,6 +184,10 @@ struct StoreOptions: Equatable, Sendable {
         ), ("databaseBytes", Self.number(summary.databaseByteCount)), ("freeBytes", Self.number(summary.freeByteCount)),
         ("logBytes", Self.number(summary.logByteCount)), ("putAside", Self.number(summary.asideCount)),
       ]
+    }
+
+    var json: JSON {
+      var members: [(name: String, value: JSON)] = [("store", .string(folder))] + summaryMembers
       if let trimmedCount { members.append(("removed", Self.number(trimmedCount))) }
       if let check {
         let faults = check.faults.map { fault in
