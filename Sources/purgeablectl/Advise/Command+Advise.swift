@@ -149,19 +149,12 @@ struct AdviceReport {
     var rows = [["size", "uses", "requests", "chance", "recompute", "purge", "swap", "keep", "cheapest"]]
     for (one, sums) in known { rows.append([ObjectClass.sizeNames[one.size], ObjectClass.useNames[one.uses]] + cells(sums)) }
     if known.count > 1 { rows.append(["all", ""] + cells(sums.all)) }
-    let widths = columnWidths(rows)
-    let lines = rows.map { row in
-      row.enumerated().map {
-        $0.offset < 2 ? $0.element.padded(to: widths[$0.offset]) : $0.element.indented(to: widths[$0.offset])
-      }
-      .joined(separator: "  ")
-    }
     let measured = sums.costs.directory.map { ", measured in \($0)" } ?? ""
     return """
       \(options.trace): \(Figures.count(sums.requests)) requests; reuse within \(Figures.count(sums.window))
       a page: in \(Self.time(sums.costs.pageIn)), out \(Self.time(sums.costs.pageOut))\(measured)
 
-      \(lines.joined(separator: "\n"))
+      \(tableLines(rows, leftColumns: 2).joined(separator: "\n"))
 
       \(sentence)
       """

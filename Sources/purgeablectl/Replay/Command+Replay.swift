@@ -105,8 +105,6 @@ struct ReplayOptions: Equatable, Sendable {
   var isJSON: Bool
   /// Where to write the run's record; nil: nowhere.
   var recordPath: String?
-  /// As it was given.
-  var capacityText: String
 
   var tellsCosts: Bool { cost != nil && !isWithoutCredit }
 
@@ -125,7 +123,6 @@ struct ReplayOptions: Equatable, Sendable {
     if isWithoutCredit, cost == nil { throw UsageError("--without-credit goes with --cost") }
     isJSON = arguments.has("json")
     recordPath = arguments.text("record")
-    capacityText = arguments.text("capacity") ?? ""
     switch (arguments.text("capacity"), try arguments.bytes("memory-limit")) {
     case (nil, nil): throw UsageError("--capacity or --memory-limit is missing")
     case (_?, _?): throw UsageError("--capacity or --memory-limit, not both")

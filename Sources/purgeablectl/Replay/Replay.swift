@@ -74,7 +74,7 @@ struct Replay {
     var cache = try ReplayCache(
       limit, order: options.order, expiry: options.expiry(of: trace), tellsCosts: options.tellsCosts)
     cache.countsBytes = recorder != nil
-    try begin(trace, limitBytes: nil)
+    try begin(trace, limit)
     try trace.forEachBatch(&progress, "replaying") { [recorder] requests in
       if !isShare { footprint.note(requests) }
       cache.run(requests)
@@ -88,12 +88,12 @@ struct Replay {
 
   // MARK: The record
 
-  private func begin(_ trace: TraceFile, limitBytes: UInt64?) throws(ToolFailure) {
-    let bound = limitBytes.map { "a memory group of \(ByteSize($0))" } ?? "capacity \(options.capacityText)"
+  private func begin(_ trace: TraceFile, _ limit: ReplayLimit) throws(ToolFailure) {
+    let groupBytes: UInt64? = if case .group(let bytes) = limit { bytes } else { nil }
     try recorder?.begin(
       RunHeader(
-        run: "replay", format: RunHeader.format, about: "\(trace.path), \(bound), order \(options.order.name)",
-        limitBytes: limitBytes))
+        run: "replay", format: RunHeader.format, about: "\(trace.path), \(limit.inWords), order \(options.order.name)",
+        limitBytes: groupBytes))
   }
 
   private static func note(_ counts: ReplayCounts, _ group: GroupFiles?, _ recorder: RunRecorder) throws(ToolFailure) {
@@ -130,7 +130,7 @@ struct Replay {
     }
     if recorder != nil { words.append("--bytes") }
     let child = try Children.start(words + GroupProcess.words(group.files))
-    try begin(trace, limitBytes: limitBytes)
+    try begin(trace, .group(limitBytes))
     var footprint = Footprint()
     do {
       var counts = ReplayCounts()
@@ -234,13 +234,7 @@ struct ReplayReport {
   }
 
   private var limitInWords: String {
-    switch limit {
-    case .objects(let count): "at most \(Figures.count(count)) entries"
-    case .payloadBytes(let bytes): "at most \(ByteSize(bytes)) of values"
-    case .heldBytes(let bytes): "at most \(ByteSize(bytes)) in all"
-    case .group(let bytes):
-      "cgroup v\(group?.rawValue ?? 0), limit \(ByteSize(bytes))\(options.isKernelAlone ? ", the kernel alone" : "")"
-    }
+    (group.map { "cgroup v\($0.rawValue), " } ?? "") + limit.inWords + (options.isKernelAlone ? ", the kernel alone" : "")
   }
 
   /// With four digits after the point.

@@ -89,6 +89,15 @@ enum ReplayLimit: Equatable, Sendable {
   case heldBytes(UInt64)
   /// Nothing but the memory group that the process is in.
   case group(UInt64)
+
+  var inWords: String {
+    switch self {
+    case .objects(let count): "at most \(Figures.count(count)) entries"
+    case .payloadBytes(let bytes): "at most \(ByteSize(bytes)) of values"
+    case .heldBytes(let bytes): "at most \(ByteSize(bytes)) in all"
+    case .group(let bytes): "limit \(ByteSize(bytes))"
+    }
+  }
 }
 
 /// How long values are valid.

@@ -30,15 +30,7 @@ struct StressReport: Sendable {
 
   var table: String {
     var lines = ["\(scenario.name): \(scenario.shows)", "\(pressure), swap \(swap), seed \(seed), \(Figures.time(nanoseconds))"]
-    let widths = columnWidths(outcome.rows)
-    for row in outcome.rows {
-      // Names to the left, numbers to the right.
-      let cells = row.enumerated().map { column, cell in
-        column == 0 ? cell.padded(to: widths[0]) : cell.indented(to: widths[column])
-      }
-      lines.append("  " + cells.joined(separator: "  "))
-    }
-    lines.append(verdict)
+    lines += tableLines(outcome.rows).map { "  " + $0 } + [verdict]
     return lines.joined(separator: "\n") + "\n"
   }
 

@@ -22,7 +22,8 @@ final class StressStage {
   private let spoiling: String?
   private let recorder: RunRecorder?
   private var phase: String?
-  private var lastEvent: (words: String, time: UInt64)?
+  /// The last one of this phase.
+  private var lastEvent: String?
 
   /// A process that has something to do says so twice a second. Under pressure it may be late.
   static let silenceLimit: UInt64 = 30_000_000_000
@@ -134,13 +135,11 @@ final class StressStage {
     child.result = nil
     child.lastHeard = Clock.now
     try tell(child, order, numbers)
-    phase = order.phase ?? phase
-    guard let event = order.event else { return }
+    if let its = order.phase { (phase, lastEvent) = (its, nil) }
     // One of many in a row is enough.
-    let now = Clock.now
-    let isNew = lastEvent.map { $0.words != event || now - $0.time > 2_000_000_000 } ?? true
-    lastEvent = (event, now)
-    if isNew { try note { $0.event = event } }
+    guard let event = order.event, event != lastEvent else { return }
+    lastEvent = event
+    try note { $0.event = event }
   }
 
   /// Says something to a process that is busy.
