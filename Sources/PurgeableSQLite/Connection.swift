@@ -17,6 +17,8 @@
     var isGone = false
     /// A version of the tables that this one does not know.
     var isNewer = false
+    /// The log is long, and a reader that does not end keeps it from being written back.
+    var isHeldUp = false
     var call: String
     var message: String
 
@@ -124,13 +126,16 @@
     var lastRowID: Int64 { unsafe sqlite3_last_insert_rowid(handle) }
     var isInTransaction: Bool { unsafe sqlite3_get_autocommit(handle) == 0 }
 
-    /// Writes the log back to the database, as far as no reader needs it. `cuts`: waits for readers, and cuts it.
-    package func checkpoint(cuts: Bool) throws(StoreFailure) {
+    /// Writes the log back to the database, as far as no reader needs it. `cuts`: waits for readers, and cuts it. Returns how
+    /// many pages the log has.
+    @discardableResult
+    package func checkpoint(cuts: Bool) throws(StoreFailure) -> Int {
       var (log, done): (Int32, Int32) = (0, 0)
       let code = unsafe sqlite3_wal_checkpoint_v2(
         handle, nil, cuts ? SQLITE_CHECKPOINT_TRUNCATE : SQLITE_CHECKPOINT_PASSIVE, &log, &done)
       if code != SQLITE_OK { throw failure(code, "sqlite3_wal_checkpoint_v2", "checkpoint") }
       logPageCount = cuts ? 0 : Int(log - done)
+      return cuts ? 0 : Int(log)
     }
 
     /// From here on `logPageCount` is kept.

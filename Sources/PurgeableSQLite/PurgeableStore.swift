@@ -171,7 +171,7 @@
     /// Whether memory or the database has a value for the key. Not a use. Waits for the disk.
     public func containsValue(forKey key: Key) -> Bool {
       if cache.containsValue(forKey: key) { return true }
-      return Self.keyBytes(key).map { database.has($0) } ?? false
+      return Self.storeKey(key).map { database.has($0) } ?? false
     }
 
     // MARK: Storing and removing
@@ -231,10 +231,12 @@
 
     // MARK: Inside
 
+    private static func storeKey(_ key: Key) -> StoreKey? { keyBytes(key).map { StoreKey($0) } }
+
     /// The key's bytes, the same for equal keys; nil for one that has none.
     private static func keyBytes(_ key: Key) -> [UInt8]? {
       if let text = key as? String {
-        let isASCII = text.utf8.allSatisfy { $0 < 128 }
+        let isASCII = text.utf8Span.isKnownASCII || text.utf8.allSatisfy { $0 < 128 }
         return Array((isASCII ? text : text.precomposedStringWithCanonicalMapping).utf8)
       }
       return key.withPurgeableBytesIfEncodable { span in unsafe span.withUnsafeBytes { unsafe [UInt8]($0) } }
@@ -257,17 +259,17 @@
 
     /// What announces a change of the key's record; nil: there is none.
     private func change(of key: Key, to record: StoredRecord?) -> @Sendable () -> Void {
-      guard let bytes = Self.keyBytes(key) else { return {} }
+      guard let key = Self.storeKey(key) else { return {} }
       let change = record.map { Change.put($0) } ?? .removal
-      return { [database] in database.change(bytes, change) }
+      return { [database] in database.change(key, change) }
     }
 
-    private func changeNumber(of key: Key) -> UInt32 { Self.keyBytes(key).map { database.changeNumber(of: $0) } ?? 0 }
+    private func changeNumber(of key: Key) -> UInt32 { Self.storeKey(key).map { database.changeNumber(of: $0) } ?? 0 }
 
     /// What the database has, of a version; nil: of any. With the number that tells whether the key has changed since.
     private func read(_ key: Key, _ version: String?) -> (result: TierResult<Value>, number: UInt32) {
-      guard let bytes = Self.keyBytes(key) else { return (.absent, 0) }
-      let (read, number) = database.read(bytes)
+      guard let key = Self.storeKey(key) else { return (.absent, 0) }
+      let (read, number) = database.read(key)
       guard let record = read, version == nil || record.version == version else {
         database.noteLookUp(isHit: false)
         return (.absent, number)
@@ -286,16 +288,16 @@
         sinceCreation: record.deadline.map { .nanoseconds(max(1, $0 - now)) }, sinceLastUse: record.idle.map { .nanoseconds($0) })
       // Without a default of the store's, the cache's holds.
       if found.expiry == .never, defaultExpiry == nil { found.expiry = nil }
-      found.announce = { [database] in database.isUnchanged(bytes, since: number) }
+      found.announce = { [database] in database.isUnchanged(key, since: number) }
       if record.format != UInt32(format.version) {
-        found.announce = conversion(of: value, record, bytes, number) ?? found.announce
+        found.announce = conversion(of: value, record, key, number) ?? found.announce
       }
       return (.found(found), number)
     }
 
     /// A value of another version takes the form of this one, with all that it had beside.
     private func conversion(
-      of value: Value, _ record: StoredRecord, _ key: [UInt8], _ number: UInt32
+      of value: Value, _ record: StoredRecord, _ key: StoreKey, _ number: UInt32
     ) -> (@Sendable () -> Bool)? {
       guard let bytes = try? format.encode(value) else { return nil }
       var record = record
@@ -313,9 +315,9 @@
     ) -> TierResult<Value> {
       var found = TierValue(value)
       (found.expiry, found.version) = (expiry ?? defaultExpiry, version)
-      if let bytes = Self.keyBytes(key) {
+      if let key = Self.storeKey(key) {
         let change = record(of: value, nil, found.expiry, version).map { Change.put($0) } ?? .removal
-        found.announce = { [database] in database.change(bytes, change, ifUnchangedSince: number) }
+        found.announce = { [database] in database.change(key, change, ifUnchangedSince: number) }
       }
       return .found(found)
     }

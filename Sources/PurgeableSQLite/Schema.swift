@@ -22,6 +22,8 @@
     static let pageByteCount = 8192
     /// The log is written back from so many pages on: 16 MiB.
     static let mostLogPages = 2048
+    /// And may reach so many while a reader stands in its way: 48 MiB.
+    static let mostHeldPages = 6144
 
     /// Of moments, and of times.
     static let latest: Int64 = 1 << 62 - 1

@@ -8,10 +8,10 @@
 
   extension StoreDatabase {
     /// What a key's value is now, in whatever state of being written, and the number of its last change. Waits for the disk.
-    func read(_ key: [UInt8]) -> (record: StoredRecord?, number: UInt32) {
+    func read(_ key: StoreKey) -> (record: StoredRecord?, number: UInt32) {
       guard isOurs else { return (nil, 0) }
       let (answer, number) = waitingAnswer(key)
-      return (lookUp(key, answer), number)
+      return (lookUp(key.bytes, answer), number)
     }
 
     func noteLookUp(isHit: Bool) {
@@ -53,7 +53,7 @@
       }
     }
 
-    private func waitingAnswer(_ key: [UInt8]) -> (Changes.Answer, number: UInt32) {
+    private func waitingAnswer(_ key: StoreKey) -> (Changes.Answer, number: UInt32) {
       mutex.withLock {
         let number = changeNumbers[key]
         for changes in [waiting, writing] {
@@ -111,7 +111,7 @@
 
     static func mostReadBytes() -> Int { max(8 << 20, Int(clamping: ProcessMemory.limit() / 128)) }
 
-    func has(_ key: [UInt8]) -> Bool {
+    func has(_ key: StoreKey) -> Bool {
       guard isOurs else { return false }
       let now = self.now()
       switch waitingAnswer(key).0 {
@@ -120,7 +120,7 @@
       case .unchanged: break
       }
       do {
-        return try readers.withReader { (reader) throws(StoreFailure) in try reader.has(key, at: now) } ?? false
+        return try readers.withReader { (reader) throws(StoreFailure) in try reader.has(key.bytes, at: now) } ?? false
       } catch {
         fail(error)
         return false

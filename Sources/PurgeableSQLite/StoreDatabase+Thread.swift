@@ -77,7 +77,8 @@
     }
 
     private func takeWork() -> Work {
-      writing = exchange(&waiting, with: Changes())
+      // As many come again, perhaps.
+      writing = exchange(&waiting, with: Changes(capacity: min(waiting.byKey.count, Self.batchCount)))
       waitingSince = nil
       let work = Work(
         changes: writing, touches: exchange(&touches, with: [:]), damaged: exchange(&damaged, with: []),
@@ -90,14 +91,14 @@
       if work.isIdle { return tidyUp() }
       isTidy = false
       if work.isDamaged {
-        _ = mends(StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_step", message: "a page is damaged"))
+        _ = mend(StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_step", message: "a page is damaged"))
       }
       var failure = writeAll(work)
       var counts = [Int](repeating: 0, count: work.requests.count)
       for (i, request) in work.requests.enumerated() where failure == nil {
         do throws(StoreFailure) { counts[i] = try answer(request.kind) } catch {
           failure = error
-          if error.isDamage { _ = mends(error) }
+          if error.isDamage || error.isHeldUp { _ = mend(error) }
         }
       }
       if let writer { note(writer.total) }
@@ -142,8 +143,8 @@
           return nil
         } catch {
           tries += 1
-          if tries == 1, error.isGone || mends(error) {
-            if error.isGone || error.isDamage || exchange(&isAnew, with: false) {
+          if tries == 1, let mended = error.isGone ? .begunAnew : mend(error) {
+            if mended == .begunAnew {
               // Rows of a database that is there no more; and with it went what was just written.
               (work.touches, work.damaged, work.changes) = ([:], [], batch)
               mutex.withLock { writing = batch }
@@ -252,12 +253,14 @@
       mutex.withLock { (touches, touchedSince, damaged, isDamaged) = ([:], nil, [], false) }
     }
 
-    /// Whether another try may go well.
-    private func mends(_ failure: StoreFailure) -> Bool {
+    private enum Mended { case madeRoom, begunAnew }
+
+    /// nil where another try would not go better.
+    private func mend(_ failure: StoreFailure) -> Mended? {
       do throws(StoreFailure) {
-        if failure.isDamage {
+        if failure.isDamage || failure.isHeldUp {
           try beginAnew(makesRoom: false)
-          return true
+          return .begunAnew
         }
         if failure.isFull, let writer {
           // Even what is removed has to be written first.
@@ -267,20 +270,19 @@
           try writer.vacuum(cutsLog: true)
           try writer.cutLog()
           folder.makeReserve()
-          return true
+          return .madeRoom
         }
       } catch {
         // A log that cannot be written back for want of room takes it from all else.
         guard failure.isFull, error.isFull, StoreFolder.byteCount(folder.database + "-wal") > StoreFolder.reserveByteCount else {
-          return false
+          return nil
         }
         do throws(StoreFailure) {
           try beginAnew(makesRoom: true)
-          isAnew = true
-          return true
-        } catch { return false }
+          return .begunAnew
+        } catch { return nil }
       }
-      return false
+      return nil
     }
 
     /// With a new database; the old one is put aside, and deleted later, or now.

@@ -126,8 +126,6 @@
     /// When what had expired was removed last.
     var expiredAt: Int64 = 0
     var isTidy = false
-    /// The database was begun anew, for room.
-    var isAnew = false
     var hasSwept = false
 
     // MARK: Opening and ending
@@ -208,14 +206,14 @@
     /// From now on reads answer this. Called under mutexes of the cache. `number`: false, and nothing changes, where the key has
     /// changed since.
     @discardableResult
-    func change(_ key: [UInt8], _ change: Change, ifUnchangedSince number: UInt32? = nil) -> Bool {
+    func change(_ key: StoreKey, _ change: Change, ifUnchangedSince number: UInt32? = nil) -> Bool {
       guard isOurs else { return true }
       return mutex.withLock {
         guard !isEnded else { return true }
         guard changeNumbers.raise(key, ifStill: number) else { return false }
         var change = change
         if case .put(let record) = change {
-          let byteCount = StoredRecord.size(key, record.value.count)
+          let byteCount = StoredRecord.size(key.bytes, record.value.count)
           let isWanted = Int64(byteCount) <= limits.mostRecordBytes
           // One that is longer than all that may wait, waits alone.
           let waitingBytes = waiting.valueBytes + writing.valueBytes
@@ -234,9 +232,9 @@
     }
 
     /// Another one after each change of the key.
-    func changeNumber(of key: [UInt8]) -> UInt32 { isOurs ? mutex.withLock { changeNumbers[key] } : 0 }
+    func changeNumber(of key: StoreKey) -> UInt32 { isOurs ? mutex.withLock { changeNumbers[key] } : 0 }
 
-    func isUnchanged(_ key: [UInt8], since number: UInt32) -> Bool { changeNumber(of: key) == number }
+    func isUnchanged(_ key: StoreKey, since number: UInt32) -> Bool { changeNumber(of: key) == number }
 
     func removeAll() {
       guard isOurs else { return }

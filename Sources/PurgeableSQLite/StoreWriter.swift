@@ -336,9 +336,17 @@
 
     // MARK: Upkeep
 
-    /// Writes the log back where it is long.
+    /// Writes the log back where it is long. As long as anybody reads what it began with, it grows all the same: up to the size
+    /// of the database, which a reader of all of it may take its time for.
     func checkpointIfLong() throws(StoreFailure) {
-      if connection.logPageCount >= Schema.mostLogPages { try checkpoint(cuts: false) }
+      guard connection.logPageCount >= Schema.mostLogPages else { return }
+      let count = try checkpoint(cuts: false)
+      guard count >= Schema.mostHeldPages, try count >= connection.number("PRAGMA page_count") ?? 0 else { return }
+      do { try checkpoint(cuts: true) } catch  where error.isBusy {
+        throw StoreFailure(
+          code: error.code, isHeldUp: true, call: error.call,
+          message: "a reader has kept the log from being written back until it was as long as the database")
+      }
     }
 
     /// Writes all of the log back, as far as readers allow it.
@@ -346,12 +354,16 @@
       do { try checkpoint(cuts: true) } catch  where error.isBusy {}
     }
 
-    private func checkpoint(cuts: Bool) throws(StoreFailure) {
-      try folder.locked { () throws(StoreFailure) in try connection.checkpoint(cuts: cuts) }
+    /// Returns how many pages the log has.
+    @discardableResult
+    private func checkpoint(cuts: Bool) throws(StoreFailure) -> Int {
+      let count = try folder.locked { () throws(StoreFailure) in try connection.checkpoint(cuts: cuts) }
       // What was written back is wanted in no page cache. Before, the log is read there.
-      guard let log = try openLog() else { return }
-      posix_fadvise(log, 0, 0, POSIX_FADV_DONTNEED)
-      close(log)
+      if let log = try openLog() {
+        posix_fadvise(log, 0, 0, POSIX_FADV_DONTNEED)
+        close(log)
+      }
+      return count
     }
 
     /// nil where there is none: it was written back. SQLite has no locks on the log, so that it may be closed.

@@ -53,11 +53,19 @@
     case removal
   }
 
-  /// An array hashes its bytes one by one.
+  /// A key's bytes, hashed once.
   struct StoreKey: Hashable, Sendable {
     let bytes: [UInt8]
+    fileprivate let number: Int
 
-    func hash(into hasher: inout Hasher) { unsafe bytes.withUnsafeBytes { unsafe hasher.combine(bytes: $0) } }
+    init(_ bytes: [UInt8]) {
+      var hasher = Hasher()
+      unsafe bytes.withUnsafeBytes { unsafe hasher.combine(bytes: $0) }
+      (self.bytes, number) = (bytes, hasher.finalize())
+    }
+
+    func hash(into hasher: inout Hasher) { hasher.combine(number) }
+    static func == (a: StoreKey, b: StoreKey) -> Bool { a.number == b.number && a.bytes == b.bytes }
   }
 
   /// What waits to be written, the last change of each key.
@@ -68,6 +76,9 @@
     /// Of records that are to be put, and of removals.
     private(set) var valueBytes = 0
     private(set) var removalBytes = 0
+
+    /// `capacity`: how many there may soon be.
+    init(capacity: Int = 0) { byKey.reserveCapacity(capacity) }
 
     var byteCount: Int { valueBytes + removalBytes }
     var isEmpty: Bool { byKey.isEmpty && !isCleared }
@@ -81,17 +92,17 @@
       case unchanged
     }
 
-    func answer(_ key: [UInt8]) -> Answer {
-      switch byKey[StoreKey(bytes: key)] {
+    func answer(_ key: StoreKey) -> Answer {
+      switch byKey[key] {
       case .put(let record): .put(record)
       case .removal: .nothing
       case nil: isCleared ? .nothing : .unchanged
       }
     }
 
-    mutating func set(_ change: Change, _ key: [UInt8]) {
-      count(change, key, 1)
-      if let old = byKey.updateValue(change, forKey: StoreKey(bytes: key)) { count(old, key, -1) }
+    mutating func set(_ change: Change, _ key: StoreKey) {
+      count(change, key.bytes, 1)
+      if let old = byKey.updateValue(change, forKey: key) { count(old, key.bytes, -1) }
     }
 
     private mutating func count(_ change: Change, _ key: [UInt8], _ sign: Int) {
@@ -110,13 +121,13 @@
     mutating func follow(_ earlier: Changes) {
       if isCleared { return }
       isCleared = earlier.isCleared
-      for (key, change) in earlier.byKey where byKey[key] == nil { set(change, key.bytes) }
+      for (key, change) in earlier.byKey where byKey[key] == nil { set(change, key) }
     }
 
     /// Gives the values up, and keeps what makes sure that older ones are not returned.
     mutating func forgetValues(mostKeys: Int) {
       if byKey.count > mostKeys { return clear() }
-      for key in byKey.keys { set(.removal, key.bytes) }
+      for key in byKey.keys { set(.removal, key) }
     }
   }
 
@@ -125,11 +136,11 @@
   struct ChangeNumbers {
     private var numbers = [UInt32](repeating: 0, count: 1 << 16)
 
-    private func slot(_ key: [UInt8]) -> Int { StoreKey(bytes: key).hashValue & (numbers.count - 1) }
+    private func slot(_ key: StoreKey) -> Int { key.number & (numbers.count - 1) }
 
-    subscript(key: [UInt8]) -> UInt32 { numbers[slot(key)] }
+    subscript(key: StoreKey) -> UInt32 { numbers[slot(key)] }
     /// Gives a key its next number. False, and nothing changes, where it has another one than `number`.
-    mutating func raise(_ key: [UInt8], ifStill number: UInt32?) -> Bool {
+    mutating func raise(_ key: StoreKey, ifStill number: UInt32?) -> Bool {
       let slot = slot(key)
       if let number, numbers[slot] != number { return false }
       numbers[slot] &+= 1

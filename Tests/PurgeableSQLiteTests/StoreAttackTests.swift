@@ -132,7 +132,7 @@
         }
         let database = try StoreDatabase("store", folder, StoreLimits(), uses, now: { WallTime.now }, operation: "test")
         func record(_ byte: UInt8) -> StoredRecord { StoredRecord(value: [byte], format: 0, made: 0, used: 0) }
-        let (key, other): ([UInt8], [UInt8]) = ([1], [2])
+        let (key, other) = (StoreKey([1]), StoreKey([2]))
         for change in [Change.put(record(2)), .removal, nil] {
           database.change(key, .put(record(1)))
           database.change(other, .put(record(1)))
@@ -293,7 +293,7 @@
         for turn in 0..<(TestRun.isFull ? 1000 : 100) {
           let writer = try folder.locked { () throws(StoreFailure) in try StoreWriter(folder, fileThreshold: 1 << 20) }
           var changes = Changes()
-          changes.set(.put(StoredRecord(value: [UInt8(turn % 256)], format: 0, made: 1, used: 1)), [1])
+          changes.set(.put(StoredRecord(value: [UInt8(turn % 256)], format: 0, made: 1, used: 1)), StoreKey([1]))
           try writer.write(changes)
           let pool = ReaderPool(folder)
           let found = try pool.withReader { (reader) throws(StoreFailure) in try reader.read([1]) }
