@@ -62,7 +62,14 @@
 //
 // In a forked child the word is 0 and becomes [ D ] when it is first looked at; see region_pool.c for the rest of the fork.
 
-#include "region_internal.h"
+#include "region.h"
+
+#include "region_counters.h"
+#include "region_filler.h"
+#include "region_offer.h"
+#include "region_queue.h"
+#include "region_witness.h"
+#include "region_word.h"
 
 #if defined(PURGEABLE_TEST_HOOKS)
 static _Atomic uint64_t waited_locks;

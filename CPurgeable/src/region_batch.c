@@ -9,7 +9,9 @@
 // the old page: were they offered and taken, a writer could fill such a page anew while another CPU still read the old zeros,
 // and nothing would have to flush them (a page without witness is not rescued).
 
-#include "region_internal.h"
+#include "region_batch.h"
+
+#include "region_word.h"
 
 // Adjacent pages that get the same advice, and the regions they belong to.
 typedef struct run {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // What all regions add up to: the statistics, and the limit on what is locked.
 
-#include "region_internal.h"
+#include "region_counters.h"
+
+#include "region_pool.h"
 
 // Shards are read one after the other. A sum of them can be off by what changed in between, and can fall below 0.
 static uint64_t at_least_zero(uint64_t sum) { return sum > INT64_MAX ? 0 : sum; }

@@ -10,7 +10,9 @@
 //
 // The proof is in region.c: F, I and J. Who the filler is: region_filler.c.
 
-#include "region_internal.h"
+#include "region.h"
+#include "region_filler.h"
+#include "region_word.h"
 
 // MARK: Begin
 

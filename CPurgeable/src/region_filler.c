@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Who fills a region. The proof is in region.c: J.
 
-#include "region_internal.h"
+#include "region_filler.h"
 
 uint64_t purgeable__this_thread(void) {
   // Numbers, not addresses of something the thread has: those go to the next thread when this one ends. A forked child goes on

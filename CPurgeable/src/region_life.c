@@ -4,7 +4,10 @@
 //   create --> [structure, ordinary memory] --> word, bytes [pages of the pool]
 //   destroy: out of the queue --> wait out the last madvise --> counters --> wipe the pages --> bits --> free
 
-#include "region_internal.h"
+#include "region_filler.h"
+#include "region_pool.h"
+#include "region_queue.h"
+#include "region_word.h"
 
 static purgeable__counters_t *shard_of(purgeable__shared_t *shared, const purgeable_region_t *region) {
   uint64_t mixed = (uint64_t)(uintptr_t)region * UINT64_C(0x9E3779B97F4A7C15);

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Offering one region: by its owner, or by the unlock that left it idle. (Many: region_queue.c.)
 
-#include "region_internal.h"
+#include "region_offer.h"
+
+#include "region_batch.h"
+#include "region_queue.h"
+#include "region_word.h"
 
 int purgeable__region_offer(purgeable_region_t *region) {
   uint64_t word = purgeable__word_load(region);

@@ -24,7 +24,7 @@
 // 4.14) give no such child; the probe reports them. A fork from a signal handler that interrupted this library is outside of the
 // contract.
 
-#include "region_internal.h"
+#include "region_pool.h"
 
 enum {
   CHUNK_BYTES = 64 << 20,

@@ -27,7 +27,11 @@
 // 31 more, or when a process there offers memory or ends. So each later offer finds fewer; the last ring repeats. What the kernel
 // refused stays in the rings as well: memory that was mlocked for a while is not for ever.
 
-#include "region_internal.h"
+#include "region_queue.h"
+
+#include "region_batch.h"
+#include "region_pool.h"
+#include "region_word.h"
 
 #include <time.h>
 

@@ -20,7 +20,8 @@
 //
 // A long copy would be preempted on a busy machine each time it is tried; a piece passes.
 
-#include "region_internal.h"
+#include "region_witness.h"
+#include "region_word.h"
 
 enum {
   REGION_PIECE_BYTES = 64 << 10,

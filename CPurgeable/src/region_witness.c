@@ -9,7 +9,7 @@
 // writer came before them, and by an unlock that a writing lock overtakes. In each case the state word, looked at afterwards,
 // says that the answer does not count. So these loads are volatile, and excluded from the thread sanitizer.
 
-#include "region_internal.h"
+#include "region_witness.h"
 
 _Static_assert(65536 / sizeof(uint64_t) + 1 <= UINT16_MAX, "a page of 64 KiB fits the index");
 

@@ -8,7 +8,9 @@
 //     |
 //     +-- unsettled, or a fill: set WAITERS, sleep on the low half <---- finish: clear OFFERING and WAITERS, wake
 
-#include "region_internal.h"
+#include "region_word.h"
+
+#include "region_pool.h"
 
 // In a forked child the pool is healed before the first word is, so that "everything there was counts as discarded" happens
 // before the first refill takes something off it.

@@ -7,7 +7,7 @@
 //   F refills   P refills and publishes   X refills and gives up   E, E2 lock or fill
 #include "model.h"
 
-#include "region_internal.h"
+#include "region_structure.h"
 
 #include "region_word.c"
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // What the region files share: the state word, the region, and the process-wide pool that survives a fork with nothing in it.
-// Each file calls only those that stand above it here.
 //
 //   63      32 31  30 29    28      27      26    25     24      23       22     21        20       19      0
 //   +---------+------+-----+-------+-------+-----+------+-------+--------+------+---------+--------+--------+
@@ -9,8 +8,8 @@
 //
 // The word lies in memory that a fork wipes. ALIVE is set in every word this process wrote, so a word of 0 says one thing only:
 // we are a forked child and have not looked at this region before. The word then becomes ALIVE | DISCARDED.
-#ifndef PURGEABLE_REGION_INTERNAL_H
-#define PURGEABLE_REGION_INTERNAL_H
+#ifndef PURGEABLE_REGION_STRUCTURE_H
+#define PURGEABLE_REGION_STRUCTURE_H
 
 #include "internal.h"
 
@@ -188,139 +187,6 @@ static inline bool purgeable__is_sparse(const purgeable_region_t *region) {
 static inline void purgeable__count_kernel_discard(purgeable_region_t *region) {
   add_relaxed(&region->counters->kernel_discards, 1);
   add_relaxed(&region->counters->discarded_by_kernel_bytes, purgeable__region_bytes(region));
-}
-
-// MARK: region_pool.c
-
-// Bytes, in whole pages, and (if asked for) number of the regions that live.
-uint64_t purgeable__region_total(uint64_t *region_count);
-// A region of `bytes` begins, or ends.
-void purgeable__region_total_change(size_t bytes, bool is_more);
-
-// The shared page, made at the first call; NULL where no memory is left.
-purgeable__shared_t *purgeable__shared_make(void);
-// The shared page if there is one. In a forked child it is healed first: everything there was counts as discarded.
-purgeable__shared_t *purgeable__shared(void);
-void purgeable__pool_lock(purgeable__shared_t *shared);
-// The same for a thread that has just given the mutex back: who waits for it comes first.
-void purgeable__pool_lock_in_turn(purgeable__shared_t *shared);
-void purgeable__pool_unlock(purgeable__shared_t *shared);
-
-// Gives `region`, whose page count and page size are set, its pages, all zeros, and its word. 0 or ENOMEM.
-int purgeable__pages_take(purgeable_region_t *region);
-// Wipes the pages and takes them back. 0 or an errno: of a munmap, then the pages are wiped and the address space stays; or of
-// the wiping, then they keep what they hold and are kept out of use for good.
-int purgeable__pages_give(purgeable_region_t *region);
-
-// MARK: region_word.c
-
-// Reads the word (acquire; partner: every `purgeable__word_change`), healed in a forked child.
-uint64_t purgeable__word_load(purgeable_region_t *region);
-// The one way a word changes: from exactly `*seen` to `wanted`, counters with it. On failure `*seen` is what stands there now.
-// After a success that cleared OFFERING the region may be destroyed by another thread at any moment.
-bool purgeable__word_change(purgeable_region_t *region, uint64_t *seen, uint64_t wanted);
-// Sleeps while the word is `word`, which is unsettled or says FILLING (or answers at once); answers the word that stands then.
-// Keeps errno.
-uint64_t purgeable__word_wait(purgeable_region_t *region, uint64_t word);
-// Ends OFFERING: clears and sets what else is asked for, and wakes who sleeps. Keeps errno.
-void purgeable__word_finish(purgeable_region_t *region, uint64_t clear, uint64_t set);
-// Adds what changed from one word to the other to the region's shard.
-void purgeable__word_account(const purgeable_region_t *region, uint64_t before, uint64_t after);
-
-// MARK: region_witness.c
-
-// Takes the witness of every page afresh. The caller holds the last lock.
-void purgeable__witnesses_take(purgeable_region_t *region);
-// Whether every page of [first, end) still has its witness. Any thread, no lock, no system call.
-bool purgeable__witnesses_stand(const purgeable_region_t *region, size_t first, size_t end);
-// Rescues every page. False as soon as one is gone.
-bool purgeable__witnesses_rescue(purgeable_region_t *region);
-
-// MARK: region_filler.c
-
-// A number that names the calling thread for good: no thread gets that of one that has ended. Not for signal handlers.
-uint64_t purgeable__this_thread(void);
-// Whether the calling thread is the one that fills. `word`: the region's, with FILLING.
-bool purgeable__fills_here(const purgeable_region_t *region, uint64_t word);
-
-// MARK: region_counters.c
-
-// Whether `bytes` more may be locked (`purgeable_region_set_locked_byte_limit`).
-bool purgeable__may_lock(purgeable_region_t *region, size_t bytes);
-
-// MARK: region_batch.c
-
-enum {
-  PURGEABLE__BATCH_BYTES = 2 << 20,
-  PURGEABLE__BATCH_COUNT = PURGEABLE__BATCH_BYTES / 4096,
-};
-
-// Regions side by side that were claimed for one madvise.
-typedef struct purgeable__batch {
-  size_t count;
-  size_t bytes;
-  purgeable_region_t *regions[PURGEABLE__BATCH_COUNT];
-  int errors[PURGEABLE__BATCH_COUNT];
-  // Was on offer before: its pages of zeros are gone, and it does not count as newly offered.
-  bool is_again[PURGEABLE__BATCH_COUNT];
-} purgeable__batch_t;
-
-// Whether an idle region with this word can go on offer, or (again) on offer once more.
-bool purgeable__can_offer(uint64_t word, bool again);
-// The word while it is offered.
-uint64_t purgeable__word_claimed(uint64_t word);
-// Offers a batch that was claimed, and ends its OFFERING. Answers the first errno; adds what is new on offer to `*offered_bytes`.
-// One region alone is left in the middle where a locker waits for it.
-int purgeable__batch_offer(purgeable__batch_t *batch, size_t *offered_bytes);
-// MARK: region_queue.c
-
-// For the last unlock that set QUEUED. Beyond the bound on what may wait it offers all that does.
-void purgeable__queue_push(purgeable_region_t *region);
-// Has the region offered again by later upkeeps, unless it is in a ring already.
-void purgeable__again_push(purgeable_region_t *region);
-// Takes the region out of its ring, whichever; for destroy. False: another thread is sorting the link, so the structure has to be
-// left to `purgeable__queue_part` at the end of the destroy.
-bool purgeable__queue_remove(purgeable_region_t *region);
-// Frees the structure, or leaves that to who meets the link.
-void purgeable__queue_part(purgeable_region_t *region);
-
-// MARK: region_offer.c
-
-// Offers one region if it is idle, again if it is on offer; 0, EBUSY or the errno of madvise.
-int purgeable__region_offer(purgeable_region_t *region);
-
-// MARK: region.c
-
-// What a lock does where it would have to wait.
-typedef enum purgeable__patience {
-  // Neither for a madvise nor for a fill.
-  purgeable__patience_none,
-  // For a madvise; a fill makes it busy.
-  purgeable__patience_madvise,
-  // For both.
-  purgeable__patience_fill,
-} purgeable__patience_t;
-
-// Locks. `*given_up` (may be NULL) says whether "discarded" is because a fill that was waited for was given up.
-purgeable_outcome_t purgeable__region_lock(purgeable_region_t *region, bool for_writing, purgeable__patience_t patience,
-                                           bool *given_up);
-
-// How a region that nobody holds is claimed for a madvise.
-typedef enum purgeable__claim {
-  purgeable__claim_discard,
-  // Takes the filler's lock with it, whatever the content.
-  purgeable__claim_fill,
-  // The same, only if the content is gone.
-  purgeable__claim_fill_discarded,
-} purgeable__claim_t;
-
-// Waits until the region is settled, then goes from count 0 to OFFERING; `*before` gets the word before. EBUSY: it is held, being
-// filled or being locked. EALREADY: it is discarded (for a discard), or is not (for a fill of what is discarded).
-int purgeable__region_claim(purgeable_region_t *region, purgeable__claim_t kind, uint64_t *before);
-
-// G. What has to be put back after a madvise that failed on a region whose word was `before`.
-static inline uint64_t purgeable__word_doubt(uint64_t before) {
-  return (before & (WORD_DISCARDED | WORD_ON_OFFER)) != 0 ? 0 : WORD_ON_OFFER | WORD_REFUSED;
 }
 
 #pragma GCC visibility pop
