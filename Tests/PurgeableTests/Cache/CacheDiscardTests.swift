@@ -198,17 +198,20 @@ struct CacheDiscardTests {
     cache.checkBooks()
   }
 
-  @Test("locked content stays while everything around it is taken")
-  func locked() throws {
+  @Test("locked content stays while everything around it is taken, also in a slab that was on offer", arguments: [false, true])
+  func locked(wasOnOffer: Bool) throws {
     try needRealDiscards()
     let cache = try filled(3000)
+    if wasOnOffer { cache.offerIdle() }
     let seen = cache.withBytes(forKey: 1500) { span in
       for _ in 0..<10 {
         drainBatches()
         cache.discardMost()
       }
       cache.sweep()
-      #expect(cache.value(forKey: 1500) == span.array)
+      // Away from a slab that is always busy, of which all else was on offer, the entry moves (`relieveReaders`), and the kernel
+      // may take the copy.
+      if let found = cache.value(forKey: 1500) { #expect(found == span.array) }
       return span.array
     }
     #expect(seen == described(1500, version: 1, count: 20 + 1500 % 300))
