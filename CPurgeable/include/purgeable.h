@@ -6,6 +6,7 @@
 ///   purgeable_heap.h     small elements that share purgeable pages
 ///   purgeable_slabs.h    slabs, streams and places of a heap, for owners that decide which elements stay
 ///   purgeable_upkeep.h   all upkeep in one call, or by a thread
+///   purgeable_group.h    the memory group of the process: its limits, and what it uses
 ///
 /// The core has no thread unless one is asked for, never aborts the program on bad input, and answers 0 or a positive errno, or
 /// an outcome.
@@ -13,6 +14,7 @@
 #define PURGEABLE_H
 
 #include "purgeable_base.h"
+#include "purgeable_group.h"
 #include "purgeable_heap.h"
 #include "purgeable_region.h"
 #include "purgeable_slabs.h"

@@ -160,40 +160,6 @@ bool purgeable__read_machine_memory(const char *root, purgeable__machine_memory_
 
 // MARK: Groups
 
-static uint64_t smaller(uint64_t left, uint64_t right) { return left < right ? left : right; }
-
-static uint64_t difference(const char *whole_key, const char *part_key, const char *text, size_t length) {
-  uint64_t whole = number_after(whole_key, text, length);
-  uint64_t part = number_after(part_key, text, length);
-  if (whole == PURGEABLE__NO_NUMBER || part == PURGEABLE__NO_NUMBER) return whole;
-  return whole - smaller(whole, part);
-}
-
-// Version 1 writes "no limit" as the largest whole number of pages in a signed 64-bit number.
-static uint64_t bound(uint64_t limit) { return limit < (uint64_t)1 << 62 ? limit : PURGEABLE__NO_NUMBER; }
-
-void purgeable__read_group_memory(const char *directory, int32_t version, bool is_outermost, purgeable__group_memory_t *memory) {
-  char stat[FILE_BYTES];
-  ssize_t read = read_file(directory, "memory.stat", stat, sizeof stat);
-  size_t length = read < 0 ? 0 : (size_t)read;
-  if (version == 2) {
-    memory->hard_limit = purgeable__file_number(directory, "memory.max");
-    memory->high_limit = purgeable__file_number(directory, "memory.high");
-    memory->usage = purgeable__file_number(directory, "memory.current");
-    memory->inactive_file = number_after("inactive_file", stat, length);
-    memory->page_cache = difference("file", "shmem", stat, length);
-    return;
-  }
-  // The outermost group also tells the smallest limit around it: what is around that one has no directory here.
-  uint64_t inherited =
-      is_outermost ? number_after("hierarchical_memory_limit", stat, length) : PURGEABLE__NO_NUMBER;
-  memory->hard_limit = smaller(bound(purgeable__file_number(directory, "memory.limit_in_bytes")), bound(inherited));
-  memory->high_limit = PURGEABLE__NO_NUMBER;
-  memory->usage = purgeable__file_number(directory, "memory.usage_in_bytes");
-  memory->inactive_file = number_after("total_inactive_file", stat, length);
-  memory->page_cache = difference("total_cache", "total_shmem", stat, length);
-}
-
 static uint64_t count_after(const char *key, const char *text, size_t length) {
   uint64_t number = number_after(key, text, length);
   return number == PURGEABLE__NO_NUMBER ? 0 : number;

@@ -9,6 +9,7 @@
 #include <sys/sysinfo.h>
 
 #include "memory_group.h"
+#include "purgeable_group.h"
 
 #define MIB ((uint64_t)1 << 20)
 
@@ -119,6 +120,60 @@ static void limits_of_long_paths(case_report_t *report) {
   remove_tree(root);
 }
 
+static bool ends_with(const char *text, const char *end) {
+  size_t length = strlen(text), end_length = strlen(end);
+  return length >= end_length && strcmp(text + length - end_length, end) == 0;
+}
+
+// From the own group outward, with what each says; and the group of version 2 beside.
+static void groups_by_files(case_report_t *report) {
+  char path[PURGEABLE_GROUP_ROOM], directory[PURGEABLE_GROUP_ROOM], root[] = "/tmp/purgeable-limits-XXXXXX";
+  REQUIRE(mkdtemp(root) != NULL);
+  EXPECT(put(root, "/proc/self/cgroup", "5:memory:/pod/app\n0::/unified\n"));
+  EXPECT(put(root, "/proc/self/mountinfo", LINE "/ /two rw - cgroup2 cgroup2 rw\n" LINE "/ /one rw - cgroup cgroup rw,memory\n"));
+  EXPECT(put(root, "/one/pod/app/memory.limit_in_bytes", "9223372036854771712\n"));
+  EXPECT(put(root, "/one/pod/app/memory.usage_in_bytes", "7000\n"));
+  EXPECT(put(root, "/one/pod/app/memory.stat", "cache 1\ntotal_cache 900\ntotal_shmem 200\ntotal_inactive_file 300\n"));
+  EXPECT(put(root, "/one/pod/memory.limit_in_bytes", "8192\n"));
+  EXPECT(put(root, "/one/memory.stat", "hierarchical_memory_limit 4096\n"));
+  EXPECT(put(root, "/two/memory.high", "5\n"));
+  purgeable_group_t group = {.path = path, .directory = directory};
+  purgeable_group_limits_t limits;
+  purgeable_group_use_t use;
+  EXPECT_EQUAL(purgeable_group_find(root, PURGEABLE_GROUP_ANY_VERSION, &group), 0);
+  EXPECT(group.version == 1 && group.is_own && strcmp(path, "/pod/app") == 0 && ends_with(directory, "/one/pod/app"));
+  purgeable_group_read_limits(&group, &limits);
+  purgeable_group_read_use(&group, &use);
+  EXPECT(limits.hard_bytes == PURGEABLE_NO_NUMBER && limits.high_bytes == PURGEABLE_NO_NUMBER);
+  EXPECT(use.bytes == 7000 && use.inactive_file_bytes == 300 && use.page_cache_bytes == 700);
+  EXPECT_EQUAL(purgeable_group_leave(&group), 0);
+  purgeable_group_read_limits(&group, &limits);
+  purgeable_group_read_use(&group, &use);
+  EXPECT(!group.is_own && ends_with(directory, "/one/pod") && limits.hard_bytes == 8192);
+  EXPECT(use.bytes == PURGEABLE_NO_NUMBER && use.page_cache_bytes == PURGEABLE_NO_NUMBER);
+  EXPECT_EQUAL(purgeable_group_leave(&group), 0);
+  purgeable_group_read_limits(&group, &limits);
+  EXPECT(ends_with(directory, "/one") && limits.hard_bytes == 4096);
+  EXPECT_EQUAL(purgeable_group_leave(&group), ENOENT);
+  EXPECT(ends_with(directory, "/one"));
+  // Its own directory cannot be seen.
+  EXPECT_EQUAL(purgeable_group_find(root, PURGEABLE_GROUP_VERSION_2, &group), 0);
+  purgeable_group_read_limits(&group, &limits);
+  EXPECT(group.version == 2 && !group.is_own && ends_with(directory, "/two") && strcmp(path, "/unified") == 0);
+  EXPECT(limits.hard_bytes == PURGEABLE_NO_NUMBER && limits.high_bytes == 5);
+  EXPECT_EQUAL(purgeable_group_leave(&group), ENOENT);
+  EXPECT(put(root, "/proc/self/cgroup", "5:cpu:/pod/app\n"));
+  EXPECT_EQUAL(purgeable_group_find(root, PURGEABLE_GROUP_ANY_VERSION, &group), ESRCH);
+  remove_tree(root);
+  errno = 77;
+  EXPECT_EQUAL(purgeable_group_find(root, PURGEABLE_GROUP_ANY_VERSION, &group), ENOENT);
+  purgeable_group_read_limits(&group, &limits);
+  purgeable_group_read_use(&group, &use);
+  EXPECT(limits.high_bytes == PURGEABLE_NO_NUMBER && use.bytes == PURGEABLE_NO_NUMBER);
+  EXPECT_EQUAL(purgeable_group_leave(&group), ENOENT);
+  EXPECT_EQUAL(errno, 77);
+}
+
 static int count_descriptors(void) {
   int count = 0;
   for (int i = 0; i < 256; i++) count += fcntl(i, F_GETFD) >= 0;
@@ -199,6 +254,7 @@ static void bound_in_a_group(case_report_t *report) {
 
 const test_case_t limit_cases[] = {
     CASE("limits: by the files of memory groups", limits_by_files),
+    CASE("limits: groups from the own one outward, and what they use", groups_by_files),
     CASE("limits: long paths, long lines, failing calls", limits_of_long_paths),
     CASE("limits: the bound on idle memory that waits", pending_bound),
     CASE("limits: more may wait where a thread tends the memory", tended),

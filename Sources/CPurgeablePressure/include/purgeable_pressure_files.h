@@ -37,14 +37,6 @@ void purgeable__parse_machine_memory(const char *text, size_t length_bytes, purg
 /// False where it cannot be read.
 bool purgeable__read_machine_memory(const char *root, purgeable__machine_memory_t *memory);
 
-/// A memory group's files, in bytes. `version`: 1 or 2. Of version 1, `is_outermost`: nothing around it is visible, so that the
-/// smallest limit around it is its own.
-typedef struct purgeable__group_memory {
-  uint64_t hard_limit, high_limit, usage, inactive_file, page_cache;
-} purgeable__group_memory_t;
-
-void purgeable__read_group_memory(const char *directory, int32_t version, bool is_outermost, purgeable__group_memory_t *memory);
-
 /// What memory.events counts, from the beginning of a file that is open. False once the group is gone.
 typedef struct purgeable__group_events {
   uint64_t high, max, oom, oom_kill;

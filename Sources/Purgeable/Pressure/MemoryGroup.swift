@@ -1,15 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The memory control group (cgroup) of this process: its place, its limit, its usage.
-//
-//   /proc/self/cgroup      4:memory:/pod/app        the group's path in its hierarchy, seen from our namespace
-//   /proc/self/mountinfo   ... /pod /sys/fs/...     what part of the hierarchy is mounted, and where
-//                          -----------------
-//                          /sys/fs/.../app          our own directory, and from it upward every one that also limits us:
-//                          /sys/fs/...              a group may not use more than any group around it
-//
-// A container sees only part of that: often its own directory as the mount's root, sometimes only an outer one.
+// The memory control group (cgroup) of this process: its place, its limit, its usage, as the core reads them (group.c).
 
-import CPurgeablePressure
+import CPurgeable
 import Glibc
 
 /// The memory group this process belongs to. A value that names directories; each property reads files anew.
@@ -66,7 +58,7 @@ package struct MemoryGroup: Equatable, Sendable {
   /// The path that /proc/self/cgroup names, "/" at the root of the hierarchy or of the namespace.
   package let path: String
 
-  /// Our own directory first, then those around it up to the mount point. Never empty.
+  /// Our own directory first, then those around it that limit us, up to the mount point. Never empty.
   package let directories: [String]
 
   /// Whether `directories` begins with our own group. False where only groups around it are visible.
@@ -82,22 +74,29 @@ package struct MemoryGroup: Equatable, Sendable {
   ///
   /// nil where there is none to be found: no /proc, no memory controller, or the group is outside of what is mounted here.
   package static func current(root: String = "/") -> MemoryGroup? {
-    current(root: root, versions: [.v1, .v2])
+    current(root: root, PURGEABLE_GROUP_ANY_VERSION)
   }
 
   /// The version 2 group of this process, also where version 1 keeps the memory accounts: stalls (PSI) are counted here in any
   /// case.
   package static func currentUnified(root: String = "/") -> MemoryGroup? {
-    current(root: root, versions: [.v2])
+    current(root: root, PURGEABLE_GROUP_VERSION_2)
   }
 
-  private static func current(root: String, versions: [Version]) -> MemoryGroup? {
-    guard
-      let memberships = SmallFile.text(join(root, "proc/self/cgroup")),
-      // A host with thousands of containers has a long list of mounts.
-      let mounts = SmallFile.text(join(root, "proc/self/mountinfo"), limit: 8 << 20)
-    else { return nil }
-    return find(memberships: memberships, mounts: mounts, root: root, versions: versions)
+  private static func current(root: String, _ leastVersion: Int32) -> MemoryGroup? {
+    let room = Int(PURGEABLE_GROUP_ROOM)
+    // Lent to the group for as long as it is used.
+    return unsafe withUnsafeTemporaryAllocation(of: CChar.self, capacity: 2 * room) { bytes in
+      var group = unsafe purgeable_group_t(
+        path: bytes.baseAddress!, directory: bytes.baseAddress! + room, mount_length_bytes: 0, version: 0, is_own: false)
+      guard unsafe purgeable_group_find(root == "/" ? "" : root, leastVersion, &group) == 0,
+        let version = unsafe Version(rawValue: Int(group.version))
+      else { return nil }
+      let (path, isOwn) = unsafe (String(cString: group.path), group.is_own)
+      var directories: [String] = []
+      repeat { unsafe directories.append(String(cString: group.directory)) } while unsafe purgeable_group_leave(&group) == 0
+      return MemoryGroup(version: version, path: path, directories: directories, isOwnDirectory: isOwn)
+    }
   }
 
   /// Whether a directory is the root of its whole hierarchy, and not only of the part that a container sees. If so, facts about
@@ -154,24 +153,33 @@ package struct MemoryGroup: Equatable, Sendable {
 
   /// Reads the levels that limit us one after the other, own first. Takes no memory: it is called when there is none.
   package func forEachLevel(_ body: (Level) -> Void) {
-    for index in directories.indices {
-      // Before 5.11 a version 1 group could be told not to count the groups inside it. Such a group does not limit us, and
-      // neither do the groups around it.
-      if index > 0, version == .v1, SmallFile.number("memory.use_hierarchy", in: directories[index]) == 0 { return }
-      body(level(index))
-    }
+    for index in directories.indices { body(level(index)) }
   }
 
   private func level(_ index: Int) -> Level {
-    var numbers = purgeable__group_memory_t()
-    // Lent with a zero behind it, for the length of the call.
+    var limits = purgeable_group_limits_t()
+    var use = purgeable_group_use_t()
+    let isOutermost = index == directories.count - 1
+    // Lent with a zero behind it, for the length of the calls, which only read it.
     unsafe directories[index].withCString { directory in
-      unsafe purgeable__read_group_memory(directory, Int32(version.rawValue), index == directories.count - 1, &numbers)
+      let bytes = unsafe UnsafeMutablePointer(mutating: directory)
+      var group = unsafe purgeable_group_t(
+        path: bytes, directory: bytes, mount_length_bytes: isOutermost ? strlen(directory) : 0, version: Int32(version.rawValue),
+        is_own: false)
+      unsafe purgeable_group_read_limits(&group, &limits)
+      unsafe purgeable_group_read_use(&group, &use)
     }
     return Level(
-      directory: directories[index], hardLimitBytes: SmallFile.known(numbers.hard_limit),
-      highLimitBytes: SmallFile.known(numbers.high_limit), usageBytes: SmallFile.known(numbers.usage),
-      inactiveFileBytes: SmallFile.known(numbers.inactive_file), pageCacheBytes: SmallFile.known(numbers.page_cache))
+      directory: directories[index], hardLimitBytes: SmallFile.known(limits.hard_bytes),
+      highLimitBytes: SmallFile.known(limits.high_bytes), usageBytes: SmallFile.known(use.bytes),
+      inactiveFileBytes: SmallFile.known(use.inactive_file_bytes), pageCacheBytes: SmallFile.known(use.page_cache_bytes))
+  }
+
+  /// Two parts of a path with exactly one slash between them.
+  package static func join(_ front: String, _ back: String) -> String {
+    let tail = back.drop { $0 == "/" }
+    if tail.isEmpty { return front }
+    return front.hasSuffix("/") ? front + tail : front + "/" + tail
   }
 }
 

@@ -138,14 +138,26 @@ struct MemoryGroupTests {
       ("/../sibling", "/../..", [], true),
     ])
   func steps(path: String, hierarchyRoot: String, names: [String], isHidden: Bool) throws {
-    let found = try #require(MemoryGroup.components(of: path, below: hierarchyRoot))
-    #expect(found.names == names)
-    #expect(found.isHidden == isHidden)
+    let found = try #require(try Self.find(path, below: hierarchyRoot, names: names))
+    #expect(found.directories.count == names.count + 1)
+    #expect(found.directories[0].hasSuffix((["/groups"] + names).joined(separator: "/")))
+    #expect(found.isOwnDirectory == !isHidden)
   }
 
   @Test("no way from a mount's root to a group", arguments: [("/ab", "/a"), ("/", "/a"), ("/../x", "/"), ("/../../x", "/..")])
-  func noSteps(path: String, hierarchyRoot: String) {
-    #expect(MemoryGroup.components(of: path, below: hierarchyRoot) == nil)
+  func noSteps(path: String, hierarchyRoot: String) throws {
+    #expect(try Self.find(path, below: hierarchyRoot, names: []) == nil)
+  }
+
+  /// The group at a path of a hierarchy of which a part is mounted.
+  private static func find(_ path: String, below hierarchyRoot: String, names: [String]) throws -> MemoryGroup? {
+    let root = try FakeRoot([
+      "proc/self/cgroup": "0::\(path)\n",
+      "proc/self/mountinfo": "29 23 0:26 \(hierarchyRoot) /groups rw - cgroup2 cgroup2 rw\n",
+      (["groups"] + names + ["memory.max"]).joined(separator: "/"): "max\n",
+    ])
+    defer { root.remove() }
+    return MemoryGroup.current(root: root.path)
   }
 
   @Test("the real machine: usage is not more than the machine has")
