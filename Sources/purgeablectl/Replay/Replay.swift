@@ -204,7 +204,7 @@ struct ReplayReport {
       ("evicted", Figures.count(counts.evictions), "by the cache"),
     ]
     if options.cost != nil {
-      let unheeded = options.order == .lru ? ", which this order does not heed" : ""
+      let unheeded = options.order == .s3FIFO ? "" : ", which this order does not heed"
       let credit = options.tellsCosts ? unheeded : ", which the cache was not told"
       rows.append(
         ("cost of misses", Figures.oneDecimal(counts.missCost), "ratio \(Self.ratio(counts.costMissRatio))" + credit))

@@ -12,12 +12,12 @@ import ToolSupport
 /// First in, first out: an order that a stranger might add.
 private final class FIFOOrder: EntryOrder {
   private var list = EntryList()
-  let heedsHits = false
   var byteCount: Int { list.byteCount }
   func resize(slotCount: Int, _ carry: (UInt32) -> UInt32?) -> Bool { list.resize(slotCount: slotCount, carry) }
   func entered(_ position: UInt32, as priority: EntryPriority) { list.append(position, priority) }
   func restored(_ position: UInt32, as priority: EntryPriority) { list.prepend(position, priority) }
   func used(_ position: UInt32, as priority: EntryPriority) {}
+  func putOff(_ position: UInt32, as priority: EntryPriority) { list.moveToEnd(position, priority) }
   func left(_ position: UInt32) { list.remove(position) }
   func removeAll() { list = EntryList() }
   func next(after position: UInt32?) -> UInt32? { list.next(after: position) }
@@ -165,6 +165,36 @@ struct CacheEntryOrderTests {
     simulated.cache.checkBooksSwept()
     let all = simulated.cache.count
     try #require(simulated.change { try $0.setByteLimit(0) } && simulated.cache.isEmpty && all > 100)
+  }
+
+  @Test("priorities and what the program keeps count in an order that heeds no hits, too", arguments: Simulated.Order.allCases)
+  fileprivate func priorities(order: Simulated.Order) throws {
+    var options = CacheOptions(countLimit: 4)
+    options.pinnedByteLimit = 1 << 20
+    let cache = try PurgeableCache<Int, Int>(
+      options, clock: nil, entryOrder: { if order == .lru { LRUOrder() } else { FIFOOrder() } }, onDeparture: nil)
+    func left(_ keys: Range<Int>) -> [Int] { keys.filter { cache.containsValue(forKey: $0) } }
+    for key in 0..<3 { cache[key] = key }
+    // What is pinned later holds up no other.
+    try cache.setPriority(.pinned, forKey: 0)
+    for key in 3..<6 { cache[key] = key }
+    #expect(left(0..<6) == [0, 3, 4, 5])
+    // One that is speculative goes first, unless it was hit.
+    cache.setValue(6, forKey: 6, priority: .speculative)
+    cache.setValue(7, forKey: 7, priority: .speculative)
+    #expect(left(0..<8) == [0, 4, 5, 7] && cache[7] == 7)
+    for key in 8..<10 { cache[key] = key }
+    #expect(left(0..<10) == [0, 7, 8, 9])
+    // What the program keeps is behind all others: it is asked about once.
+    let asked = Guarded<[Int]>([])
+    cache.shouldEvict = { key, _ in
+      asked.withLock { $0.append(key) }
+      return key != 7
+    }
+    cache[10] = 10
+    cache[11] = 11
+    #expect(left(0..<12) == [0, 7, 10, 11] && asked.withLock { $0 } == [7, 8, 9])
+    cache.checkBooksSwept()
   }
 
   @Test("keys without bytes of their own, and keys that nobody tracks, are in the order too")

@@ -302,5 +302,9 @@ struct CacheReasonsTests {
     #expect("\(DepartureReason.bytes), \(MissReason.lockLimit), \(StoreOutcome.tooLarge)" == "byte limit, lock limit, too large")
     #expect(Set(DepartureReason.allCases.map(\.description)).count == DepartureReason.allCases.count)
     #expect(Set(MissReason.allCases.map(\.description)).count == MissReason.allCases.count)
+    // There is room for each.
+    let counters = EngineCounters()
+    #expect(DepartureReason.allCases.allSatisfy { $0.rawValue < counters.departures.count })
+    #expect(MissReason.allCases.allSatisfy { $0.rawValue < counters.misses.count })
   }
 }

@@ -192,8 +192,8 @@ extension HeldShard {
       heap.reference(slot.place).generation == candidate.generation
     else { return }
     guard let reason else {
-      if entryOrder != nil {
-        noteUse(of: found)
+      if let entryOrder {
+        entryOrder.putOff(position(of: found), as: priority(of: slot))
       } else if let facts = elements.facts(of: slot) {
         _ = apply(.move(.main, counter: found.slot.counter), .busy, to: FoundEntry(found: found, facts: facts))
       }

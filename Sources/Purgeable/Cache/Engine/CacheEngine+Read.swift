@@ -65,7 +65,7 @@ extension CacheEngine {
                 index.countHit()
                 slots[i].countUse(of: now)
                 if let moment { table.lastUse(of: slots[i]).note(UseTime(moment)) }
-                if base.heedsHits { noteHit(FoundSlot(pointer: slots[i], slot: now), in: table) }
+                if !base.namesSlabs { noteHit(FoundSlot(pointer: slots[i], slot: now), in: table) }
               }
               return .hit(byteCount: byteCount)
             }
@@ -133,7 +133,7 @@ extension CacheEngine {
     }
   }
 
-  /// Notes a hit for an order that heeds hits, which has one shard.
+  /// Notes a hit for an order that names entries, which has one shard.
   @inline(never)
   private func noteHit(_ found: FoundSlot, in table: SlotIndex.Table?) {
     shards.founder.held.withLock { held in held.noteHit(found, in: table) }
@@ -218,7 +218,7 @@ extension CacheEngine {
       case .locked(let reference, let bytes):
         base.indexes[position].countHit()
         found.pointer.countUse(of: found.slot)
-        if base.heedsHits { noteHit(found, in: nil) }
+        if !base.namesSlabs { noteHit(found, in: nil) }
         return unsafe .isKeys(.locked(reference, bytes))
       case .refused:
         _ = miss(key, .lockLimit)

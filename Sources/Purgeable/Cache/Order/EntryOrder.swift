@@ -2,7 +2,7 @@
 // Orders that name the entry that goes, one by one; S3-FIFO names slabs (S3FIFOOrder.swift), and what its queues hold is in order
 // already.
 //
-// To add one: a file with a type that conforms, and a row in the table below.
+// To add one: a file with a type that conforms, a case of `EvictionOrder`, and a row in the table below.
 
 /// The order of one shard's entries, and its state. Used under the shard's mutex.
 ///
@@ -12,8 +12,6 @@
 /// moves within the heap and while its value is replaced; a resized table gives new ones (`resize`). Nothing here may allocate
 /// but `resize`.
 protocol EntryOrder: AnyObject {
-  /// Whether a hit changes the order: then it takes the shard's mutex for a moment.
-  var heedsHits: Bool { get }
   /// Bookkeeping in ordinary memory.
   var byteCount: Int { get }
 
@@ -25,12 +23,16 @@ protocol EntryOrder: AnyObject {
   func entered(_ position: UInt32, as priority: EntryPriority)
   /// An entry came from a file: it goes before all others of its priority.
   func restored(_ position: UInt32, as priority: EntryPriority)
-  /// An entry was hit, another value is stored under its key, or it has another priority.
+  /// An entry was hit, or another value is stored under its key. It has the same priority as before.
   func used(_ position: UInt32, as priority: EntryPriority)
+  /// An entry goes behind all others of a priority: it has another one, or it was its turn and the program keeps it
+  /// (`shouldEvict`).
+  func putOff(_ position: UInt32, as priority: EntryPriority)
   func left(_ position: UInt32)
   /// All entries have left. Gives its memory back.
   func removeAll()
-  /// The entry that goes before all others, or that goes after another one; nil when there is none.
+  /// The entry that goes before all others, or that goes after another one; nil when there is none. Changes nothing: walks and
+  /// checks ask, too.
   func next(after position: UInt32?) -> UInt32?
 }
 

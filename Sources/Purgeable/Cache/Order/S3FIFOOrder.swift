@@ -62,7 +62,9 @@ extension DepartureReason {
     case .pressure, .trimmed: .relief(self)
     case .idle: .idle
     case .expired: .expiry
-    default: .limit(self)
+    case .count, .cost, .bytes, .growth, .decider: .limit(self)
+    // Nobody chooses for these.
+    case .replaced, .removed, .tooLarge, .discarded: .limit(self)
     }
   }
 }

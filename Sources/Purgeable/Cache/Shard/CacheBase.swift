@@ -11,9 +11,8 @@ final class CacheBase: Sendable {
   let credits = RecomputeCredit()
   let evictionOrder: EvictionOrder
   let makeEntryOrder: @Sendable () -> (any EntryOrder)?
-  /// Whether the order names slabs, not entries; else whether a hit changes it (`EntryOrder`).
+  /// Whether the order names slabs, not entries. One that names entries (`EntryOrder`) is told of each hit.
   let namesSlabs: Bool
-  let heedsHits: Bool
   /// Reads entries from the heap's elements.
   let elements: ElementReader
   /// The indexes of all shards, for readers.
@@ -72,9 +71,7 @@ final class CacheBase: Sendable {
     self.observer = observer
     self.evictionOrder = evictionOrder
     makeEntryOrder = entryOrder ?? { evictionOrder.makeEntryOrder() }
-    let example = makeEntryOrder()
-    namesSlabs = example == nil
-    heedsHits = example?.heedsHits ?? false
+    namesSlabs = makeEntryOrder() == nil
   }
 
   /// The shards have ended, and their indexes with them.

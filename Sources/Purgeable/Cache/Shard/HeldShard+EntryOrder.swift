@@ -17,11 +17,12 @@ extension HeldShard {
     noteUse(of: now)
   }
 
-  /// Tells an order that heeds it of a hit.
+  /// Tells an order that names entries of a hit. `found`: the slot as it was before.
   @inline(__always)
   mutating func noteUse(of found: FoundSlot) {
     guard let entryOrder else { return }
-    entryOrder.used(position(of: found), as: isPinned(found.slot.place) ? .pinned : .normal)
+    let (old, new) = (priority(of: found.slot), isPinned(found.slot.place) ? EntryPriority.pinned : .normal)
+    if old == new { entryOrder.used(position(of: found), as: new) } else { entryOrder.putOff(position(of: found), as: new) }
   }
 
   func position(of found: FoundSlot) -> UInt32 { UInt32(truncatingIfNeeded: index.number(of: found.pointer)) }

@@ -115,7 +115,7 @@ extension HeldShard {
       drop(found, .discarded)
       return .absent
     case .spared:
-      entryOrder?.used(position(of: found), as: priority)
+      entryOrder?.putOff(position(of: found), as: priority)
       return .done
     }
   }

@@ -78,7 +78,10 @@ extension HeldShard {
     } else {
       destination = newDestination(of: key, size)
     }
-    if let entryOrder, let old, let queue = destination?.queue { entryOrder.used(position(of: old), as: queue.priority) }
+    if let entryOrder, let old, let new = destination?.queue.priority {
+      let isSame = new == self.priority(of: old.slot)
+      if isSame { entryOrder.used(position(of: old), as: new) } else { entryOrder.putOff(position(of: old), as: new) }
+    }
     return destination
   }
 

@@ -194,20 +194,20 @@ struct EntryCopies<Key: Hashable & Sendable> {
     if held.isExpired(slot) { return false }
     guard let length = withValue ? elements.length(reference) : elements.facts(of: reference)?.prefixByteCount
     else { return false }
-    let start = bytes.count
-    guard start + length < MemoryReserve.ofLargeResults || MemoryReserve.isThere(2 * (start + length)) else {
+    let needed = 2 * (bytes.count + length) + length
+    guard bytes.count + length < MemoryReserve.ofLargeResults || MemoryReserve.isThere(needed) else {
       lacksMemory = true
       return false
     }
-    bytes.append(contentsOf: repeatElement(0, count: length))
-    let isCopied = unsafe bytes.withUnsafeMutableBytes { all in
-      unsafe elements.copy(reference, from: 0, into: UnsafeMutableRawBufferPointer(rebasing: all[start...]))
-    }
     let node = unsafe slot.isTracked ? held.keys[EngineKey.trackedNumber(of: slot)] : nil
-    guard isCopied, unsafe node != nil || !slot.isTracked else {
-      bytes.removeLast(length)
-      return false
+    if unsafe slot.isTracked && node == nil { return false }
+    // Unoptimized, Swift fills an array byte by byte, and copies memory as memory.
+    let isCopied = unsafe withUnsafeTemporaryAllocation(byteCount: length, alignment: 1) { copy in
+      guard unsafe elements.copy(reference, from: 0, into: copy) else { return false }
+      unsafe bytes.append(contentsOf: UnsafeRawBufferPointer(copy))
+      return true
     }
+    guard isCopied else { return false }
     if let node = unsafe node { unsafe tracked.append(node.key(as: Key.self).pointee) }
     entries.append((bytes.count, slot.hasHead))
     return true

@@ -141,8 +141,8 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
     try self.init(options, clock: clock, hashSeed: hashSeed, entryOrder: entryOrder, onDeparture: onDeparture)
   }
 
-  /// `clock`: nil for the one of the options. `hashSeed`: nil for a random one.
-  private init(
+  /// `clock`: nil for the one of the options. `hashSeed`: nil for a random one. `entryOrder`: nil for the one of the options.
+  init(
     _ options: CacheOptions, clock: MonotonicClock?, hashSeed: UInt64? = nil,
     entryOrder: (@Sendable () -> any EntryOrder)? = nil, onDeparture: (@Sendable (Departure<Key, Value>) -> Void)?
   ) throws(PurgeableError) {
