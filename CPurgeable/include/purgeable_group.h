@@ -28,7 +28,7 @@ PURGEABLE_NONNULL_BEGIN
 #define PURGEABLE_NO_NUMBER UINT64_MAX
 
 /// Bytes for a path. What is longer is not found.
-#define PURGEABLE_GROUP_ROOM 2048
+#define PURGEABLE_GROUP_ROOM 1024
 
 /// Which versions are looked for: 1 and 2, or version 2 alone. That counts stalls (PSI) also where version 1 keeps the accounts
 /// of memory.

@@ -16,8 +16,8 @@
 
 #include <stdio.h>
 
-// Room for the longest name of a file behind a directory.
-enum { LINE_ROOM = PURGEABLE_GROUP_ROOM, FILE_ROOM = PURGEABLE_GROUP_ROOM + 32 };
+// Room for the longest name of a file behind a directory. All of it is on the stack.
+enum { LINE_ROOM = 2048, FILE_ROOM = PURGEABLE_GROUP_ROOM + 32 };
 
 // MARK: Lines of a file
 
@@ -193,10 +193,10 @@ static bool cut_to_visible(purgeable_group_t *group) {
     lines_t lines;
     char path[FILE_ROOM];
     (void)snprintf(path, sizeof path, "%s/.", group->directory);
-    if (lines_open(&lines, path) == 0) {
-      lines_close(&lines);
-      return true;
-    }
+    int error = lines_open(&lines, path);
+    if (error == 0) lines_close(&lines);
+    // Another error says nothing of the directory.
+    if (error != ENOENT && error != ENOTDIR) return true;
     if (is_outermost(group)) return false;
     group->directory[length_around(group)] = 0;
     group->is_own = false;
