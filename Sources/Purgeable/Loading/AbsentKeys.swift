@@ -115,6 +115,14 @@ import Synchronization
     isStale.store(true, ordering: .relaxed)
   }
 
+  /// What a forked child does first, done once before (ForkGuard.swift).
+  func rehearseFork() {
+    notes = Array(repeating: nil, count: 1)
+    byteCount.add(capacity * MemoryLayout<Note?>.stride)
+    forgetAll()
+    _ = removeStale()
+  }
+
   /// Takes out what was forgotten.
   func removeStale() -> [Note?] {
     guard isStale.exchange(false, ordering: .relaxed), !notes.isEmpty else { return [] }

@@ -305,7 +305,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
   /// Under the mutex, so that a fork finds the table there or not.
   private func makeAbsent(_ mostBytes: Int) -> AbsentKeys<Key>? {
     guard let absent = AbsentKeys<Key>(mostBytes: mostBytes, absentBytes) else { return nil }
-    absent.forgetAll()
+    absent.rehearseFork()
     activity.add(1, ordering: .relaxed)
     return lazyAbsent.storeIfNil(absent)
   }

@@ -142,7 +142,11 @@ struct CacheShards: ~Copyable, Sendable {
 
   /// Runs what a child will run when it begins anew (ForkGuard.swift says why), before any other thread knows of the shards,
   /// which are empty.
-  func rehearseChild() { founder.held.withLock { $0.beginAnew() } }
+  func rehearseChild() {
+    founder.held.withLock { $0.beginAnew() }
+    hold(founder) { _ in }
+    beginAnewInChild()
+  }
 
   /// In a forked child, all shards begin anew as soon as one does, since totals and bookkeeping count for all of them.
   @inline(never)
