@@ -194,6 +194,16 @@ struct CacheEntryOrderTests {
     cache[10] = 10
     cache[11] = 11
     #expect(left(0..<12) == [0, 7, 10, 11] && asked.withLock { $0 } == [7, 8, 9])
+    // Also what is speculative: it is asked about first, and then behind all others.
+    cache.shouldEvict = { key, _ in
+      asked.withLock { $0.append(key) }
+      return key != 20
+    }
+    cache.setValue(20, forKey: 20, priority: .speculative)
+    asked.withLock { $0 = [] }
+    for key in 21..<24 { cache[key] = key }
+    #expect(left(0..<24) == [0, 20, 22, 23], "\(left(0..<24)), asked \(asked.withLock { $0 })")
+    #expect(asked.withLock { $0.count { $0 == 20 } } == 1)
     cache.checkBooksSwept()
   }
 

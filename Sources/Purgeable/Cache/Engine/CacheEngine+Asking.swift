@@ -193,7 +193,8 @@ extension HeldShard {
     else { return }
     guard let reason else {
       if let entryOrder {
-        entryOrder.putOff(position(of: found), as: priority(of: slot))
+        // Behind the normal ones, also where it is speculative.
+        entryOrder.putOff(position(of: found), as: .normal)
       } else if let facts = elements.facts(of: slot) {
         _ = apply(.move(.main, counter: found.slot.counter), .busy, to: FoundEntry(found: found, facts: facts))
       }

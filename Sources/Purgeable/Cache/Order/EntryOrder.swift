@@ -25,8 +25,8 @@ protocol EntryOrder: AnyObject {
   func restored(_ position: UInt32, as priority: EntryPriority)
   /// An entry was hit, or another value is stored under its key. It has the same priority as before.
   func used(_ position: UInt32, as priority: EntryPriority)
-  /// An entry goes behind all others of a priority: it has another one, or it was its turn and the program keeps it
-  /// (`shouldEvict`).
+  /// An entry goes behind all others of a priority: that is its priority now, or it was its turn and the program keeps it
+  /// (`shouldEvict`), and it goes behind the normal ones.
   func putOff(_ position: UInt32, as priority: EntryPriority)
   func left(_ position: UInt32)
   /// All entries have left. Gives its memory back.

@@ -20,9 +20,14 @@ extension HeldShard {
   /// Tells an order that names entries of a hit. `found`: the slot as it was before.
   @inline(__always)
   mutating func noteUse(of found: FoundSlot) {
+    if entryOrder != nil { noteUse(of: found, as: isPinned(found.slot.place) ? .pinned : .normal) }
+  }
+
+  /// Tells an order that names entries of a use that leaves the entry with a priority.
+  mutating func noteUse(of found: FoundSlot, as new: EntryPriority) {
     guard let entryOrder else { return }
-    let (old, new) = (priority(of: found.slot), isPinned(found.slot.place) ? EntryPriority.pinned : .normal)
-    if old == new { entryOrder.used(position(of: found), as: new) } else { entryOrder.putOff(position(of: found), as: new) }
+    let isSame = new == priority(of: found.slot)
+    if isSame { entryOrder.used(position(of: found), as: new) } else { entryOrder.putOff(position(of: found), as: new) }
   }
 
   func position(of found: FoundSlot) -> UInt32 { UInt32(truncatingIfNeeded: index.number(of: found.pointer)) }

@@ -78,10 +78,7 @@ extension HeldShard {
     } else {
       destination = newDestination(of: key, size)
     }
-    if let entryOrder, let old, let new = destination?.queue.priority {
-      let isSame = new == self.priority(of: old.slot)
-      if isSame { entryOrder.used(position(of: old), as: new) } else { entryOrder.putOff(position(of: old), as: new) }
-    }
+    if let old, let queue = destination?.queue { noteUse(of: old, as: queue.priority) }
     return destination
   }
 
