@@ -27,15 +27,17 @@ enum CacheFile {
   static let recordAlignment = 8
 
   /// Of a part of the file with this identity.
-  static func sum(_ identity: FileIdentity, _ bytes: UnsafeRawBufferPointer) -> UInt32 {
-    let sum = unsafe withUnsafeBytes(of: identity) { unsafe self.sum($0, after: 0) }
-    return unsafe self.sum(bytes, after: sum)
+  static func sum(_ identity: FileIdentity, _ bytes: RawSpan) -> UInt32 {
+    let sum = unsafe withUnsafeBytes(of: identity) { unsafe self.sum($0.bytes, after: 0) }
+    return self.sum(bytes, after: sum)
   }
 
   /// Of bytes that follow others.
-  static func sum(_ bytes: UnsafeRawBufferPointer, after sum: UInt32) -> UInt32 {
-    guard let start = bytes.baseAddress else { return sum }
-    return unsafe purgeable__crc32c(sum, start, bytes.count)
+  static func sum(_ bytes: RawSpan, after sum: UInt32) -> UInt32 {
+    unsafe bytes.withUnsafeBytes { bytes in
+      guard let start = bytes.baseAddress else { return sum }
+      return unsafe purgeable__crc32c(sum, start, bytes.count)
+    }
   }
 }
 
@@ -54,11 +56,10 @@ extension UnsafeMutableRawBufferPointer {
   }
 }
 
-extension UnsafeRawBufferPointer {
+extension RawSpan {
   fileprivate func number<Number: FixedWidthInteger & BitwiseCopyable>(at offset: Int, as type: Number.Type) -> Number {
-    Number(littleEndian: unsafe loadUnaligned(fromByteOffset: offset, as: type))
+    Number(littleEndian: integer(at: offset))
   }
-  fileprivate func part(_ range: Range<Int>) -> UnsafeRawBufferPointer { unsafe UnsafeRawBufferPointer(rebasing: self[range]) }
 }
 
 // MARK: - Header
@@ -98,29 +99,30 @@ struct FileHeader: Equatable {
       unsafe UnsafeMutableRawBufferPointer(rebasing: bytes[(at + 2)...]).copyBytes(from: utf8)
       at += 2 + utf8.count
     }
-    unsafe bytes.set(CacheFile.sum(identity, UnsafeRawBufferPointer(bytes).part(0..<Self.sumAt)), at: Self.sumAt)
+    unsafe bytes.set(CacheFile.sum(identity, bytes.bytes.extracting(0..<Self.sumAt)), at: Self.sumAt)
   }
 
   /// `bytes`: `CacheFile.headerByteCount`.
-  static func read(_ bytes: UnsafeRawBufferPointer) -> Result<FileHeader, ReadFailure> {
-    guard unsafe bytes.number(at: 0, as: UInt64.self) == CacheFile.magic else { return .failure(ReadFailure(.foreign)) }
-    let identity = unsafe FileIdentity(low: bytes.number(at: 16, as: UInt64.self), high: bytes.number(at: 24, as: UInt64.self))
-    guard unsafe CacheFile.sum(identity, bytes.part(0..<sumAt)) == bytes.number(at: sumAt, as: UInt32.self)
+  static func read(_ bytes: RawSpan) -> Result<FileHeader, ReadFailure> {
+    guard bytes.number(at: 0, as: UInt64.self) == CacheFile.magic else { return .failure(ReadFailure(.foreign)) }
+    let identity = FileIdentity(low: bytes.number(at: 16, as: UInt64.self), high: bytes.number(at: 24, as: UInt64.self))
+    guard CacheFile.sum(identity, bytes.extracting(0..<sumAt)) == bytes.number(at: sumAt, as: UInt32.self)
     else { return .failure(ReadFailure(.damaged)) }
-    let major = unsafe bytes.number(at: 8, as: UInt16.self)
+    let major = bytes.number(at: 8, as: UInt16.self)
     guard major <= CacheFile.major else { return .failure(ReadFailure(.newer(major))) }
     var names: [String] = []
     var at = namesAt
     for _ in 0..<2 {
-      let count = Int(unsafe bytes.number(at: at, as: UInt16.self))
+      let count = Int(bytes.number(at: at, as: UInt16.self))
       guard count <= nameByteCount else { return .failure(ReadFailure(.damaged)) }
-      names.append(unsafe String(decoding: bytes.part(at + 2..<at + 2 + count), as: UTF8.self))
+      names.append(
+        unsafe bytes.extracting(at + 2..<at + 2 + count).withUnsafeBytes { unsafe String(decoding: $0, as: UTF8.self) })
       at += 2 + count
     }
     return .success(
       FileHeader(
-        identity: identity, created: unsafe bytes.number(at: 32, as: Int64.self), keyType: names[0], valueType: names[1],
-        format: unsafe bytes.number(at: 12, as: UInt32.self)))
+        identity: identity, created: bytes.number(at: 32, as: Int64.self), keyType: names[0], valueType: names[1],
+        format: bytes.number(at: 12, as: UInt32.self)))
   }
 
   struct ReadFailure: Error {
@@ -147,18 +149,18 @@ struct FileFooter: Equatable {
     unsafe bytes.set(UInt64(recordCount), at: 32)
     unsafe bytes.set(UInt64(recordsEnd), at: 40)
     unsafe bytes.set(UInt64(fileByteCount), at: 48)
-    unsafe bytes.set(CacheFile.sum(identity, UnsafeRawBufferPointer(bytes).part(0..<Self.sumAt)), at: Self.sumAt)
+    unsafe bytes.set(CacheFile.sum(identity, bytes.bytes.extracting(0..<Self.sumAt)), at: Self.sumAt)
   }
 
   /// nil for other bytes than those of this file's footer. `bytes`: `CacheFile.footerByteCount`.
-  static func read(_ bytes: UnsafeRawBufferPointer, _ identity: FileIdentity) -> FileFooter? {
-    guard unsafe bytes.number(at: 0, as: UInt64.self) == CacheFile.footerMagic,
-      unsafe bytes.number(at: 16, as: UInt64.self) == identity.low,
-      unsafe bytes.number(at: 24, as: UInt64.self) == identity.high,
-      unsafe CacheFile.sum(identity, bytes.part(0..<sumAt)) == bytes.number(at: sumAt, as: UInt32.self),
-      let count = Int(exactly: unsafe bytes.number(at: 32, as: UInt64.self)),
-      let end = Int(exactly: unsafe bytes.number(at: 40, as: UInt64.self)),
-      let length = Int(exactly: unsafe bytes.number(at: 48, as: UInt64.self)),
+  static func read(_ bytes: RawSpan, _ identity: FileIdentity) -> FileFooter? {
+    guard bytes.number(at: 0, as: UInt64.self) == CacheFile.footerMagic,
+      bytes.number(at: 16, as: UInt64.self) == identity.low,
+      bytes.number(at: 24, as: UInt64.self) == identity.high,
+      CacheFile.sum(identity, bytes.extracting(0..<sumAt)) == bytes.number(at: sumAt, as: UInt32.self),
+      let count = Int(exactly: bytes.number(at: 32, as: UInt64.self)),
+      let end = Int(exactly: bytes.number(at: 40, as: UInt64.self)),
+      let length = Int(exactly: bytes.number(at: 48, as: UInt64.self)),
       end >= CacheFile.headerByteCount, end <= length - CacheFile.footerByteCount,
       count <= (end - CacheFile.headerByteCount) / FileRecord.headerByteCount
     else { return nil }
@@ -240,7 +242,7 @@ struct FileRecord: Equatable {
       unsafe bytes.set(field, at: 40 + 8 * i)
     }
     unsafe bytes.set(flags, at: 12)
-    let rest = unsafe UnsafeRawBufferPointer(bytes).part(8..<Self.headerByteCount)
+    let rest = unsafe bytes.bytes.extracting(8..<Self.headerByteCount)
     unsafe bytes.set(CacheFile.sum(identity, rest), at: 4)
   }
 
@@ -253,24 +255,24 @@ struct FileRecord: Equatable {
   }
 
   /// `bytes`: `headerByteCount`.
-  static func read(_ bytes: UnsafeRawBufferPointer, _ identity: FileIdentity) -> Reading {
-    guard unsafe bytes.number(at: 0, as: UInt32.self) == CacheFile.recordMark,
-      unsafe CacheFile.sum(identity, bytes.part(8..<headerByteCount)) == bytes.number(at: 4, as: UInt32.self)
+  static func read(_ bytes: RawSpan, _ identity: FileIdentity) -> Reading {
+    guard bytes.number(at: 0, as: UInt32.self) == CacheFile.recordMark,
+      CacheFile.sum(identity, bytes.extracting(8..<headerByteCount)) == bytes.number(at: 4, as: UInt32.self)
     else { return .none }
-    return unsafe parse(bytes)
+    return parse(bytes)
   }
 
   /// Of bytes that were checked.
-  static func parse(_ bytes: UnsafeRawBufferPointer) -> Reading {
-    let flags = unsafe bytes.number(at: 12, as: UInt32.self)
-    let valueByteCount = unsafe bytes.number(at: 24, as: UInt64.self)
-    let keyByteCount = unsafe bytes.number(at: 16, as: UInt32.self)
+  static func parse(_ bytes: RawSpan) -> Reading {
+    let flags = bytes.number(at: 12, as: UInt32.self)
+    let valueByteCount = bytes.number(at: 24, as: UInt64.self)
+    let keyByteCount = bytes.number(at: 16, as: UInt32.self)
     guard keyByteCount <= mostKeyBytes, valueByteCount <= mostValueBytes else { return .none }
     var record = FileRecord()
     record.keyByteCount = Int(keyByteCount)
-    record.format = unsafe bytes.number(at: 20, as: UInt32.self)
+    record.format = bytes.number(at: 20, as: UInt32.self)
     record.valueByteCount = Int(valueByteCount)
-    if flags & versionFlag != 0 { record.versionByteCount = Int(unsafe bytes.number(at: 32, as: UInt16.self)) }
+    if flags & versionFlag != 0 { record.versionByteCount = Int(bytes.number(at: 32, as: UInt16.self)) }
     switch flags & priorities {
     case 0: break
     case 1: record.priority = .speculative
@@ -281,11 +283,11 @@ struct FileRecord: Equatable {
     record.isMain = flags & mainFlag != 0
     record.useCount = UInt64((flags & useCounts) >> 4)
     func field(_ i: UInt32) -> UInt64? {
-      flags & 1 << (firstField + i) == 0 ? nil : unsafe bytes.number(at: 40 + 8 * Int(i), as: UInt64.self)
+      flags & 1 << (firstField + i) == 0 ? nil : bytes.number(at: 40 + 8 * Int(i), as: UInt64.self)
     }
     func time(_ i: UInt32) -> Int64? { field(i).map { Int64(bitPattern: $0) } }
     (record.cost, record.recomputeCost, record.deadline) = (field(0), field(1), time(2))
     (record.sinceLastUse, record.lastUse, record.made) = (field(3), time(4), time(5))
-    return .record(record, contentSum: unsafe bytes.number(at: 8, as: UInt32.self))
+    return .record(record, contentSum: bytes.number(at: 8, as: UInt32.self))
   }
 }

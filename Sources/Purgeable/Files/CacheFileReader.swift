@@ -43,9 +43,9 @@ import Glibc
 
     func record(_ item: Item) -> FileRecord {
       let start = Int(item.at)
-      let header = unsafe UnsafeRawBufferPointer(rebasing: bytes[start..<start + FileRecord.headerByteCount])
+      let header = unsafe bytes.bytes.extracting(start..<start + FileRecord.headerByteCount)
       // It was checked, and is what it was.
-      guard case .record(let record, _) = unsafe FileRecord.parse(header) else { return FileRecord() }
+      guard case .record(let record, _) = FileRecord.parse(header) else { return FileRecord() }
       return record
     }
 
@@ -162,8 +162,8 @@ import Glibc
       var item = Item(at: UInt32(begin))
       let record: FileRecord
       let contentSum: UInt32
-      let header = unsafe UnsafeRawBufferPointer(rebasing: window[begin..<begin + FileRecord.headerByteCount])
-      switch unsafe FileRecord.read(header, self.header.identity) {
+      let header = unsafe window.bytes.extracting(begin..<begin + FileRecord.headerByteCount)
+      switch FileRecord.read(header, self.header.identity) {
       case .unknown(let byteCount) where byteCount <= footer.recordsEnd - place:
         item.state = .unknown
         begin += byteCount
@@ -186,7 +186,7 @@ import Glibc
         try takeLong(&item, record, contentSum, &batch)
         return true
       }
-      if unsafe CacheFile.sum(self.header.identity, batch.content(item, record)) != contentSum { item.state = .damaged }
+      if unsafe CacheFile.sum(self.header.identity, batch.content(item, record).bytes) != contentSum { item.state = .damaged }
       begin += record.byteCount
       batch.items.append(item)
     }
@@ -215,7 +215,7 @@ import Glibc
     }
     item.at = 0
     unsafe batch.bytes = UnsafeRawBufferPointer(long)
-    if unsafe CacheFile.sum(header.identity, batch.content(item, record)) != contentSum { item.state = .damaged }
+    if unsafe CacheFile.sum(header.identity, batch.content(item, record).bytes) != contentSum { item.state = .damaged }
     batch.items.append(item)
   }
 
@@ -284,7 +284,7 @@ import Glibc
     guard unsafe try read(file, &isDirect, page, at: 0, operation, path) == page.count
     else { throw refusal("is no saved cache: it has \(length) bytes") }
     let header: FileHeader
-    switch unsafe FileHeader.read(UnsafeRawBufferPointer(page)) {
+    switch unsafe FileHeader.read(page.bytes) {
     case .success(let read): header = read
     case .failure(let failure):
       switch failure.problem {
@@ -297,8 +297,7 @@ import Glibc
     let footerAt = length - CacheFile.footerByteCount
     guard footerAt >= CacheFile.headerByteCount, footerAt % CacheFile.pageByteCount == 0,
       unsafe try read(file, &isDirect, page, at: footerAt, operation, path) == CacheFile.footerByteCount,
-      let footer = unsafe FileFooter.read(
-        UnsafeRawBufferPointer(rebasing: page[..<CacheFile.footerByteCount]), header.identity),
+      let footer = unsafe FileFooter.read(page.bytes.extracting(first: CacheFile.footerByteCount), header.identity),
       footer.fileByteCount == length
     else { throw refusal("is damaged or cut: its last \(CacheFile.footerByteCount) bytes are not those of a whole file") }
     return (header, footer)

@@ -93,36 +93,36 @@ import Glibc
 
   /// Appends an entry's record, and counts it; an entry whose key does not encode is skipped. `version`: nil for none.
   mutating func append(
-    _ record: FileRecord, key: some PurgeableValue, version: UnsafeRawBufferPointer?, value: UnsafeRawBufferPointer,
+    _ record: FileRecord, key: some PurgeableValue, version: RawSpan?, value: RawSpan,
     _ report: inout FileReport
   ) throws(PurgeableError) {
     var record = record
-    record.versionByteCount = unsafe version?.count
-    record.valueByteCount = value.count
-    let version = unsafe version ?? UnsafeRawBufferPointer(start: nil, count: 0)
+    record.versionByteCount = version?.byteCount
+    record.valueByteCount = value.byteCount
+    let text: RawSpan = if let version { version } else { RawSpan() }
     let isWritten: ()? = try key.withPurgeableBytesIfEncodable { span throws(PurgeableError) in
-      try unsafe span.withUnsafeBytes { bytes throws(PurgeableError) in
-        record.keyByteCount = bytes.count
-        unsafe try append(record, key: bytes, version: version, value: value)
-      }
+      record.keyByteCount = span.byteCount
+      try append(record, key: span, version: text, value: value)
     }
     if isWritten == nil { report.skip("\(key)", because: "its key does not encode") } else { report.entryCount += 1 }
   }
 
   /// Appends a record. `key`, `version`, `value`: as long as the record says.
   private mutating func append(
-    _ record: FileRecord, key: UnsafeRawBufferPointer, version: UnsafeRawBufferPointer, value: UnsafeRawBufferPointer
+    _ record: FileRecord, key: RawSpan, version: RawSpan, value: RawSpan
   ) throws(PurgeableError) {
-    assert(record.contentByteCount == key.count + version.count + value.count, "CacheFileWriter: a record of another length")
-    let keySum = unsafe CacheFile.sum(identity, key)
-    let contentSum = unsafe CacheFile.sum(value, after: CacheFile.sum(version, after: keySum))
+    assert(
+      record.contentByteCount == key.byteCount + version.byteCount + value.byteCount,
+      "CacheFileWriter: a record of another length")
+    let keySum = CacheFile.sum(identity, key)
+    let contentSum = CacheFile.sum(value, after: CacheFile.sum(version, after: keySum))
     var header = InlineArray<96, UInt8>(repeating: 0)
     var mutableSpan = header.mutableSpan
     unsafe mutableSpan.withUnsafeMutableBytes { unsafe record.write(to: $0, identity, contentSum: contentSum) }
     unsafe try append(header.span.bytes)
-    try append(unsafe key.bytes)
-    try append(unsafe version.bytes)
-    try append(unsafe value.bytes)
+    try append(key)
+    try append(version)
+    try append(value)
     try appendZeros(record.byteCount - FileRecord.headerByteCount - record.contentByteCount)
     recordCount += 1
   }

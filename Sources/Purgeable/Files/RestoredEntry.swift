@@ -99,10 +99,10 @@ extension FileReport {
 
   /// A value of a file. nil, and counted, where it does not decode.
   mutating func value<Value>(
-    _ format: StoredFormat<Value>, _ bytes: UnsafeRawBufferPointer, of record: FileRecord, _ key: some Any
+    _ format: StoredFormat<Value>, _ bytes: RawSpan, of record: FileRecord, _ key: some Any
   ) -> Value? {
     do {
-      if let value = unsafe try format.decode(bytes.bytes, Int(record.format)) { return value }
+      if let value = try format.decode(bytes, Int(record.format)) { return value }
       skip("\(key)", because: "it does not decode from version \(record.format)")
     } catch {
       skip("\(key)", because: "it does not decode: \(error)")

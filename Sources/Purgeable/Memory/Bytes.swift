@@ -21,6 +21,30 @@ extension Array where Element == UInt8 {
 }
 
 extension RawSpan {
+  /// The integer that lies there; stops the program beyond the span's end.
+  @inline(__always)
+  func integer<T: FixedWidthInteger & BitwiseCopyable>(at offset: Int) -> T {
+    // Safe: in bounds, which is checked, and any bytes are an integer.
+    unsafe unsafeLoadUnaligned(fromByteOffset: offset, as: T.self)
+  }
+
+  /// Whether the first bytes are those of a prefix.
+  @inline(__always)
+  func starts(with prefix: RawSpan) -> Bool {
+    byteCount >= prefix.byteCount && extracting(0..<prefix.byteCount).hasSameBytes(as: prefix)
+  }
+
+  /// Adds the bytes to a hash, and nothing else.
+  @inline(__always)
+  func hash(into hasher: inout Hasher) { unsafe withUnsafeBytes { unsafe hasher.combine(bytes: $0) } }
+
+  /// Copies all bytes; stops the program where there is no room behind `offset`.
+  @inline(__always)
+  func copy(to buffer: UnsafeMutableRawBufferPointer, at offset: Int) {
+    if byteCount == 0 { return }
+    unsafe withUnsafeBytes { unsafe UnsafeMutableRawBufferPointer(rebasing: buffer[offset...]).copyMemory(from: $0) }
+  }
+
   /// Whether the lengths and all bytes are equal.
   func hasSameBytes(as other: RawSpan) -> Bool {
     guard byteCount == other.byteCount else { return false }

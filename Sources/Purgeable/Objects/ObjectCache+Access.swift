@@ -372,7 +372,7 @@ extension ObjectCache {
       if store.isWatched { store.noteChange(of: key) }
       finishReplaced(old, by: value)
     }
-    store.finish(
+    store.finishRefused(
       DepartedObject(
         key: key, value: value, cost: cost, reason: reason,
         isDiscardable: !isLoaded && store.isDiscardable(value)))

@@ -120,9 +120,7 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
       guard let bytes = report.bytes(of: value, format, key) else { continue }
       var record = saved
       record.format = UInt32(format.version)
-      try unsafe bytes.span.bytes.withUnsafeBytes { bytes throws(PurgeableError) in
-        unsafe try writer.append(record, key: key, version: nil, value: bytes, &report)
-      }
+      try writer.append(record, key: key, version: nil, value: unsafe bytes.span.bytes, &report)
     }
   }
 
@@ -138,8 +136,8 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
         let record = batch.record(item)
         var validity = RestoredValidity()
         guard let key: Key = report.key(of: item, record, in: batch, times, &validity) else { continue }
-        let bytes = unsafe UnsafeRawBufferPointer(rebasing: batch.content(item, record).suffix(record.valueByteCount))
-        guard let value = unsafe report.value(format, bytes, of: record, key) else { continue }
+        let bytes = unsafe batch.content(item, record).bytes
+        guard let value = report.value(format, bytes.extracting(last: record.valueByteCount), of: record, key) else { continue }
         let cost = record.cost.map { Int(clamping: $0) } ?? max(0, store.cost(of: value))
         let lastUse = record.lastUse.map(times.moment) ?? store.clock.now()
         let time = ObjectTime(

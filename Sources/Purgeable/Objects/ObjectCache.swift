@@ -50,8 +50,8 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
   /// Makes an empty cache as the options say. `byteLimit` and `memoryShare` limit the sum of the costs, which count as bytes
   /// then. `tracksKeys` has no meaning: keys of objects are always in ordinary memory.
   ///
-  /// - Throws: as the initializer with all parameters; and `PurgeableError` of kind `invalidArgument` for `lockedByteLimit` and
-  ///   `idleTime`, which are about purgeable pages, and for an `expiry` of 0 or less.
+  /// - Throws: as the initializer with all parameters; and `PurgeableError` of kind `invalidArgument` for `lockedByteLimit`,
+  ///   `pinnedByteLimit`, `idleTime` and `core`, which are about purgeable pages, and for an `expiry` of 0 or less.
   public convenience init(
     _ options: CacheOptions, onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
@@ -74,7 +74,10 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
     // Swift's runtime ends the program when it gets no memory for objects and arrays.
     guard MemoryReserve.isThere(MemoryReserve.ofObjects) else { throw PurgeableError.withoutMemory(in: operation) }
     try options.check(in: operation)
-    let ofBytes = [("lockedByteLimit", options.lockedByteLimit != nil), ("idleTime", options.idleTime != nil)]
+    let ofBytes = [
+      ("lockedByteLimit", options.lockedByteLimit != nil), ("pinnedByteLimit", options.pinnedByteLimit != nil),
+      ("idleTime", options.idleTime != nil), ("core", options.core != nil),
+    ]
     for (label, isSet) in ofBytes where isSet {
       throw PurgeableError(.invalidArgument(label), in: operation, explanation: "this option is for caches of bytes")
     }

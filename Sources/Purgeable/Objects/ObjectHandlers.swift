@@ -96,7 +96,8 @@ extension ObjectCache {
   public func removeDepartureHandler() { store.setHandlers { $0.tells = nil } }
 
   /// Asked, the least recently used entry first, before an entry goes for a limit, for slow growth or under pressure (reasons
-  /// `count`, `cost`, `growth`, `pressure`); false passes the entry over. nil, as at first: everything may go.
+  /// `count`, `cost`, `growth`, `pressure`); false passes the entry over. nil, as at first: everything may go, and
+  /// what is above a limit goes at once.
   ///
   /// Not asked for removals and trims. Where all are passed over, the call returns and the cache stays above its limit. The entry
   /// that is being stored is not asked about. Called under no mutex; may read and change the cache. Cost: an entry that is passed
@@ -109,6 +110,7 @@ extension ObjectCache {
         handlers.asks = nil
         if let newValue { handlers.asks = { key, _, reason in newValue(key, reason) } }
       }
+      if newValue == nil, store.isOverLimit { store.enforceLimits() }
     }
   }
 

@@ -285,9 +285,15 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   /// What is due to an entry that left: its content may go, and the handler is told. Under no mutex.
   @inlinable
   func finish(_ departed: Departed) {
-    if departed.isDiscardable { discardContent(of: departed) }
-    if isWatched, departed.reason != .tooLarge { noteChange(of: departed.key) }
-    if tells { tell(departed) }
+    if isWatched { noteChange(of: departed.key) }
+    finishRefused(departed)
+  }
+
+  /// As `finish`, for what never was an entry.
+  @inlinable
+  func finishRefused(_ refused: Departed) {
+    if refused.isDiscardable { discardContent(of: refused) }
+    if tells { tell(refused) }
   }
 
   /// A key was stored, or its entry has left. Under no mutex.

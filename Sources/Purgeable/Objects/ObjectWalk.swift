@@ -122,13 +122,15 @@ extension ObjectStore {
     return order.map { made[$0.place] }
   }
 
-  /// Takes an entry out, unless it was replaced since or, without `evenIfUsed`, used. Returns whether it went.
+  /// Takes an entry out, unless it was replaced since or, without `evenIfUsed`, used. A verdict is void where it was pinned
+  /// meanwhile. Returns whether it went.
   func remove(_ noted: NotedObject<Key, Value>, _ reason: DepartureReason, evenIfUsed: Bool = false) -> Bool {
     let departed = hold(shard: noted.shard) { shard -> Departed? in
       let isThere =
         evenIfUsed ? shard.table.has(noted.position, birth: noted.birth) : shard.table.holds(noted.position, noted.stamp)
       guard isThere else { return nil }
-      return remove(noted.position, reason, from: &shard)
+      let isVoid = reason != .removed && reason != .discarded && shard.table[noted.position].queue.isPinned
+      return isVoid ? nil : remove(noted.position, reason, from: &shard)
     }
     guard let departed else { return false }
     finish(departed)

@@ -130,7 +130,8 @@ struct CacheCoreTests {
     for key in 1000..<2000 { #expect(run.cache.withBytes(forKey: key) { $0.byteCount } == 1000) }
     for key in 2000..<CoreRun.count { #expect(run.cache.containsValue(forKey: key)) }
     run.clock.advance(by: .seconds(20))
-    #expect(run.cache.engine.upkeepRound() == 0)
+    // Whether memory is short is not asked of the machine.
+    #expect(run.cache.engine.reviewCore { _ in false } == 0)
     run.round()
     let left = try run.left()
     #expect(left.count >= 2000 && left.count < 2400 && left.prefix(2000).elementsEqual(0..<2000), "\(left.count)")
@@ -195,6 +196,9 @@ struct CacheCoreTests {
     (options.core, options.evictionOrder) = (.share(1), .lru)
     let cache = try Cache(options)
     for key in 0..<1000 { cache[key] = pattern(1000) }
+    if MemoryRoom.spareBytes(in: ProcessMemory.group, wasTight: true, offeredBytes: 0) == 0 {
+      try Test.cancel("too little memory is free for a cache to keep anything off offer")
+    }
     #expect(await TestRun.comes { cache.statistics.coreBytes > 900_000 })
   }
 }

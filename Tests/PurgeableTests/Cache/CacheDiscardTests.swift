@@ -27,7 +27,7 @@ struct CacheDiscardTests {
     // that tag is then told the reason from the ghost, which is small here.
     let keys = cache.engine.base.elements.keys
     let tags = Set(
-      (0..<UInt32(5000)).map { key in unsafe withUnsafeBytes(of: key) { unsafe keys.key(prefix: $0).identity } })
+      (0..<UInt32(5000)).map { key in unsafe withUnsafeBytes(of: key) { unsafe keys.key(prefix: $0.bytes).identity } })
     let twins = tracksKeys ? 0 : 5000 - tags.count
     var reasons: [MissReason?: Int] = [:]
     for i in 0..<5000 { reasons[MissReason.of(cache.lookUpValue(forKey: UInt32(i))), default: 0] += 1 }

@@ -63,7 +63,7 @@ struct CacheHostileTests {
     let other = try CacheEngine(CacheOptions(), keyLayout: .fixed(8))
     func tags(_ engine: CacheEngine) -> [UInt64] {
       (0..<100).map { (number: UInt64) in
-        unsafe withUnsafeBytes(of: number) { unsafe engine.base.elements.keys.key(prefix: $0).identity }
+        unsafe withUnsafeBytes(of: number) { unsafe engine.base.elements.keys.key(prefix: $0.bytes).identity }
       }
     }
     #expect(zip(tags(one), tags(other)).count { $0 == $1 } < 3)

@@ -42,15 +42,15 @@ extension PurgeableCache where Value == [UInt8] {
   ) throws {
     var result: Result<Void, any Error> = .success(())
     unsafe value.withUnsafeBytes { bytes in
-      unsafe encode(key) { engineKey, prefix -> Void in
-        let store = unsafe LargeStore(engineKey, prefix, bytes, EntryHead(), engine.base.credits)
+      encode(key) { engineKey, prefix -> Void in
+        let store = unsafe LargeStore(engineKey, prefix, bytes.bytes, EntryHead(), engine.base.credits)
         var (failure, due) = (StoreOutcome?.some(.outOfMemory), DueAfterStore())
         let element = store.begin(in: engine, &failure, &due)
         if element == nil { #expect(failure == .outOfMemory) }
         result = Result {
           guard let element else { return try body(nil) }
           try body {
-            unsafe EntryPrefix.write(prefix, EntryHead(), bytes, to: element.bytes)
+            store.write(element)
             return store.end(element, in: self.engine) ?? .replaced
           }
         }
@@ -73,14 +73,14 @@ struct CacheLargeStoreTests {
       let value = pattern(byteCount, seed: 9)
       unsafe value.withUnsafeBytes { bytes in
         var outcome: StoreOutcome?
-        unsafe cache.encode(0) { key, prefix in
-          let store = unsafe LargeStore(key, prefix, bytes, EntryHead(), cache.engine.base.credits)
+        cache.encode(0) { key, prefix in
+          let store = unsafe LargeStore(key, prefix, bytes.bytes, EntryHead(), cache.engine.base.credits)
           var (failure, due) = (StoreOutcome?.some(.outOfMemory), DueAfterStore())
           guard let element = store.begin(in: cache.engine, &failure, &due) else {
             Issue.record("\(String(describing: failure))")
             return
           }
-          unsafe EntryPrefix.write(prefix, EntryHead(), bytes, to: element.bytes)
+          store.write(element)
           #expect(throws: Never.self) { try between.happen(in: cache) }
           cache.checkBooks()
           outcome = store.end(element, in: cache.engine) ?? .outOfMemory
@@ -177,7 +177,7 @@ struct CacheLargeStoreTests {
       var number = 0
       while cache.byteCount < 4 << 20 - 200_000 {
         number += 1
-        unsafe cache.encode("\(number)") { engineKey, _ in
+        cache.encode("\(number)") { engineKey, _ in
           if engine.shards.shard(of: engineKey).number == owner.number { cache["\(number)"] = pattern(2000) }
         } tracked: { _ in
         }

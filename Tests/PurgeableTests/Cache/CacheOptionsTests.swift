@@ -42,6 +42,10 @@ struct CacheOptionsTests {
     #expect(fault { try ObjectCache<Int, Int>(options) } == .invalidArgument("lockedByteLimit"))
     (options.lockedByteLimit, options.idleTime) = (nil, .seconds(1))
     #expect(fault { try ObjectCache<Int, Int>(options) } == .invalidArgument("idleTime"))
+    (options.idleTime, options.core) = (nil, .share(0.5))
+    #expect(fault { try ObjectCache<Int, Int>(options) } == .invalidArgument("core"))
+    (options.core, options.pinnedByteLimit) = (nil, 1)
+    #expect(fault { try ObjectCache<Int, Int>(options) } == .invalidArgument("pinnedByteLimit"))
   }
 
   @Test("a cache of bytes has the options it was made with")

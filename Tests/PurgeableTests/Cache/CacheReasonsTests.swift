@@ -120,8 +120,8 @@ struct CacheReasonsTests {
       unsafe withUnsafeBytes(of: 1) { prefix in
         var buffer = [UInt8](repeating: 0, count: 200)
         unsafe buffer.withUnsafeMutableBytes { buffer in
-          let key = unsafe cache.engine.base.elements.keys.key(prefix: prefix)
-          let found = unsafe cache.engine.readUnderMutex(key, prefix, into: buffer, false)
+          let key = unsafe cache.engine.base.elements.keys.key(prefix: prefix.bytes)
+          let found = unsafe cache.engine.readUnderMutex(key, prefix.bytes, into: buffer, false)
           guard case .hit(100) = found else {
             Issue.record("not found")
             return

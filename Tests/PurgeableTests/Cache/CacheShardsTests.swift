@@ -195,7 +195,7 @@ struct CacheShardsTests {
     #expect(cache.count == count && cache.totalCost == cost && cache.useCounters() == uses)
     // Brought home: by the move alone, nothing is stored.
     for i in stride(from: 0, to: 600, by: 2) {
-      unsafe cache.encode(i) { key, _ in
+      cache.encode(i) { key, _ in
         cache.engine.shards.hold(toStore: key) { _ in }
       } tracked: { _ in
       }

@@ -10,6 +10,16 @@ import Testing
 
 private struct Stop: Error {}
 
+/// Is written, and never made again.
+private struct Mute: PurgeableValue {
+  init() {}
+  init?(purgeableBytes: RawSpan) { return nil }
+  func withPurgeableBytes<R, E: Error>(_ body: (RawSpan) throws(E) -> R) throws(E) -> R {
+    let bytes: [UInt8] = [7]
+    return unsafe try body(bytes.span.bytes)
+  }
+}
+
 @Suite("Cache: changes in one step")
 struct CacheUpdateTests {
   @Test("an update returns the value that it replaced, to one thread of several", arguments: [false, true])
@@ -95,6 +105,26 @@ struct CacheUpdateTests {
     cache.checkBooksSwept()
   }
 
+  @Test("an entry whose bytes make no value is as none: it is replaced, or removed, in one run", arguments: [false, true])
+  func unreadable(tracksKeys: Bool) throws {
+    let cache = try PurgeableCache<Int, Mute>(tracksKeys: tracksKeys)
+    for key in 0..<3 { cache[key] = Mute() }
+    var runs = 0
+    cache.modifyValue(forKey: 0) { value in
+      runs += 1
+      #expect(value == nil)
+      value = Mute()
+    }
+    cache.modifyValue(forKey: 1) { value in
+      runs += 1
+      value = nil
+    }
+    #expect(cache.updateValue(Mute(), forKey: 2) == nil)
+    #expect(runs == 2 && cache.containsValue(forKey: 0) && !cache.containsValue(forKey: 1) && cache.count == 2)
+    #expect(cache.statistics.replacementCount == 2 && cache.statistics.departures[.removed] == 1)
+    cache.checkBooksSwept()
+  }
+
   @Test("values that are copied under no mutex change in one step too")
   func large() throws {
     let cache = try PurgeableCache<Int, [UInt8]>()
@@ -146,6 +176,31 @@ struct CacheUpdateTests {
       if case .miss(.evicted) = cache.lookUpValue(forKey: $0) { true } else { false }
     }
     #expect(remembered > 25)
+    cache.checkBooksSwept()
+  }
+
+  @Test("a verdict is void for what was pinned since it was asked for")
+  func voidVerdicts() throws {
+    let cache = try PurgeableCache<Int, Int>()
+    let objects = try ObjectCache<Int, Int>(countLimit: 10)
+    for key in 0..<10 { (cache[key], objects[key]) = (key, key) }
+    #expect(
+      cache.evictAll { entry in
+        if entry.key < 5 { #expect(throws: Never.self) { try cache.setPriority(.pinned, forKey: entry.key) } }
+        return true
+      } == 5)
+    #expect(Set(cache.keys) == Set(0..<5))
+    #expect(
+      objects.evictAll { entry in
+        if entry.key == 1 { objects.setPriority(.pinned, forKey: 1) }
+        return entry.key < 2
+      } == 1)
+    objects.shouldEvict = { [weak objects] key, _ in
+      if key == 2 { objects?.setPriority(.pinned, forKey: 2) }
+      return true
+    }
+    for key in 10..<13 { objects[key] = key }
+    #expect(Set(objects.keys) == Set([1, 2] + (5..<13)))
     cache.checkBooksSwept()
   }
 

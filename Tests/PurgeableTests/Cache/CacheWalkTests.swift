@@ -14,7 +14,7 @@ import ToolSupport
 extension PurgeableCache {
   /// nil for a tracked key.
   fileprivate func identity(of key: Key) -> UInt64? {
-    unsafe encode(key) { engineKey, _ in
+    encode(key) { engineKey, _ in
       engineKey.identity
     } tracked: { _ in
       nil

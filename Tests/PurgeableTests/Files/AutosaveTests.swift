@@ -206,7 +206,7 @@ struct AutosaveTests {
         cache?[2] = [2]
         cache = nil
         // The save that is at work holds it.
-        for _ in 0..<1000 where left != nil { usleep(10_000) }
+        for _ in 0..<12_000 where left != nil { usleep(10_000) }
         #expect(left == nil)
       }
     }

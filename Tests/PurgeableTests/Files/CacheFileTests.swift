@@ -167,7 +167,7 @@ struct CacheFileTests {
       bytes[8] = 2
       let identity = unsafe bytes.withUnsafeBytes { unsafe $0.loadUnaligned(fromByteOffset: 16, as: FileIdentity.self) }
       let sum = unsafe bytes.withUnsafeBytes {
-        unsafe CacheFile.sum(identity, UnsafeRawBufferPointer(rebasing: $0[..<4092]))
+        unsafe CacheFile.sum(identity, $0.bytes.extracting(first: 4092))
       }
       for i in 0..<4 { bytes[4092 + i] = UInt8(truncatingIfNeeded: sum >> UInt32(8 * i)) }
       try Data(bytes).write(to: URL(fileURLWithPath: path))
@@ -183,9 +183,8 @@ struct CacheFileTests {
     let header = FileHeader(created: WallTime.now, keyType: "Int", valueType: "Array<UInt8>", format: 0)
     var writer = try CacheFileWriter.make(path, header, permissions: 0o600, operation: "test")
     var report = FileReport()
-    try unsafe ([1, 2, 3] as [UInt8]).span.bytes.withUnsafeBytes { value throws(PurgeableError) in
-      unsafe try writer.append(record, key: 0x0101_0101_0101_0101, version: nil, value: value, &report)
-    }
+    let value: [UInt8] = [1, 2, 3]
+    try writer.append(record, key: 0x0101_0101_0101_0101, version: nil, value: unsafe value.span.bytes, &report)
     #expect(report.entryCount == 1)
     _ = try writer.place(isSynchronized: false)
   }

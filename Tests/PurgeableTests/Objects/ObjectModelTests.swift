@@ -122,10 +122,12 @@ struct ObjectModelTests {
         try cache.setCostLimit(model.costLimit)
         model.enforce()
       case 94..<96:
+        model.kept = []
+        model.enforce()
+        cache.shouldEvict = nil
         model.kept = Set((0..<Int.random(in: 0..<50, using: &random)).map { _ in Int.random(in: 0..<60, using: &random) })
         let now = model.kept
         kept.withLock { $0 = now }
-        cache.shouldEvict = nil
         if !now.isEmpty { cache.shouldEvict = { key, _ in !kept.withLock { $0.contains(key) } } }
       case 96..<98:
         model.evictsDiscarded.toggle()

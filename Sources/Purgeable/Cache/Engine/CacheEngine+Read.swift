@@ -17,8 +17,8 @@ extension CacheEngine {
   /// order of eviction and the statistics. `version`: nil for any.
   @inline(__always)
   func read(
-    _ key: EngineKey, prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,
-    version: UnsafeRawBufferPointer? = nil
+    _ key: EngineKey, prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,
+    version: RawSpan? = nil
   ) -> EngineRead {
     var tries = 0
     var reason: MissReason?
@@ -92,8 +92,8 @@ extension CacheEngine {
 
   @inline(__always)
   private func read(
-    _ slot: Slot, at pointer: SlotPointer, _ table: SlotIndex.Table, _ prefix: UnsafeRawBufferPointer,
-    into buffer: UnsafeMutableRawBufferPointer, _ version: UnsafeRawBufferPointer?
+    _ slot: Slot, at pointer: SlotPointer, _ table: SlotIndex.Table, _ prefix: RawSpan,
+    into buffer: UnsafeMutableRawBufferPointer, _ version: RawSpan?
   ) -> SlotRead {
     let place = slot.place
     let generation = heap.generation(at: place)
@@ -111,9 +111,9 @@ extension CacheEngine {
     guard now.isSameEntry(as: slot) else { return .changed }
     if read.outcome == .discarded { return .lost }
     if isOver { return .expired }
-    if let version = unsafe version {
+    if let version = version {
       // Of the same element: its bytes do not change, and a later look at a place that got another one fails.
-      guard let isOf = unsafe base.elements.isOf(version, reference, read.head, prefix.count) else { return .changed }
+      guard let isOf = base.elements.isOf(version, reference, read.head, prefix.byteCount) else { return .changed }
       if !isOf { return .outdated }
     }
     return .found(byteCount: read.byteCount, now: now, moment: moment)
@@ -125,10 +125,10 @@ extension CacheEngine {
 
   /// Reads under the shard's mutex, when the slot keeps changing.
   func readUnderMutex(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, _ countsAsUse: Bool,
-    _ version: UnsafeRawBufferPointer? = nil
+    _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, _ countsAsUse: Bool,
+    _ version: RawSpan? = nil
   ) -> EngineRead {
-    unsafe shards.hold(of: key, prefix) { held in
+    shards.hold(of: key, prefix) { held in
       unsafe held.read(key, prefix, into: buffer, countsAsUse: countsAsUse, version: version)
     }
   }
@@ -210,10 +210,10 @@ extension CacheEngine {
   }
 
   /// Locks a key's value for the caller to unlock, and counts a hit or a miss. Takes no mutex.
-  func lock(_ key: EngineKey, prefix: UnsafeRawBufferPointer) -> EngineLock {
+  func lock(_ key: EngineKey, prefix: RawSpan) -> EngineLock {
     var reason: MissReason?
     let result = search(key, tries: 1000) { found, table, position -> Look<EngineLock> in
-      let look = unsafe lock(prefix, found, table)
+      let look = lock(prefix, found, table)
       switch look {
       case .locked(let reference, let bytes):
         base.indexes[position].countHit()
@@ -247,7 +247,7 @@ extension CacheEngine {
   /// Locks the element of a slot with the key's identity, and compares the key then: locked, its bytes can be looked at as they
   /// are.
   @inline(__always)
-  private func lock(_ prefix: UnsafeRawBufferPointer, _ found: FoundSlot, _ table: SlotIndex.Table) -> SlotLock {
+  private func lock(_ prefix: RawSpan, _ found: FoundSlot, _ table: SlotIndex.Table) -> SlotLock {
     let reference = heap.reference(found.slot.place)
     guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else { return .changed }
     let (outcome, payload) = unsafe heap.lock(reference)
@@ -255,15 +255,15 @@ extension CacheEngine {
     case .intact: break
     case .discarded: return .lost
     case .error where errno == EAGAIN:
-      let compared = unsafe base.elements.compare(reference, hasHead: false, with: prefix)
+      let compared = base.elements.compare(reference, hasHead: false, with: prefix)
       return compared.outcome == .intact && !compared.matches ? .otherKey : .refused
     default: return .changed
     }
     // The place may have got another entry before the lock. So the slot is looked at once more.
     let isSame = Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot)
-    if isSame, payload.count >= prefix.count, unsafe memcmp(payload.baseAddress!, prefix.baseAddress!, prefix.count) == 0 {
+    if isSame, unsafe payload.bytes.starts(with: prefix) {
       if found.slot.hasHead || base.notesUses.load(ordering: .relaxed) {
-        let head = unsafe EntryPrefix.head(of: payload, behind: prefix.count, hasHead: found.slot.hasHead)
+        let head = unsafe EntryPrefix.head(of: payload.bytes, behind: prefix.byteCount, hasHead: found.slot.hasHead)
         let moment = base.useMoment(head)
         let lastUse = table.lastUse(of: found.pointer)
         let isOver = base.isOver(head, lastUse.time, at: moment)
@@ -275,7 +275,7 @@ extension CacheEngine {
         }
         if let moment { lastUse.note(UseTime(moment)) }
       }
-      return unsafe .locked(reference, EntryPrefix.value(of: payload, behind: prefix.count, hasHead: found.slot.hasHead))
+      return unsafe .locked(reference, EntryPrefix.value(of: payload, behind: prefix.byteCount, hasHead: found.slot.hasHead))
     }
     heap.unlock(reference)
     return isSame ? .otherKey : .changed
@@ -283,9 +283,9 @@ extension CacheEngine {
 
   // MARK: Asking
 
-  func contains(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> Bool {
+  func contains(_ key: EngineKey, _ prefix: RawSpan) -> Bool {
     for _ in 0..<64 {
-      guard let (slot, position, _) = unsafe findForAccess(key, unsafe prefix) else { return false }
+      guard let (slot, position, _) = findForAccess(key, prefix) else { return false }
       let outcome = base.elements.check(heap.reference(slot.place))
       if outcome == .discarded { dropDead(slot, at: position) }
       guard outcome == .intact, let now = base.indexes[position].find(identity: key.identity, place: slot.place),
@@ -293,21 +293,21 @@ extension CacheEngine {
       else { continue }
       return true
     }
-    return unsafe shards.hold(of: key, prefix) { held in unsafe held.contains(key, prefix) }
+    return shards.hold(of: key, prefix) { held in held.contains(key, prefix) }
   }
 
   /// When a key's value was loaded, if that is noted.
-  func birth(of key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> UInt64? { unsafe findForAccess(key, prefix)?.head.made }
+  func birth(of key: EngineKey, _ prefix: RawSpan) -> UInt64? { findForAccess(key, prefix)?.head.made }
 
   /// Finds a key's slot by comparing keys, the position of the shard that has it, and its head. Copies no value and counts no
   /// use.
   private func findForAccess(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer
+    _ key: EngineKey, _ prefix: RawSpan
   ) -> (slot: Slot, position: UInt64, head: EntryHead)? {
     search(key, tries: 64) { found, table, position -> Look<(slot: Slot, position: UInt64, head: EntryHead)?> in
       let reference = heap.reference(found.slot.place)
       guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else { return .changed }
-      let read = unsafe base.elements.compare(reference, hasHead: found.slot.hasHead, with: prefix)
+      let read = base.elements.compare(reference, hasHead: found.slot.hasHead, with: prefix)
       // A lost element counts as found: the caller's lock or check makes it certain.
       if read.outcome == .discarded { return .isKeys((found.slot, position, read.head)) }
       guard read.outcome == .intact, read.matches else { return read.outcome == .busy ? .changed : .otherKey }

@@ -18,17 +18,17 @@ extension CacheEngine {
   /// Stores `value` under a key whose payload begins with `prefix`. nil where the condition did not hold,
   /// and nothing was stored.
   func store(
-    _ key: EngineKey, prefix: UnsafeRawBufferPointer, value: UnsafeRawBufferPointer, _ head: EntryHead,
+    _ key: EngineKey, prefix: RawSpan, value: RawSpan, _ head: EntryHead,
     if condition: StoreCondition? = nil
   ) -> StoreOutcome? {
-    if value.count >= heap.largeByteCount {
-      return unsafe LargeStore(key, prefix, value, head, base.credits, if: condition).run(in: self)
+    if value.byteCount >= heap.largeByteCount {
+      return LargeStore(key, prefix, value, head, base.credits, if: condition).run(in: self)
     }
     var search = RoomSearch(condition)
     while true {
       let stored = shards.hold(toStore: key) { held -> (StoreOutcome, DueAfterStore)? in
-        if let condition, unsafe !condition.holds(key, prefix, in: &held) { return nil }
-        return (unsafe held.store(key, prefix, value, head, among: shards), held.takeDue(prefix.count + value.count))
+        if let condition, !condition.holds(key, prefix, in: &held) { return nil }
+        return (held.store(key, prefix, value, head, among: shards), held.takeDue(prefix.byteCount + value.byteCount))
       }
       guard let (outcome, due) = stored else { return nil }
       if makesRoom(key, outcome, due, &search) { continue }

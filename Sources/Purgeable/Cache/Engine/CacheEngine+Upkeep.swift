@@ -57,6 +57,7 @@ extension CacheEngine {
   }
 
   /// Drops all that has expired, slab by slab. Returns how many entries.
+  @discardableResult
   func removeExpired() -> Int {
     let now = base.clock.now()
     var count = 0
@@ -111,6 +112,7 @@ extension CacheEngine {
   /// Evicts entry by entry, always from the shard that is next by age, until all shards' amounts add up to `wanted`, or nothing
   /// is left to evict.
   private func trim(to wanted: UInt128, total: () -> UInt128, amount: (borrowing HeldShard) -> UInt128) {
+    if total() > wanted { removeExpired() }
     let before = total()
     guard before > wanted else { return }
     // Bounded, because other threads may store meanwhile.
@@ -137,8 +139,9 @@ extension CacheEngine {
 
   /// Trims slabs and bookkeeping together to so many bytes.
   func trim(toBytes byteCount: Int) {
-    // Lost entries and empty slabs first, which costs no value.
+    // Lost and expired entries and empty slabs first, which costs no value.
     sweep()
+    if base.chargedBytes > byteCount { removeExpired() }
     heap.trim()
     giveBack(.trimmed) { base.chargedBytes - byteCount }
   }

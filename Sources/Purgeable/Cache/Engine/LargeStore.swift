@@ -29,14 +29,14 @@ import Glibc
   private static let longestWait: UInt64 = 1_000_000_000
 
   init(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ head: EntryHead,
+    _ key: EngineKey, _ prefix: RawSpan, _ value: RawSpan, _ head: EntryHead,
     _ credits: borrowing RecomputeCredit, if condition: StoreCondition? = nil
   ) {
     self.key = key
-    unsafe self.prefix = prefix
-    unsafe self.value = value
+    unsafe self.prefix = prefix.withUnsafeBytes { unsafe $0 }
+    unsafe self.value = value.withUnsafeBytes { unsafe $0 }
     self.head = head
-    size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, head, credits)
+    size = EntrySize(prefixByteCount: prefix.byteCount, valueByteCount: value.byteCount, head, credits)
     self.condition = condition
   }
 
@@ -59,7 +59,7 @@ import Glibc
       if let failure { engine.finishStore(key, failure, DueAfterStore()) }
       return failure
     }
-    unsafe EntryPrefix.write(prefix, head, value, to: element.bytes)
+    write(element)
     return end(element, in: engine)
   }
 
@@ -84,6 +84,9 @@ import Glibc
     }
   }
 
+  /// Fills the element, under no mutex.
+  func write(_ element: FreshElement) { unsafe EntryPrefix.write(prefix.bytes, head, value.bytes, to: element.bytes) }
+
   /// Has the index lead to the element, which has been written.
   func end(_ element: FreshElement, in engine: CacheEngine) -> StoreOutcome? {
     let (outcome, due) = engine.shards.hold(toStore: key) { held in
@@ -100,7 +103,7 @@ import Glibc
       failure = nil
       return nil
     }
-    let old = unsafe held.find(key, prefix)
+    let old = unsafe held.find(key, prefix.bytes)
     if held.isRefused(size, old) {
       failure = .tooLarge
       return nil
@@ -113,11 +116,11 @@ import Glibc
   private func end(
     _ element: FreshElement, _ held: inout HeldShard, _ shards: borrowing CacheShards
   ) -> StoreOutcome? {
-    if let condition, unsafe !condition.holds(key, prefix, in: &held) {
+    if let condition, unsafe !condition.holds(key, prefix.bytes, in: &held) {
       held.heap.free(element.reference)
       return nil
     }
-    let old = unsafe held.find(key, prefix)
+    let old = unsafe held.find(key, prefix.bytes)
     let changesBefore = held.slots.changes
     guard let destination = held.destination(of: key, size, head.priority, old) else {
       held.heap.free(element.reference)
@@ -129,7 +132,7 @@ import Glibc
     let lane = held.lane(destination.queue, head)
     held.heap.move(held.heap.slab(of: element.reference), to: held.stream(lane))
     held.noteBirth(element.reference, lane)
-    let replaced = held.slots.changes == changesBefore ? old : unsafe held.find(key, prefix)
+    let replaced = held.slots.changes == changesBefore ? old : unsafe held.find(key, prefix.bytes)
     return held.enter(
       element, key, size, head, lane, replacing: replaced, hadOld: old != nil, isRemembered: destination.isRemembered)
   }

@@ -58,29 +58,23 @@ struct ElementReader: Sendable {
     case .fixed(let byteCount): usual = byteCount
     case .variable: usual = 64
     }
-    return unsafe withUnsafeTemporaryAllocation(byteCount: min(length, usual), alignment: 8) { scratch -> EntryFacts? in
-      guard unsafe copy(reference, from: 0, into: scratch),
-        let parsed = unsafe EntryPrefix.parse(UnsafeRawBufferPointer(scratch), layout: keys.layout)
+    let parsed = withPart(of: reference, from: 0, count: min(length, usual)) { part -> (EntryPrefix.Parsed, EngineKey?)? in
+      guard let parsed = EntryPrefix.parse(part, layout: keys.layout) else { return nil }
+      guard case .key(let prefixByteCount, _) = parsed, prefixByteCount <= part.byteCount else { return (parsed, nil) }
+      return (parsed, keys.key(prefix: part.extracting(0..<prefixByteCount)))
+    }
+    switch parsed {
+    case nil: return nil
+    case (.tracked(let number), _)?:
+      return EntryFacts(
+        identity: EngineKey(trackedNumber: number, hash: 0).identity, prefixByteCount: EntryPrefix.trackedByteCount,
+        payloadByteCount: length)
+    case (.key(let prefixByteCount, _), let known)?:
+      // A key longer than usual: rare, so it may allocate.
+      guard let key = known ?? withPart(of: reference, from: 0, count: prefixByteCount, { keys.key(prefix: $0) })
       else { return nil }
-      switch parsed {
-      case .tracked(let number):
-        return EntryFacts(
-          identity: EngineKey(trackedNumber: number, hash: 0).identity, prefixByteCount: EntryPrefix.trackedByteCount,
-          payloadByteCount: length)
-      case .key(let prefixByteCount, _):
-        if prefixByteCount <= scratch.count {
-          let key = unsafe keys.key(prefix: UnsafeRawBufferPointer(rebasing: scratch[..<prefixByteCount]))
-          return EntryFacts(
-            identity: key.identity, prefixByteCount: prefixByteCount, payloadByteCount: length, shardHash: key.shardHash)
-        }
-        // A key longer than the scratch: rare, so it may allocate.
-        return unsafe withUnsafeTemporaryAllocation(byteCount: prefixByteCount, alignment: 8) { whole -> EntryFacts? in
-          guard unsafe copy(reference, from: 0, into: whole) else { return nil }
-          let key = unsafe keys.key(prefix: UnsafeRawBufferPointer(whole))
-          return EntryFacts(
-            identity: key.identity, prefixByteCount: prefixByteCount, payloadByteCount: length, shardHash: key.shardHash)
-        }
-      }
+      return EntryFacts(
+        identity: key.identity, prefixByteCount: prefixByteCount, payloadByteCount: length, shardHash: key.shardHash)
     }
   }
 
@@ -100,45 +94,36 @@ struct ElementReader: Sendable {
 
   /// The head of the entry at a place, which has one.
   func head(at place: UInt64, _ facts: EntryFacts) -> EntryHead? {
-    unsafe withUnsafeTemporaryAllocation(byteCount: EntryHead.mostBytes, alignment: 8) { all in
-      let byteCount = min(all.count, facts.payloadByteCount - facts.prefixByteCount)
-      let bytes = unsafe UnsafeMutableRawBufferPointer(rebasing: all[..<byteCount])
-      guard unsafe copy(heap.reference(place), from: facts.prefixByteCount, into: bytes) else { return nil }
-      var head = unsafe EntryHead(bytes.bytes)
-      if head.version != nil {
-        guard let digest = unsafe withVersion(heap.reference(place), head, facts.prefixByteCount, { unsafe Self.digest(of: $0) })
-        else { return nil }
-        head.version?.digest = digest
-      }
-      return head
+    let reference = heap.reference(place)
+    let byteCount = min(EntryHead.mostBytes, facts.payloadByteCount - facts.prefixByteCount)
+    guard var head = withPart(of: reference, from: facts.prefixByteCount, count: byteCount, { EntryHead($0) }) else { return nil }
+    if head.version != nil {
+      guard let digest = withVersion(reference, head, facts.prefixByteCount, { Self.digest(of: $0) }) else { return nil }
+      head.version?.digest = digest
     }
+    return head
   }
 
-  private static func digest(of text: UnsafeRawBufferPointer) -> UInt32 {
+  private static func digest(of text: RawSpan) -> UInt32 {
     var hasher = Hasher()
-    unsafe hasher.combine(bytes: text)
+    text.hash(into: &hasher)
     return UInt32(truncatingIfNeeded: hasher.finalize())
   }
 
   /// Calls `body` with the text of an entry's version, whose head has one. nil when the text is lost.
   func withVersion<R>(
-    _ reference: purgeable_reference_t, _ head: EntryHead, _ prefixByteCount: Int, _ body: (UnsafeRawBufferPointer) -> R
+    _ reference: purgeable_reference_t, _ head: EntryHead, _ prefixByteCount: Int, _ body: (RawSpan) -> R
   ) -> R? {
-    unsafe withUnsafeTemporaryAllocation(byteCount: VersionText.mostBytes, alignment: 8) { all in
-      let text = unsafe UnsafeMutableRawBufferPointer(rebasing: all[..<Int(head.version?.byteCount ?? 0)])
-      if text.count > 0, unsafe !copy(reference, from: prefixByteCount + head.textStart, into: text) { return nil }
-      return unsafe body(UnsafeRawBufferPointer(text))
-    }
+    withPart(
+      of: reference, from: prefixByteCount + head.textStart, count: Int(head.version?.byteCount ?? 0), { body($0) })
   }
 
   /// Whether an entry is of a version. nil when that is lost.
   func isOf(
-    _ version: UnsafeRawBufferPointer, _ reference: purgeable_reference_t, _ head: EntryHead, _ prefixByteCount: Int
+    _ version: RawSpan, _ reference: purgeable_reference_t, _ head: EntryHead, _ prefixByteCount: Int
   ) -> Bool? {
-    guard let its = head.version, Int(its.byteCount) == version.count else { return false }
-    return unsafe withVersion(reference, head, prefixByteCount) { text in
-      unsafe text.elementsEqual(version)
-    }
+    guard let its = head.version, Int(its.byteCount) == version.byteCount else { return false }
+    return withVersion(reference, head, prefixByteCount) { $0.hasSameBytes(as: version) }
   }
 
   /// An entry's cost. nil when the head is on a lost page.
@@ -157,31 +142,49 @@ struct ElementReader: Sendable {
     unsafe purgeable_heap_read_part(heap.raw, reference, offset, buffer.count, buffer.baseAddress) == .intact
   }
 
+  /// Calls `body` with a copy of a part of an element's payload, on the stack unless it is long. nil when the element is lost,
+  /// or was changed all the time.
+  @inline(__always)
+  func withPart<R>(
+    of reference: purgeable_reference_t, from offset: Int, count: Int, _ body: (RawSpan) -> R?
+  ) -> R? {
+    unsafe withUnsafeTemporaryAllocation(byteCount: count, alignment: 8) { part in
+      unsafe copy(reference, from: offset, into: part) ? body(part.bytes) : nil
+    }
+  }
+
   /// Copies the value of a slot's element, if its payload begins with `prefix`, and unless it has more bytes than the buffer.
   /// Only with the outcome `.intact` does the rest tell.
   @inline(__always)
   func read(
-    _ reference: purgeable_reference_t, hasHead: Bool, _ prefix: UnsafeRawBufferPointer,
+    _ reference: purgeable_reference_t, hasHead: Bool, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer
+  ) -> MatchingRead {
+    if !hasHead {
+      return unsafe readMatching(reference, prefix, head: UnsafeMutableRawBufferPointer(start: nil, count: 0), into: buffer)
+    }
+    return unsafe withUnsafeTemporaryAllocation(byteCount: EntryHead.mostBytes, alignment: 8) { head in
+      var read = unsafe readMatching(reference, prefix, head: head, into: buffer)
+      if read.outcome == .intact, read.matches { unsafe read.head = EntryHead(head.bytes) }
+      return read
+    }
+  }
+
+  @inline(__always)
+  private func readMatching(
+    _ reference: purgeable_reference_t, _ prefix: RawSpan, head: UnsafeMutableRawBufferPointer,
     into buffer: UnsafeMutableRawBufferPointer
   ) -> MatchingRead {
     var read = MatchingRead()
-    if !hasHead {
+    unsafe prefix.withUnsafeBytes { prefix in
       unsafe read.outcome = purgeable_heap_read_matching(
-        heap.raw, reference, prefix.baseAddress!, prefix.count, nil, 0, buffer.baseAddress, buffer.count, &read.byteCount,
-        &read.matches)
-      return read
-    }
-    unsafe withUnsafeTemporaryAllocation(byteCount: EntryHead.mostBytes, alignment: 8) { bytes in
-      unsafe read.outcome = purgeable_heap_read_matching(
-        heap.raw, reference, prefix.baseAddress!, prefix.count, bytes.baseAddress, bytes.count, buffer.baseAddress,
-        buffer.count, &read.byteCount, &read.matches)
-      if read.outcome == .intact, read.matches { read.head = unsafe EntryHead(bytes.bytes) }
+        heap.raw, reference, prefix.baseAddress!, prefix.count, head.baseAddress, head.count, buffer.baseAddress, buffer.count,
+        &read.byteCount, &read.matches)
     }
     return read
   }
 
   /// As `read`, without the value.
-  func compare(_ reference: purgeable_reference_t, hasHead: Bool, with prefix: UnsafeRawBufferPointer) -> MatchingRead {
+  func compare(_ reference: purgeable_reference_t, hasHead: Bool, with prefix: RawSpan) -> MatchingRead {
     unsafe read(reference, hasHead: hasHead, prefix, into: UnsafeMutableRawBufferPointer(start: nil, count: 0))
   }
 
@@ -189,18 +192,15 @@ struct ElementReader: Sendable {
 
   /// Of a part of an element's payload: equal for equal bytes. nil when the element is lost.
   func digest(of reference: purgeable_reference_t, from start: Int, to end: Int) -> Int? {
-    // More would not lie on the stack.
-    unsafe withUnsafeTemporaryAllocation(byteCount: 1024, alignment: 8) { scratch in
-      var hasher = Hasher()
-      var at = start
-      while at < end {
-        let part = unsafe UnsafeMutableRawBufferPointer(rebasing: scratch[..<min(scratch.count, end - at)])
-        guard unsafe copy(reference, from: at, into: part) else { return nil }
-        unsafe hasher.combine(bytes: UnsafeRawBufferPointer(part))
-        at += part.count
-      }
-      return hasher.finalize()
+    var hasher = Hasher()
+    var at = start
+    while at < end {
+      // More would not lie on the stack.
+      let count = min(1024, end - at)
+      guard withPart(of: reference, from: at, count: count, { $0.hash(into: &hasher) }) != nil else { return nil }
+      at += count
     }
+    return hasher.finalize()
   }
 
   /// Whether the element at a place is there, all of it. Under its shard's mutex.

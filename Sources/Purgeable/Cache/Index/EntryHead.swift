@@ -98,15 +98,15 @@ struct EntryHead: Equatable {
   /// Reads a head, whose version is without text. Bytes that are none give an entry without attributes.
   init(_ bytes: RawSpan) {
     guard bytes.byteCount > 0 else { return }
-    let flags = unsafe bytes.unsafeLoad(as: UInt8.self)
+    let flags: UInt8 = bytes.integer(at: 0)
     guard bytes.byteCount >= Self.byteCount(flags) else { return }
     var at = 1
     for i in fields.indices where flags & 1 << UInt8(i) != 0 {
-      self[i] = unsafe bytes.unsafeLoadUnaligned(fromByteOffset: at, as: UInt64.self)
+      self[i] = bytes.integer(at: at) as UInt64
       at += 8
     }
     if flags & Self.versionFlag != 0, bytes.byteCount > at {
-      version = VersionText(byteCount: unsafe bytes.unsafeLoad(fromByteOffset: at, as: UInt8.self))
+      version = VersionText(byteCount: bytes.integer(at: at))
     }
   }
 }
@@ -125,9 +125,9 @@ struct EntryHead: Equatable {
   init(byteCount: UInt8) { self.byteCount = byteCount }
 
   /// `text`: of `mostBytes` at most.
-  init(lending text: UnsafeRawBufferPointer) {
-    byteCount = UInt8(text.count)
-    unsafe self.text = text.baseAddress
+  init(lending text: RawSpan) {
+    byteCount = UInt8(text.byteCount)
+    unsafe self.text = text.withUnsafeBytes { $0.baseAddress }
   }
 
   static func == (left: Self, right: Self) -> Bool { left.byteCount == right.byteCount && left.digest == right.digest }

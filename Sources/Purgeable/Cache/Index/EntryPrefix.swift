@@ -35,26 +35,29 @@ enum EntryPrefix {
   /// Fills a payload, which has room for all of it and is seen by no other thread before the commit.
   @inline(__always)
   static func write(
-    _ prefix: UnsafeRawBufferPointer, _ head: EntryHead, _ value: UnsafeRawBufferPointer, to bytes: UnsafeMutableRawBufferPointer
+    _ prefix: RawSpan, _ head: EntryHead, _ value: RawSpan, to bytes: UnsafeMutableRawBufferPointer
   ) {
-    assert(bytes.count >= prefix.count + head.byteCount + value.count, "PurgeableCache: a payload without room")
-    unsafe bytes.copyMemory(from: prefix)
-    let at = prefix.count + head.byteCount
-    if !head.isEmpty { unsafe head.write(to: bytes, at: prefix.count) }
-    if value.count > 0 { unsafe UnsafeMutableRawBufferPointer(rebasing: bytes[at...]).copyMemory(from: value) }
+    assert(bytes.count >= prefix.byteCount + head.byteCount + value.byteCount, "PurgeableCache: a payload without room")
+    unsafe prefix.copy(to: bytes, at: 0)
+    if !head.isEmpty { unsafe head.write(to: bytes, at: prefix.byteCount) }
+    unsafe value.copy(to: bytes, at: prefix.byteCount + head.byteCount)
   }
 
-  /// The value in a payload whose pages stay, behind prefix and head.
+  /// Where the value begins in a payload whose pages stay, behind prefix and head.
+  static func valueStart(in payload: RawSpan, behind prefixByteCount: Int, hasHead: Bool) -> Int {
+    min(payload.byteCount, prefixByteCount + head(of: payload, behind: prefixByteCount, hasHead: hasHead).byteCount)
+  }
+
+  /// The value in a payload that is locked.
   static func value(of payload: UnsafeRawBufferPointer, behind prefixByteCount: Int, hasHead: Bool) -> UnsafeRawBufferPointer {
-    let rest = unsafe UnsafeRawBufferPointer(rebasing: payload[min(payload.count, prefixByteCount)...])
-    let skip = unsafe hasHead ? EntryHead(rest.bytes).byteCount : 0
-    return unsafe UnsafeRawBufferPointer(rebasing: rest[min(rest.count, skip)...])
+    unsafe UnsafeRawBufferPointer(
+      rebasing: payload[valueStart(in: payload.bytes, behind: prefixByteCount, hasHead: hasHead)...])
   }
 
   /// The head in a payload whose pages stay; empty where the slot has none.
-  static func head(of payload: UnsafeRawBufferPointer, behind prefixByteCount: Int, hasHead: Bool) -> EntryHead {
+  static func head(of payload: RawSpan, behind prefixByteCount: Int, hasHead: Bool) -> EntryHead {
     guard hasHead else { return EntryHead() }
-    return unsafe EntryHead(UnsafeRawBufferPointer(rebasing: payload[min(payload.count, prefixByteCount)...]).bytes)
+    return EntryHead(payload.extracting(min(payload.byteCount, prefixByteCount)..<payload.byteCount))
   }
 
   enum Parsed {
@@ -64,19 +67,19 @@ enum EntryPrefix {
   }
 
   /// Reads the beginning of a payload; nil when it is not valid.
-  static func parse(_ payload: UnsafeRawBufferPointer, layout: KeyLayout) -> Parsed? {
+  static func parse(_ payload: RawSpan, layout: KeyLayout) -> Parsed? {
     switch layout {
     case .fixed(let count): return .key(prefixByteCount: count, keyAt: 0)
     case .variable:
-      guard payload.count > 0 else { return nil }
-      let first = unsafe payload[0]
+      guard payload.byteCount > 0 else { return nil }
+      let first: UInt8 = payload.integer(at: 0)
       if first < 128 { return .key(prefixByteCount: 1 + Int(first), keyAt: 1) }
       if first == 0xFF {
-        guard payload.count >= trackedByteCount else { return nil }
-        return .tracked(number: unsafe payload.loadUnaligned(fromByteOffset: 1, as: UInt32.self))
+        guard payload.byteCount >= trackedByteCount else { return nil }
+        return .tracked(number: payload.integer(at: 1))
       }
-      guard payload.count >= 4 else { return nil }
-      let length = unsafe UInt32(bigEndian: payload.loadUnaligned(as: UInt32.self)) & 0x7FFF_FFFF
+      guard payload.byteCount >= 4 else { return nil }
+      let length = UInt32(bigEndian: payload.integer(at: 0)) & 0x7FFF_FFFF
       return .key(prefixByteCount: 4 + Int(length), keyAt: 4)
     }
   }
@@ -107,14 +110,14 @@ struct KeyHashing: Sendable {
   /// collide in one cache do not collide in another. Keys of 8 bytes are mixed by two multiplications with two secret words
   /// instead.
   @inline(__always)
-  func key(prefix: UnsafeRawBufferPointer) -> EngineKey {
-    if prefix.count == 8 {
-      let word = unsafe prefix.loadUnaligned(as: UInt64.self)
+  func key(prefix: RawSpan) -> EngineKey {
+    if prefix.byteCount == 8 {
+      let word: UInt64 = prefix.integer(at: 0)
       return EngineKey(hash: Self.fold(Self.fold(word ^ seed, secondSeed) ^ secondSeed, seed | 1))
     }
     var hasher = Hasher()
     hasher.combine(seed)
-    unsafe hasher.combine(bytes: prefix)
+    prefix.hash(into: &hasher)
     return EngineKey(hash: UInt64(bitPattern: Int64(hasher.finalize())))
   }
 

@@ -64,12 +64,15 @@ struct PageSum {
     return page < firstCount || blocks.madeBlock(page / Self.pagesPerBlock) != nil
   }
 
-  /// The sum of a place's page; nil when the place was not prepared, as in a forked child.
-  func sum(at place: UInt64) -> UnsafeMutablePointer<PageSum>? {
+  /// Runs `body` with the sum of a place's page; nil when the place was not prepared, as in a forked child.
+  @inline(__always)
+  func withSum<R>(at place: UInt64, _ body: (inout PageSum) -> R) -> R? {
     let page = Int(place >> pageShift)
-    if page < firstCount { return unsafe first + page }
+    if page < firstCount { return unsafe body(&first[page]) }
     guard let block = blocks.block(page / Self.pagesPerBlock) else { return nil }
     // Safe: zeros are a sum, and nothing else is in these blocks.
-    return unsafe block.raw.assumingMemoryBound(to: PageSum.self) + page % Self.pagesPerBlock
+    return unsafe body(&block.raw.assumingMemoryBound(to: PageSum.self)[page % Self.pagesPerBlock])
   }
+
+  func sum(at place: UInt64) -> PageSum? { withSum(at: place) { $0 } }
 }

@@ -51,29 +51,29 @@ struct EngineDeparture {
   /// Bytes of values that were copied for them.
   var copiedByteCount = 0
 
-  var isEmpty: Bool { unsafe first == nil }
+  var isEmpty: Bool { first == nil }
 
   mutating func append(_ entry: NodePointer) {
-    if let last = unsafe last { unsafe last.pointee.next = entry } else { unsafe first = entry }
-    unsafe last = entry
+    if let last { last.node.next = entry } else { first = entry }
+    last = entry
     count += 1
   }
 
   mutating func append(_ other: DepartureList) {
-    guard let head = unsafe other.first else { return }
-    if let last = unsafe last { unsafe last.pointee.next = head } else { unsafe first = head }
-    unsafe last = other.last
+    guard let head = other.first else { return }
+    if let last { last.node.next = head } else { first = head }
+    last = other.last
     count += other.count
     copiedByteCount += other.copiedByteCount
   }
 
   mutating func popFirst() -> DepartedEntry? {
-    guard let entry = unsafe first else { return nil }
-    unsafe first = entry.pointee.next
-    if unsafe first == nil { unsafe last = nil }
+    guard let entry = first else { return nil }
+    first = entry.node.next
+    if first == nil { last = nil }
     count -= 1
     assert(count > 0 || isEmpty, "PurgeableCache: a list's count is wrong")
-    return unsafe DepartedEntry(pointer: entry)
+    return DepartedEntry(pointer: entry)
   }
 }
 

@@ -3,8 +3,7 @@
 
 import Glibc
 
-/// Safe to have; code that follows `next` answers for it.
-@safe struct KeyNode {
+struct KeyNode {
   var next: NodePointer?
   /// Of a living node: the hash of its key. Of a departed one: where the copy of its value is, 0 for none.
   fileprivate var hashOrCopy: UInt64
@@ -29,7 +28,7 @@ import Glibc
 
   /// Ends the node's life. nil: nobody is told.
   mutating func depart(_ departure: (reason: DepartureReason, copy: ValueCopy)?) {
-    unsafe next = nil
+    next = nil
     guard let (reason, copy) = departure else {
       (hashOrCopy, stampOrEnd) = (0, Self.untold)
       return
@@ -47,19 +46,50 @@ import Glibc
   }
 }
 
-typealias NodePointer = UnsafeMutablePointer<KeyNode>
+/// Where a node is. `@safe`: a node is followed only by its one owner at a time, which is a table, a list, or who took it out
+/// of one, and `NodeMemory.giveBack` is the end of all pointers to it.
+@safe struct NodePointer: Equatable {
+  private let head: UnsafeMutablePointer<KeyNode>
 
-extension NodePointer {
+  /// A node without a key.
+  init(_ memory: UnsafeMutableRawPointer, _ node: KeyNode) {
+    unsafe head = memory.bindMemory(to: KeyNode.self, capacity: 1)
+    unsafe head.initialize(to: node)
+  }
+
+  /// nil for 0.
+  init?(address: UInt) {
+    guard let head = unsafe UnsafeMutablePointer<KeyNode>(bitPattern: address) else { return nil }
+    unsafe self.head = head
+  }
+
+  var address: UInt { unsafe UInt(bitPattern: head) }
+
+  static func == (left: Self, right: Self) -> Bool { left.address == right.address }
+
+  @inline(__always) var node: KeyNode {
+    get { unsafe head.pointee }
+    nonmutating _modify { yield unsafe &head.pointee }
+  }
+
+  // MARK: The key
+
   /// Where the key begins in a node.
   static func keyOffset<Key>(of key: Key.Type) -> Int {
     let mask = MemoryLayout<Key>.alignment - 1
     return (MemoryLayout<KeyNode>.size + mask) & ~mask
   }
 
-  func key<Key>(as type: Key.Type) -> UnsafeMutablePointer<Key> {
+  private func place<Key>(of type: Key.Type) -> UnsafeMutablePointer<Key> {
     // Room for a key follows each node's head; bound to nothing else, ever.
-    unsafe (UnsafeMutableRawPointer(self) + Self.keyOffset(of: type)).assumingMemoryBound(to: Key.self)
+    unsafe (UnsafeMutableRawPointer(head) + Self.keyOffset(of: type)).assumingMemoryBound(to: Key.self)
   }
+
+  func key<Key>(as type: Key.Type) -> Key { unsafe place(of: type).pointee }
+  func begin<Key>(with key: Key) { unsafe place(of: Key.self).initialize(to: key) }
+  /// Takes the key out of its node.
+  func takeKey<Key>(as type: Key.Type) -> Key { unsafe place(of: type).move() }
+  func endKey<Key>(as type: Key.Type) { unsafe place(of: type).deinitialize(count: 1) }
 }
 
 extension ValueCopy {

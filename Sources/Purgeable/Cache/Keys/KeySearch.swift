@@ -45,20 +45,20 @@ struct KeySearch<Key: Hashable & Sendable> {
   mutating func step(in keys: inout ShardKeys, under mask: UInt64) -> KeyStep {
     if mask != self.mask { (self.mask, candidate, isEqual, below, compared, newest) = (mask, nil, false, .max, 0, 0) }
     if isEqual, let candidate {
-      if unsafe keys[candidate.number]?.pointee.stamp == candidate.stamp { return .found(candidate.number) }
+      if keys[candidate.number]?.node.stamp == candidate.stamp { return .found(candidate.number) }
       // It left meanwhile, and the key may have come again.
       (isEqual, below) = (false, .max)
       self.candidate = nil
     }
     while true {
-      guard let node = unsafe next(in: keys) else { return makes ? make(in: &keys) : .absent }
-      candidate = unsafe (node.pointee.number, node.pointee.stamp)
+      guard let pointer = next(in: keys) else { return makes ? make(in: &keys) : .absent }
+      candidate = (pointer.node.number, pointer.node.stamp)
       guard comparesPlainly else {
-        other = unsafe node.key(as: Key.self).pointee
+        other = pointer.key(as: Key.self)
         return .candidate
       }
-      note(isEqual: unsafe node.key(as: Key.self).pointee == key)
-      if isEqual { return unsafe .found(node.pointee.number) }
+      note(isEqual: pointer.key(as: Key.self) == key)
+      if isEqual { return .found(pointer.node.number) }
     }
   }
 
@@ -77,16 +77,16 @@ struct KeySearch<Key: Hashable & Sendable> {
   }
 
   private mutating func next(in keys: ShardKeys) -> NodePointer? {
-    if let node = unsafe keys.next(hash: hash, below: below, above: compared, last: candidate?.number) { return unsafe node }
+    if let pointer = keys.next(hash: hash, below: below, above: compared, last: candidate?.number) { return pointer }
     // A number is made only where keys that came since the round began are known to be others.
     guard makes, newest > compared else { return nil }
     (compared, below) = (newest, .max)
-    return unsafe keys.next(hash: hash, below: .max, above: compared)
+    return keys.next(hash: hash, below: .max, above: compared)
   }
 
   private func make(in keys: inout ShardKeys) -> KeyStep {
-    guard let node = unsafe keys.make(hash: hash) else { return .absent }
-    unsafe node.key(as: Key.self).initialize(to: key)
-    return .found(unsafe node.pointee.number)
+    guard let pointer = keys.make(hash: hash) else { return .absent }
+    pointer.begin(with: key)
+    return .found(pointer.node.number)
   }
 }

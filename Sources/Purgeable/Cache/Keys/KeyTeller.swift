@@ -67,7 +67,7 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
 
   init(_ handler: Handler?) {
     nodes = NodeMemory(
-      nodeByteCount: unsafe NodePointer.keyOffset(of: Key.self) + MemoryLayout<Key>.size,
+      nodeByteCount: NodePointer.keyOffset(of: Key.self) + MemoryLayout<Key>.size,
       alignment: max(MemoryLayout<Key>.alignment, MemoryLayout<KeyNode>.alignment))
     hasHandler = Atomic(handler != nil)
     self.handler = Guarded(handler)
@@ -100,23 +100,23 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
 
   func endsAtOnce(_ node: NodePointer) -> Bool {
     guard !wantsValues, board.load()?.isWatched != true, isOfStandardLibrary else { return false }
-    unsafe node.key(as: Key.self).deinitialize(count: 1)
-    unsafe nodes.giveBack(node)
+    node.endKey(as: Key.self)
+    nodes.giveBack(node)
     return true
   }
 
   /// Ends the key of a departed node, and frees the node. Under no mutex. Used in forked children, and so of no type that the
   /// runtime makes at its first use (ForkGuard.swift).
   private func end(_ entry: DepartedEntry) {
-    unsafe entry.pointer.key(as: Key.self).deinitialize(count: 1)
-    unsafe nodes.giveBack(entry.pointer)
+    entry.pointer.endKey(as: Key.self)
+    nodes.giveBack(entry.pointer)
   }
 
   /// Ends departed keys, untold.
   private func endAll(_ list: consuming DepartureList) {
     while let entry = list.popFirst() {
       // A parent's copies are not counted here.
-      if let departure = unsafe entry.pointer.pointee.departure { unsafe free(departure.copy.block) }
+      if let departure = entry.pointer.node.departure { unsafe free(departure.copy.block) }
       end(entry)
     }
   }
@@ -211,9 +211,9 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
 
   /// Tells of an entry, and ends its key.
   private func tell(_ entry: DepartedEntry) {
-    guard let departure = unsafe entry.pointer.pointee.departure else { return end(entry) }
-    let key = unsafe entry.pointer.key(as: Key.self).move()
-    unsafe nodes.giveBack(entry.pointer)
+    guard let departure = entry.pointer.node.departure else { return end(entry) }
+    let key = entry.pointer.takeKey(as: Key.self)
+    nodes.giveBack(entry.pointer)
     tell(departure, key: key)
   }
 

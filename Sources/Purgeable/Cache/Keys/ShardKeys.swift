@@ -40,7 +40,7 @@ final class NodeMemory: Sendable {
   /// Called by the node's owner, who has taken the key out.
   func giveBack(_ node: NodePointer) {
     byteCount.subtract(nodeByteCount, ordering: .relaxed)
-    unsafe free(node)
+    unsafe free(UnsafeMutableRawPointer(bitPattern: node.address))
   }
 }
 
@@ -67,15 +67,14 @@ final class NodeMemory: Sendable {
   /// A node by its number.
   subscript(number: UInt32) -> NodePointer? {
     guard number < numberCount, numbers[Int(number)] & 1 != 0 else { return nil }
-    return unsafe NodePointer(bitPattern: numbers[Int(number)] & ~1)
+    return NodePointer(address: numbers[Int(number)] & ~1)
   }
 
-  func hash(of number: UInt32) -> UInt64? { unsafe self[number]?.pointee.hash }
+  func hash(of number: UInt32) -> UInt64? { self[number]?.node.hash }
 
-  private func head(_ at: Int) -> UnsafeMutablePointer<NodePointer?> {
-    // A head is a node's address or 0, and nothing else ever.
-    unsafe UnsafeMutableRawPointer(heads.address(of: at)).assumingMemoryBound(to: NodePointer?.self)
-  }
+  /// The youngest node of a chain: a head is its address, or 0.
+  private func head(_ at: Int) -> NodePointer? { NodePointer(address: heads[at]) }
+  private func setHead(_ at: Int, _ node: NodePointer?) { heads[at] = node?.address ?? 0 }
 
   private func bucket(of hash: UInt64) -> Int {
     let level = Int.bitWidth - 1 - headCount.leadingZeroBitCount
@@ -90,14 +89,14 @@ final class NodeMemory: Sendable {
   func next(hash: UInt64, mask: UInt64 = .max, below: UInt64, above: UInt64, last: UInt32? = nil) -> NodePointer? {
     guard headCount > 0 else { return nil }
     var at: NodePointer?
-    if let last, let node = unsafe self[last], unsafe node.pointee.stamp == below {
-      unsafe at = node.pointee.next
+    if let last, let pointer = self[last], pointer.node.stamp == below {
+      at = pointer.node.next
     } else {
-      unsafe at = head(bucket(of: hash)).pointee
+      at = head(bucket(of: hash))
     }
-    while let node = unsafe at, unsafe node.pointee.stamp > above {
-      if unsafe node.pointee.stamp < below && (node.pointee.hash ^ hash) & mask == 0 { return unsafe node }
-      unsafe at = node.pointee.next
+    while let pointer = at, pointer.node.stamp > above {
+      if pointer.node.stamp < below && (pointer.node.hash ^ hash) & mask == 0 { return pointer }
+      at = pointer.node.next
     }
     return nil
   }
@@ -106,7 +105,7 @@ final class NodeMemory: Sendable {
   func first(from start: UInt32) -> UInt32? {
     var number = start
     while number < numberCount {
-      if unsafe self[number] != nil { return number }
+      if self[number] != nil { return number }
       number += 1
     }
     return nil
@@ -117,18 +116,17 @@ final class NodeMemory: Sendable {
   /// A node without a key, which the caller puts there before the mutex is released. nil: no memory, or no number.
   mutating func make(hash: UInt64) -> NodePointer? {
     guard isReady(), let raw = unsafe memory?.take() else { return nil }
-    let node = unsafe raw.bindMemory(to: KeyNode.self, capacity: 1)
-    unsafe node.initialize(to: KeyNode(hash: hash))
-    unsafe link(node)
-    return unsafe node
+    let pointer = unsafe NodePointer(raw, KeyNode(hash: hash))
+    link(pointer)
+    return pointer
   }
 
   /// Takes a node over from the table of another shard, whose mutex is held too. Returns its number here; nil without memory for
   /// one: nothing has changed then.
   mutating func adopt(_ number: UInt32, of other: inout ShardKeys) -> UInt32? {
-    guard isReady(), let node = unsafe other.takeOut(number) else { return nil }
-    unsafe link(node)
-    return unsafe node.pointee.number
+    guard isReady(), let pointer = other.takeOut(number) else { return nil }
+    link(pointer)
+    return pointer.node.number
   }
 
   /// Whether there is room for another node, made now where there was none.
@@ -143,15 +141,15 @@ final class NodeMemory: Sendable {
   }
 
   /// Gives a node a number and a stamp, and makes it the youngest.
-  private mutating func link(_ node: NodePointer) {
+  private mutating func link(_ pointer: NodePointer) {
     let number = Int(firstFree) - 1
     firstFree = numbers[number] >> 1
     lastStamp += 1
-    unsafe node.pointee.enter(stamp: lastStamp, number: UInt32(number))
-    numbers[number] = UInt(bitPattern: node) | 1
-    let head = unsafe head(bucket(of: node.pointee.hash))
-    unsafe node.pointee.next = head.pointee
-    unsafe head.pointee = node
+    pointer.node.enter(stamp: lastStamp, number: UInt32(number))
+    numbers[number] = pointer.address | 1
+    let bucket = bucket(of: pointer.node.hash)
+    pointer.node.next = head(bucket)
+    setHead(bucket, pointer)
     count += 1
     guard count > 2 * headCount else { return }
     let before = byteCount
@@ -169,14 +167,16 @@ final class NodeMemory: Sendable {
 
   /// Takes a node out: it is the caller's from here on. nil where the number has none.
   mutating func takeOut(_ number: UInt32) -> NodePointer? {
-    guard let memory, let node = unsafe self[number] else { return nil }
-    var link = unsafe head(bucket(of: node.pointee.hash))
-    while unsafe link.pointee != node {
-      guard let before = unsafe link.pointee else { preconditionFailure("PurgeableCache: a key outside of its chain") }
-      // `next` is the first field.
-      unsafe link = UnsafeMutableRawPointer(before).assumingMemoryBound(to: NodePointer?.self)
+    guard let memory, let pointer = self[number] else { return nil }
+    let bucket = bucket(of: pointer.node.hash)
+    if head(bucket) == pointer {
+      setHead(bucket, pointer.node.next)
+    } else {
+      var before = head(bucket)
+      while let at = before, at.node.next != pointer { before = at.node.next }
+      guard let before else { preconditionFailure("PurgeableCache: a key outside of its chain") }
+      before.node.next = pointer.node.next
     }
-    unsafe link.pointee = node.pointee.next
     numbers[Int(number)] = firstFree << 1
     firstFree = UInt(number) + 1
     count -= 1
@@ -186,16 +186,16 @@ final class NodeMemory: Sendable {
       memory.byteCount.subtract(byteCount, ordering: .relaxed)
       forgetTables()
     }
-    return unsafe node
+    return pointer
   }
 
   /// Takes all nodes out. Stamps go on, so that no new node is taken for an old one.
   mutating func takeAll() -> DepartureList {
     var list = DepartureList()
     for number in 0..<UInt32(numberCount) {
-      guard let node = unsafe self[number] else { continue }
-      unsafe node.pointee.depart(nil)
-      unsafe list.append(node)
+      guard let pointer = self[number] else { continue }
+      pointer.node.depart(nil)
+      list.append(pointer)
     }
     memory?.byteCount.subtract(byteCount, ordering: .relaxed)
     forgetTables()
@@ -213,22 +213,24 @@ final class NodeMemory: Sendable {
     // Without memory for it, chains only become longer.
     guard headCount < heads.capacity || heads.grow() else { return }
     let level = Int.bitWidth - 1 - headCount.leadingZeroBitCount
-    var stays = unsafe head(headCount - 1 << level)
-    var leaves = unsafe head(headCount)
-    var at = unsafe stays.pointee
-    while let node = unsafe at {
-      unsafe at = node.pointee.next
-      let link = unsafe UnsafeMutableRawPointer(node).assumingMemoryBound(to: NodePointer?.self)
-      if unsafe Int(truncatingIfNeeded: node.pointee.hash >> 19) & 1 << level == 0 {
-        unsafe stays.pointee = node
-        unsafe stays = link
+    let sibling = headCount - 1 << level
+    var at = head(sibling)
+    // The last node of each of the two, so far.
+    var (stays, leaves): (NodePointer?, NodePointer?)
+    func append(_ pointer: NodePointer?, to head: Int, behind last: inout NodePointer?) {
+      if let last { last.node.next = pointer } else { setHead(head, pointer) }
+      last = pointer
+    }
+    while let pointer = at {
+      at = pointer.node.next
+      if Int(truncatingIfNeeded: pointer.node.hash >> 19) & 1 << level == 0 {
+        append(pointer, to: sibling, behind: &stays)
       } else {
-        unsafe leaves.pointee = node
-        unsafe leaves = link
+        append(pointer, to: headCount, behind: &leaves)
       }
     }
-    unsafe stays.pointee = nil
-    unsafe leaves.pointee = nil
+    append(nil, to: sibling, behind: &stays)
+    append(nil, to: headCount, behind: &leaves)
     headCount += 1
   }
 }

@@ -98,7 +98,7 @@
       guard let information = heap.information(slab) else { return 0 }
       for place in heap.pages(of: slab) {
         let found = pages.removeValue(forKey: place / SlabHeap.granulesPerPage) ?? PageRecount()
-        guard let sum = unsafe held.base.pageSums.sum(at: place)?.pointee else {
+        guard let sum = held.base.pageSums.sum(at: place) else {
           expect(found.count == 0, "\(who): \(found.count) entries on a page without a sum")
           continue
         }

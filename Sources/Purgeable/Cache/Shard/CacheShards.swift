@@ -89,12 +89,12 @@ struct CacheShards: ~Copyable, Sendable {
 
   /// As `hold(_:_:)`, for the shard that has the entry of a key with bytes; where none has one, for the shard that the key
   /// belongs to. `prefix`: the beginning of the key's payload.
-  func hold<R>(of key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ body: (inout HeldShard) -> R) -> R {
+  func hold<R>(of key: EngineKey, _ prefix: RawSpan, _ body: (inout HeldShard) -> R) -> R {
     while true {
       // Acquire: pairs with the release in `openShards`.
       let mask = base.indexes.mask.load(ordering: .acquiring)
       if founderMayHave(key, mask) {
-        let result: R? = hold(founder) { held in unsafe held.find(key, prefix) == nil ? nil : body(&held) }
+        let result: R? = hold(founder) { held in held.find(key, prefix) == nil ? nil : body(&held) }
         if let result { return result }
       }
       if let result = hold(homeOf: key, mask, body) { return result }

@@ -265,8 +265,7 @@ extension HeldShard {
     if slot.isTracked {
       let number = EngineKey.trackedNumber(of: slot)
       guard let hash = keys.hash(of: number),
-        let node = unsafe keys.next(hash: hash, mask: WalkNote.hashMask, below: .max, above: 0),
-        unsafe node.pointee.number == number
+        let pointer = keys.next(hash: hash, mask: WalkNote.hashMask, below: .max, above: 0), pointer.node.number == number
       else { return nil }
       return hash
     }
@@ -334,11 +333,11 @@ extension HeldShard {
   /// Calls `body` for the shard's entries with a note's name, but for those that are lost.
   fileprivate func visit(_ note: WalkNote, _ body: (borrowing HeldShard, FoundSlot) -> Void) {
     guard note.isTracked else { return visit(note.identity, body) }
-    var next = unsafe keys.next(hash: note.hash, mask: WalkNote.hashMask, below: .max, above: 0)
-    while let node = unsafe next {
-      let (number, stamp) = unsafe (node.pointee.number, node.pointee.stamp)
+    var next = keys.next(hash: note.hash, mask: WalkNote.hashMask, below: .max, above: 0)
+    while let pointer = next {
+      let (number, stamp) = (pointer.node.number, pointer.node.stamp)
       visit(EngineKey(trackedNumber: number, hash: 0).identity, body)
-      unsafe next = keys.next(hash: note.hash, mask: WalkNote.hashMask, below: stamp, above: 0, last: number)
+      next = keys.next(hash: note.hash, mask: WalkNote.hashMask, below: stamp, above: 0, last: number)
     }
   }
 

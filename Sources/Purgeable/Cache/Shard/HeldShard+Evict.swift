@@ -190,7 +190,7 @@ extension HeldShard {
     let start = heap.start(of: cursor.slab)
     let pageGranules = UInt32(SlabHeap.granulesPerPage)
     while UInt64(cursor.element) < heap.granulesPerSlab,
-      let sum = unsafe base.pageSums.sum(at: start + UInt64(cursor.element)), unsafe sum.pointee.cost == 0
+      let sum = base.pageSums.sum(at: start + UInt64(cursor.element)), sum.cost == 0
     {
       cursor.element = (cursor.element / pageGranules + 1) * pageGranules
     }
@@ -301,19 +301,22 @@ extension HeldShard {
 
   // MARK: Age
 
-  /// The age of the entry that `evictEntry` would look at next; `UInt64.max` when there is none.
+  /// By which shards are compared: the lowest is next. Speculative entries go before all others, of whichever shard.
+  private func turn(_ age: UInt64, _ queue: EvictionQueue) -> UInt64 { queue == .speculative ? age : age | 1 << 62 }
+
+  /// The turn of the entry that `evictEntry` would look at next; `UInt64.max` when there is none.
   func nextAge(_ reason: DepartureReason) -> UInt64 {
     guard slots.count > 0 else { return .max }
     let turns = nextQueue(reason).turns
-    for i in turns.indices { if let age = nextInTurn(turns[i])?.age { return age } }
+    for i in turns.indices { if let age = nextInTurn(turns[i])?.age { return turn(age, turns[i]) } }
     // Slots are left for which no queue has an element: this shard is asked last.
     return .max - 1
   }
 
-  /// The age of the slab that would be given back next; `UInt64.max` when there is none.
+  /// The turn of the slab that would be given back next; `UInt64.max` when there is none.
   func oldestSlabAge() -> UInt64 {
     let turns = nextQueue(.bytes).turns
-    for i in turns.indices { if let age = oldestSlabAge(turns[i]) { return age } }
+    for i in turns.indices { if let age = oldestSlabAge(turns[i]) { return turn(age, turns[i]) } }
     return slots.count > 0 ? .max - 1 : .max
   }
 

@@ -39,13 +39,13 @@ struct PeekedEntry: Equatable {
 
 extension HeldShard {
   /// The slot of a key. Lost entries of the same tag are dropped on the way, and the key's entry where its time is over.
-  mutating func find(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> FoundSlot? {
+  mutating func find(_ key: EngineKey, _ prefix: RawSpan) -> FoundSlot? {
     index.prefetch(identity: key.identity)
     for found in index.current().candidates(of: key.identity) {
       var compared = MatchingRead()
       // Busy under the mutex: the thread was preempted over and over, or the slab died in a forked child.
       for _ in 0..<64 where compared.outcome == .busy {
-        unsafe compared = elements.compare(heap.reference(found.slot.place), hasHead: found.slot.hasHead, with: prefix)
+        compared = elements.compare(heap.reference(found.slot.place), hasHead: found.slot.hasHead, with: prefix)
       }
       if compared.outcome == .intact {
         guard compared.matches else { continue }
@@ -61,22 +61,22 @@ extension HeldShard {
   /// As `CacheEngine.read`. `version`: nil for any. `removes`: the entry is removed once it is copied, so that no other thread
   /// gets the value too.
   mutating func read(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,
-    version: UnsafeRawBufferPointer? = nil, removes: Bool = false
+    _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,
+    version: RawSpan? = nil, removes: Bool = false
   ) -> EngineRead {
     func count(_ reason: DepartureReason) -> UInt64 { counters.departures[reason.rawValue] }
     let before = (lost: count(.discarded), expired: count(.expired))
-    while let found = unsafe find(key, prefix) {
+    while let found = find(key, prefix) {
       let slot = found.slot
       let reference = heap.reference(slot.place)
       let read = unsafe elements.read(reference, hasHead: slot.hasHead, prefix, into: buffer)
       // Discarded: the key's page is intact, another page of the value is lost. Busy: another try.
       if read.outcome == .discarded { drop(found, .discarded) }
       guard read.outcome == .intact, read.matches else { continue }
-      if let version = unsafe version {
+      if let version = version {
         var isOf: Bool?
         // Busy under the mutex, as in `find`.
-        for _ in 0..<64 where isOf == nil { isOf = unsafe elements.isOf(version, reference, read.head, prefix.count) }
+        for _ in 0..<64 where isOf == nil { isOf = elements.isOf(version, reference, read.head, prefix.byteCount) }
         guard let isOf else {
           drop(found, .discarded)
           continue
@@ -104,40 +104,42 @@ extension HeldShard {
 
   /// As `read`, without counting as a use.
   mutating func peek(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into buffer: UnsafeMutableRawBufferPointer, digests: Bool,
+    _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, digests: Bool,
     _ peeked: inout PeekedEntry?
   ) -> EngineRead {
     let read = unsafe read(key, prefix, into: buffer, countsAsUse: false)
     guard case .hit = read else { return read }
-    peeked = unsafe self.peeked(key, prefix, digests: digests)
+    peeked = self.peeked(key, prefix, digests: digests)
     return peeked == nil ? .miss(.discarded) : read
   }
 
   /// nil where the key has no entry, or it is lost.
-  mutating func peeked(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer, digests: Bool) -> PeekedEntry? {
-    unsafe find(key, prefix).flatMap { peekedEntry($0, prefixByteCount: prefix.count, digests: digests) }
+  mutating func peeked(_ key: EngineKey, _ prefix: RawSpan, digests: Bool) -> PeekedEntry? {
+    find(key, prefix).flatMap { peekedEntry($0, prefixByteCount: prefix.byteCount, digests: digests) }
   }
 
   /// The text of the version of a key's entry, in `text`; nil where there is none.
   mutating func copyVersion(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, into text: inout InlineArray<255, UInt8>
+    _ key: EngineKey, _ prefix: RawSpan, into text: inout InlineArray<255, UInt8>
   ) -> Int? {
-    guard let found = unsafe find(key, prefix) else { return nil }
+    guard let found = find(key, prefix) else { return nil }
     let reference = heap.reference(found.slot.place)
-    let read = unsafe elements.compare(reference, hasHead: found.slot.hasHead, with: prefix)
+    let read = elements.compare(reference, hasHead: found.slot.hasHead, with: prefix)
     guard read.outcome == .intact, read.head.version != nil else { return nil }
-    return unsafe elements.withVersion(reference, read.head, prefix.count) { bytes in
-      for i in 0..<bytes.count { text[i] = unsafe bytes[i] }
-      return bytes.count
+    return elements.withVersion(reference, read.head, prefix.byteCount) { bytes in
+      for i in 0..<bytes.byteCount { text[i] = bytes.integer(at: i) }
+      return bytes.byteCount
     }
   }
 
-  /// Takes a key's entry out, if it is as it was peeked at, with a digest.
+  /// Takes a key's entry out, if it is as it was peeked at, with a digest. A decider's verdict is void where it was pinned
+  /// meanwhile.
   mutating func remove(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, peeked: PeekedEntry, _ reason: DepartureReason
+    _ key: EngineKey, _ prefix: RawSpan, peeked: PeekedEntry, _ reason: DepartureReason
   ) -> Bool {
-    guard let found = unsafe find(key, prefix),
-      peekedEntry(found, prefixByteCount: prefix.count, digests: true) == peeked
+    guard let found = find(key, prefix),
+      peekedEntry(found, prefixByteCount: prefix.byteCount, digests: true) == peeked,
+      reason == .removed || priority(of: found.slot) != .pinned
     else { return false }
     drop(found, reason)
     return true
@@ -166,8 +168,8 @@ extension HeldShard {
   }
 
   /// Locks a tracked key's entry, to be used after the mutex is released.
-  mutating func lock(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> EngineLock {
-    while let found = unsafe find(key, prefix) {
+  mutating func lock(_ key: EngineKey, _ prefix: RawSpan) -> EngineLock {
+    while let found = find(key, prefix) {
       let reference = heap.reference(found.slot.place)
       let (outcome, payload) = unsafe heap.lock(reference)
       if outcome == .error {
@@ -178,14 +180,14 @@ extension HeldShard {
       index.countHit()
       found.pointer.countUse(of: found.slot)
       noteUse(of: found)
-      noteLastUse(of: found, unsafe EntryPrefix.head(of: payload, behind: prefix.count, hasHead: found.slot.hasHead))
-      return unsafe .locked(reference, EntryPrefix.value(of: payload, behind: prefix.count, hasHead: found.slot.hasHead))
+      noteLastUse(of: found, unsafe EntryPrefix.head(of: payload.bytes, behind: prefix.byteCount, hasHead: found.slot.hasHead))
+      return unsafe .locked(reference, EntryPrefix.value(of: payload, behind: prefix.byteCount, hasHead: found.slot.hasHead))
     }
     return .absent
   }
 
-  mutating func contains(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> Bool {
-    while let found = unsafe find(key, prefix) {
+  mutating func contains(_ key: EngineKey, _ prefix: RawSpan) -> Bool {
+    while let found = find(key, prefix) {
       if elements.check(heap.reference(found.slot.place)) == .intact { return true }
       drop(found, .discarded)
     }

@@ -90,8 +90,8 @@ extension HeldShard {
   enum PriorityChange { case done, absent, noRoom, noMemory }
 
   /// Gives an entry another priority: it moves to another queue, by a copy.
-  mutating func setPriority(_ priority: EntryPriority, _ key: EngineKey, _ prefix: UnsafeRawBufferPointer) -> PriorityChange {
-    guard let found = unsafe find(key, prefix), elements.isIntact(found.slot.place), let facts = elements.facts(of: found.slot)
+  mutating func setPriority(_ priority: EntryPriority, _ key: EngineKey, _ prefix: RawSpan) -> PriorityChange {
+    guard let found = find(key, prefix), elements.isIntact(found.slot.place), let facts = elements.facts(of: found.slot)
     else { return .absent }
     if self.priority(of: found.slot) == priority { return .done }
     let (entry, old) = (FoundEntry(found: found, facts: facts), heap.queue(at: found.slot.place))

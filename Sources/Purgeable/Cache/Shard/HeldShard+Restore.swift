@@ -30,10 +30,10 @@ struct RestoreMarks {
 extension HeldShard {
   /// Stores an entry of a file, unless its key has one. Evicts nothing.
   mutating func restore(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ head: EntryHead, _ rank: RestoredRank
+    _ key: EngineKey, _ prefix: RawSpan, _ value: RawSpan, _ head: EntryHead, _ rank: RestoredRank
   ) -> RestoreOutcome {
-    if unsafe find(key, prefix) != nil { return .present }
-    let size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, head, base.credits)
+    if find(key, prefix) != nil { return .present }
+    let size = EntrySize(prefixByteCount: prefix.byteCount, valueByteCount: value.byteCount, head, base.credits)
     if size.isTooLong || base.exceedsWholeLimit(size.cost, size.byteCount) { return .tooLarge }
     guard base.count < base.limits.count.load(ordering: .relaxed),
       base.totalCost + UInt128(size.cost) <= UInt128(base.limits.cost.load(ordering: .relaxed)),

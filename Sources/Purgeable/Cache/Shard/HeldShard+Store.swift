@@ -36,11 +36,11 @@ extension HeldShard {
   /// Stores `value` under a key whose payload begins with `prefix`. `shards`: those that may give room when this shard has
   /// nothing left to evict.
   mutating func store(
-    _ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ value: UnsafeRawBufferPointer, _ head: EntryHead,
+    _ key: EngineKey, _ prefix: RawSpan, _ value: RawSpan, _ head: EntryHead,
     among shards: borrowing CacheShards
   ) -> StoreOutcome {
-    let size = EntrySize(prefixByteCount: prefix.count, valueByteCount: value.count, head, base.credits)
-    let old = unsafe find(key, prefix)
+    let size = EntrySize(prefixByteCount: prefix.byteCount, valueByteCount: value.byteCount, head, base.credits)
+    let old = find(key, prefix)
     let changesBefore = slots.changes
     if isRefused(size, old) { return .tooLarge }
     guard let destination = destination(of: key, size, head.priority, old) else { return pinRefusal }
@@ -50,7 +50,7 @@ extension HeldShard {
     guard let element = allocate(size.byteCount, lane, among: shards) else { return .outOfMemory }
     unsafe EntryPrefix.write(prefix, head, value, to: element.bytes)
     // Making room may have evicted the old value, or moved it.
-    let replaced = slots.changes == changesBefore ? old : unsafe find(key, prefix)
+    let replaced = slots.changes == changesBefore ? old : find(key, prefix)
     return enter(
       element, key, size, head, lane, replacing: replaced, hadOld: old != nil, isRemembered: destination.isRemembered)
   }
@@ -320,8 +320,8 @@ extension HeldShard {
 
   // MARK: Removing
 
-  mutating func remove(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer, _ reason: DepartureReason = .removed) -> Bool {
-    guard let found = unsafe find(key, prefix) else { return false }
+  mutating func remove(_ key: EngineKey, _ prefix: RawSpan, _ reason: DepartureReason = .removed) -> Bool {
+    guard let found = find(key, prefix) else { return false }
     drop(found, reason)
     return true
   }

@@ -42,42 +42,49 @@ struct ShardBooks: ~Copyable {
 
   /// Adds a new entry.
   mutating func book(_ place: UInt64, _ queue: EvictionQueue, cost: UInt64, byteCount: Int) {
-    if let sum = unsafe pageSums.sum(at: place) {
+    _ = pageSums.withSum(at: place) { sum in
       // The page was lost before: this is the first entry since then.
-      if unsafe sum.pointee.isLost { unsafe sum.pointee = PageSum() }
-      unsafe sum.pointee.cost &+= UInt128(cost)
-      unsafe sum.pointee.byteCount &+= UInt32(truncatingIfNeeded: byteCount)
-      unsafe sum.pointee.count &+= 1
+      if sum.isLost { sum = PageSum() }
+      sum.cost &+= UInt128(cost)
+      sum.byteCount &+= UInt32(truncatingIfNeeded: byteCount)
+      sum.count &+= 1
     }
     add(1, Int128(cost), byteCount, queue)
   }
 
   /// Takes off an entry that leaves.
   mutating func unbook(_ place: UInt64, _ queue: EvictionQueue, cost: UInt64, byteCount: Int) {
-    if let sum = unsafe pageSums.sum(at: place) {
-      if unsafe sum.pointee.isLost { return }
-      assert(unsafe sum.pointee.count > 0 && sum.pointee.cost >= UInt128(cost), "PurgeableCache: more leaves a page than came")
-      unsafe sum.pointee.cost &-= UInt128(cost)
-      unsafe sum.pointee.byteCount &-= UInt32(truncatingIfNeeded: byteCount)
-      unsafe sum.pointee.count &-= 1
+    let wasLost = pageSums.withSum(at: place) { sum in
+      if sum.isLost { return true }
+      assert(sum.count > 0 && sum.cost >= UInt128(cost), "PurgeableCache: more leaves a page than came")
+      sum.cost &-= UInt128(cost)
+      sum.byteCount &-= UInt32(truncatingIfNeeded: byteCount)
+      sum.count &-= 1
+      return false
     }
+    if wasLost == true { return }
     add(-1, -Int128(cost), -byteCount, queue)
   }
 
   /// Takes off all entries of a lost page at once, when the first of them is found lost.
   mutating func unbookLostPage(_ place: UInt64, _ queue: EvictionQueue) {
-    guard let sum = unsafe pageSums.sum(at: place), unsafe !sum.pointee.isLost else { return }
-    let lost = unsafe sum.pointee
-    unsafe sum.pointee = .lost
+    guard let lost = emptyPage(at: place, leaving: .lost) else { return }
     add(-Int(lost.count), -Int128(lost.cost), -Int(lost.byteCount), queue)
   }
 
   /// Takes off all entries of a page that is not lost.
   mutating func unbookPage(_ place: UInt64, _ queue: EvictionQueue) {
-    guard let sum = unsafe pageSums.sum(at: place), unsafe !sum.pointee.isLost else { return }
-    let all = unsafe sum.pointee
-    unsafe sum.pointee = PageSum()
-    if all.count > 0 { add(-Int(all.count), -Int128(all.cost), -Int(all.byteCount), queue) }
+    guard let all = emptyPage(at: place, leaving: PageSum()), all.count > 0 else { return }
+    add(-Int(all.count), -Int128(all.cost), -Int(all.byteCount), queue)
+  }
+
+  /// What the sum of a page was; nil, with nothing changed, where the page was lost before.
+  private func emptyPage(at place: UInt64, leaving rest: PageSum) -> PageSum? {
+    pageSums.withSum(at: place) { sum -> PageSum? in
+      if sum.isLost { return nil }
+      defer { sum = rest }
+      return sum
+    } ?? nil
   }
 
   private mutating func add(_ count: Int, _ cost: Int128, _ byteCount: Int, _ queue: EvictionQueue) {
@@ -126,10 +133,10 @@ struct ShardBooks: ~Copyable {
   /// other entries. Only the last element of a page reaches beyond the page, so all others can be read. nil when the page is lost
   /// by now.
   private func costLeftOver(at place: UInt64, _ elements: ElementReader, _ index: SlotIndex) -> UInt64? {
-    guard let sum = unsafe pageSums.sum(at: place), unsafe !sum.pointee.isLost else { return nil }
+    guard let sum = pageSums.sum(at: place), !sum.isLost else { return nil }
     let heap = elements.heap
-    var cost = unsafe sum.pointee.cost
-    if unsafe sum.pointee.count > 1 {
+    var cost = sum.cost
+    if sum.count > 1 {
       let slab = heap.slab(of: heap.reference(place))
       guard heap.information(slab) != nil else { return nil }
       let start = place / SlabHeap.granulesPerPage * SlabHeap.granulesPerPage

@@ -51,23 +51,23 @@ struct ShardDepartures {
     if keyInStore?.number == number {
       // A key has one value at a time, so one departs at most in a store.
       assert(keyInStore?.departure == nil, "PurgeableCache: a key had two values")
-      keyInStore?.departure = EngineDeparture(reason: reason, cost: unsafe keys[number]?.pointee.cost ?? 0, copy: copy)
+      keyInStore?.departure = EngineDeparture(reason: reason, cost: keys[number]?.node.cost ?? 0, copy: copy)
       return
     }
     // None after the cache's end, when its keys have ended.
-    guard let node = unsafe keys.takeOut(number) else { return observer.endCopy(copy) }
-    if unsafe observer.endsAtOnce(node) { return }
-    unsafe node.pointee.depart((reason, copy))
-    unsafe list.append(node)
+    guard let pointer = keys.takeOut(number) else { return observer.endCopy(copy) }
+    if observer.endsAtOnce(pointer) { return }
+    pointer.node.depart((reason, copy))
+    list.append(pointer)
     list.copiedByteCount += copy.byteCount
   }
 
   /// Takes back a number under which no entry was stored: nobody is told.
   mutating func release(_ number: UInt32, of keys: inout ShardKeys) {
-    guard let node = unsafe keys.takeOut(number) else { return }
-    if unsafe observer?.endsAtOnce(node) == true { return }
-    unsafe node.pointee.depart(nil)
-    unsafe list.append(node)
+    guard let pointer = keys.takeOut(number) else { return }
+    if observer?.endsAtOnce(pointer) == true { return }
+    pointer.node.depart(nil)
+    list.append(pointer)
   }
 
   /// A copy of an entry's value, where the handler is told with values.

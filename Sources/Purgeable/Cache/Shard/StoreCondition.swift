@@ -22,12 +22,12 @@ enum StoreCondition {
   }
 
   /// Asked once.
-  func holds(_ key: EngineKey, _ prefix: UnsafeRawBufferPointer, in held: inout HeldShard) -> Bool {
+  func holds(_ key: EngineKey, _ prefix: RawSpan, in held: inout HeldShard) -> Bool {
     switch self {
     case .permit(let permit): return permit.take()
     case .announced(let permit, let announce):
       return (permit?.take() ?? true) && announce()
-    case .unchanged(let peeked): return unsafe held.peeked(key, prefix, digests: true) == peeked
+    case .unchanged(let peeked): return held.peeked(key, prefix, digests: true) == peeked
     }
   }
 }

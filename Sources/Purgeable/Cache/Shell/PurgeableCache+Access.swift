@@ -77,12 +77,12 @@ extension PurgeableCache {
   /// or swept. So it may be called under a mutex that the handler takes too. Until then `count` and `totalCost` may still include
   /// the entry, if the page of its key is intact and another one is lost.
   public func containsValue(forKey key: Key) -> Bool {
-    unsafe encode(key) { engineKey, prefix in
-      unsafe engine.contains(engineKey, prefix)
+    encode(key) { engineKey, prefix in
+      engine.contains(engineKey, prefix)
     } tracked: { hash in
       // As within a handler: helps with no departures that wait, since the handler may take a mutex that the caller holds.
       ThreadRole.whileTelling {
-        unsafe withTracked(key, hash: hash) { engineKey, _, held in held.containsTracked(engineKey) } ?? false
+        withTracked(key, hash: hash) { engineKey, _, held in held.containsTracked(engineKey) } ?? false
       }
     }
   }
@@ -121,10 +121,10 @@ extension PurgeableCache {
   /// Locks a key's value, and counts a miss where there is none.
   @usableFromInline
   func lock(_ key: Key) -> LockedValue? {
-    let lock = unsafe encode(key) { engineKey, prefix in
-      unsafe engine.lock(engineKey, prefix: prefix)
+    let lock = encode(key) { engineKey, prefix in
+      engine.lock(engineKey, prefix: prefix)
     } tracked: { hash in
-      let lock = unsafe withTracked(key, hash: hash) { engineKey, prefix, held in unsafe held.lock(engineKey, prefix) } ?? .absent
+      let lock = withTracked(key, hash: hash) { engineKey, prefix, held in held.lock(engineKey, prefix) } ?? .absent
       switch lock {
       case .locked: break
       case .refused: _ = engine.miss(EngineKey(hash: hash), .lockLimit)
@@ -178,9 +178,7 @@ extension PurgeableCache {
     var outcome = StoreOutcome.notEncodable
     _ = value.withPurgeableBytesIfEncodable { span in
       byteCount = span.byteCount
-      outcome = unsafe span.withUnsafeBytes { bytes in
-        unsafe store(bytes, forKey: key, cost, expiry, recomputeCost, priority, version)
-      }
+      outcome = store(span, forKey: key, cost, expiry, recomputeCost, priority, version)
     }
     noteRefusal(outcome, of: value, forKey: key, cost: cost ?? UInt64(byteCount))
     return outcome
@@ -308,11 +306,9 @@ extension PurgeableCache {
   /// The value, if it is of a version.
   @inlinable
   func lookUp(_ key: Key, version: String, countsAsUse: Bool) -> Lookup<Value> {
-    var version = version
-    return version.withUTF8 { text in
+    version.withPurgeableBytes { text in
       unsafe lookUp(
-        { buffer in unsafe read(key, into: buffer, countsAsUse: countsAsUse, version: UnsafeRawBufferPointer(text)) },
-        countsAsUse: countsAsUse)
+        { buffer in unsafe read(key, into: buffer, countsAsUse: countsAsUse, version: text) }, countsAsUse: countsAsUse)
     }
   }
 
@@ -336,46 +332,46 @@ extension PurgeableCache {
 
   @usableFromInline
   func store(
-    _ bytes: UnsafeRawBufferPointer, forKey key: Key, _ cost: UInt64?, _ expiry: Expiry?, _ recomputeCost: Duration?,
+    _ bytes: RawSpan, forKey key: Key, _ cost: UInt64?, _ expiry: Expiry?, _ recomputeCost: Duration?,
     _ priority: EntryPriority?, _ version: String?
   ) -> StoreOutcome {
     if let version, version.utf8.count > VersionText.mostBytes { return .notEncodable }
     loads.overtake(key)
     let lifetime = expiry?.lifetime
     if lifetime?.isOver == true {
-      _ = unsafe withEntry(key) { engineKey, prefix, held in unsafe held.remove(engineKey, prefix, .replaced) }
+      _ = withEntry(key) { engineKey, prefix, held in held.remove(engineKey, prefix, .replaced) }
       countRefusal()
       return .expired
     }
     var head = engine.base.head(
       cost: cost, lifetime: lifetime, recomputeCost: recomputeCost.flatMap { $0 < .zero ? nil : $0.wholeNanoseconds })
     head.priority = priority
-    return unsafe store(bytes, forKey: key, head, version, if: nil) ?? .replaced
+    return store(bytes, forKey: key, head, version, if: nil) ?? .replaced
   }
 
   /// As `store` below, with a version of `VersionText.mostBytes` at most.
   @inline(__always)
   func store(
-    _ bytes: UnsafeRawBufferPointer, forKey key: Key, _ head: EntryHead, _ version: String?, if condition: StoreCondition?
+    _ bytes: RawSpan, forKey key: Key, _ head: EntryHead, _ version: String?, if condition: StoreCondition?
   ) -> StoreOutcome? {
     var head = head
     head.version = nil
-    if head.cost == UInt64(bytes.count) { head.cost = nil }
-    guard var version else { return unsafe store(bytes, forKey: key, head, if: condition) }
-    return version.withUTF8 { text in
-      unsafe head.version = VersionText(lending: UnsafeRawBufferPointer(text))
-      return unsafe store(bytes, forKey: key, head, if: condition)
+    if head.cost == UInt64(bytes.byteCount) { head.cost = nil }
+    guard let version else { return store(bytes, forKey: key, head, if: condition) }
+    return version.withPurgeableBytes { text in
+      head.version = VersionText(lending: text)
+      return store(bytes, forKey: key, head, if: condition)
     }
   }
 
   /// nil where the condition did not hold, and nothing was stored.
   func store(
-    _ bytes: UnsafeRawBufferPointer, forKey key: Key, _ head: EntryHead, if condition: StoreCondition?
+    _ bytes: RawSpan, forKey key: Key, _ head: EntryHead, if condition: StoreCondition?
   ) -> StoreOutcome? {
-    let outcome = unsafe encode(key) { engineKey, prefix in
-      unsafe engine.store(engineKey, prefix: prefix, value: bytes, head, if: condition)
+    let outcome = encode(key) { engineKey, prefix in
+      engine.store(engineKey, prefix: prefix, value: bytes, head, if: condition)
     } tracked: { hash in
-      let outcome = unsafe storeTracked(key, hash: hash, bytes, head, if: condition)
+      let outcome = storeTracked(key, hash: hash, bytes, head, if: condition)
       if outcome?.isStored == true { teller?.board.load()?.note(key) }
       return outcome
     }
@@ -385,10 +381,10 @@ extension PurgeableCache {
 
   @usableFromInline
   func read(_ key: Key, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool) -> EngineRead {
-    unsafe encode(key) { engineKey, prefix in
+    encode(key) { engineKey, prefix in
       unsafe engine.read(engineKey, prefix: prefix, into: buffer, countsAsUse: countsAsUse)
     } tracked: { hash in
-      let found = unsafe withTracked(key, hash: hash) { engineKey, prefix, held in
+      let found = withTracked(key, hash: hash) { engineKey, prefix, held in
         unsafe held.read(engineKey, prefix, into: buffer, countsAsUse: countsAsUse)
       }
       // A key without a number has no entry; the ghost may know why.
@@ -398,12 +394,12 @@ extension PurgeableCache {
 
   @usableFromInline
   func read(
-    _ key: Key, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool, version: UnsafeRawBufferPointer
+    _ key: Key, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool, version: RawSpan
   ) -> EngineRead {
-    unsafe encode(key) { engineKey, prefix in
+    encode(key) { engineKey, prefix in
       unsafe engine.read(engineKey, prefix: prefix, into: buffer, countsAsUse: countsAsUse, version: version)
     } tracked: { hash in
-      let found = unsafe withTracked(key, hash: hash) { engineKey, prefix, held in
+      let found = withTracked(key, hash: hash) { engineKey, prefix, held in
         unsafe held.read(engineKey, prefix, into: buffer, countsAsUse: countsAsUse, version: version)
       }
       return found ?? (countsAsUse ? engine.miss(EngineKey(hash: hash), nil) : .miss(.unknown))

@@ -133,9 +133,9 @@ extension PurgeableCache {
     var (text, textByteCount) = (InlineArray<255, UInt8>(repeating: 0), Int?.none)
     let found = unsafe lookUp(
       { buffer in
-        unsafe withEntry(key) { engineKey, prefix, held in
+        withEntry(key) { engineKey, prefix, held in
           let read = unsafe held.peek(engineKey, prefix, into: buffer, digests: digests, &peeked)
-          if peeked?.head.version != nil { textByteCount = unsafe held.copyVersion(engineKey, prefix, into: &text) }
+          if peeked?.head.version != nil { textByteCount = held.copyVersion(engineKey, prefix, into: &text) }
           return read
         } ?? .miss(.unknown)
       }, countsAsUse: false)
@@ -199,16 +199,14 @@ struct EntryCopies<Key: Hashable & Sendable> {
       lacksMemory = true
       return false
     }
-    let node = unsafe slot.isTracked ? held.keys[EngineKey.trackedNumber(of: slot)] : nil
-    if unsafe slot.isTracked && node == nil { return false }
+    let node = slot.isTracked ? held.keys[EngineKey.trackedNumber(of: slot)] : nil
+    if slot.isTracked && node == nil { return false }
     // Unoptimized, Swift fills an array byte by byte, and copies memory as memory.
-    let isCopied = unsafe withUnsafeTemporaryAllocation(byteCount: length, alignment: 1) { copy in
-      guard unsafe elements.copy(reference, from: 0, into: copy) else { return false }
-      unsafe bytes.append(contentsOf: UnsafeRawBufferPointer(copy))
-      return true
+    let isCopied: ()? = elements.withPart(of: reference, from: 0, count: length) { copy in
+      unsafe copy.withUnsafeBytes { unsafe bytes.append(contentsOf: $0) }
     }
-    guard isCopied else { return false }
-    if let node = unsafe node { unsafe tracked.append(node.key(as: Key.self).pointee) }
+    if isCopied == nil { return false }
+    if let node { tracked.append(node.key(as: Key.self)) }
     entries.append((bytes.count, slot.hasHead))
     return true
   }
@@ -216,9 +214,8 @@ struct EntryCopies<Key: Hashable & Sendable> {
   /// Makes all keys, and empties itself. `body`: gets each with the bytes of its value, as far as these were copied.
   mutating func takeAll<Value>(for cache: PurgeableCache<Key, Value>, _ body: (Key, RawSpan) -> Void) {
     takeEach(for: cache) { _, key, payload, prefixByteCount, hasHead in
-      unsafe payload.withUnsafeBytes {
-        unsafe body(key, EntryPrefix.value(of: $0, behind: prefixByteCount, hasHead: hasHead).bytes)
-      }
+      let start = EntryPrefix.valueStart(in: payload, behind: prefixByteCount, hasHead: hasHead)
+      body(key, payload.extracting(start..<payload.byteCount))
     }
   }
 
@@ -235,9 +232,8 @@ struct EntryCopies<Key: Hashable & Sendable> {
     for (number, entry) in entries.enumerated() {
       let payload = unsafe bytes.span.bytes.extracting(start..<entry.end)
       start = entry.end
-      let parsed = unsafe payload.withUnsafeBytes { unsafe EntryPrefix.parse($0, layout: cache.form.layout) }
       let (key, prefixByteCount): (Key?, Int)
-      switch parsed {
+      switch EntryPrefix.parse(payload, layout: cache.form.layout) {
       case .key(let byteCount, let keyAt):
         (key, prefixByteCount) = (cache.makeKey(payload.extracting(keyAt..<byteCount)), byteCount)
       case .tracked:

@@ -86,7 +86,7 @@ extension PurgeableCache {
 
   /// As `containsValue`, but what is dead is dropped and told of.
   private func holdsValue(forKey key: Key) -> Bool {
-    unsafe withEntry(key) { engineKey, prefix, held in unsafe held.contains(engineKey, prefix) } ?? false
+    withEntry(key) { engineKey, prefix, held in held.contains(engineKey, prefix) } ?? false
   }
 
   private func board(_ operation: String) throws(PurgeableError) -> ChangeBoard<Key> {

@@ -7,20 +7,21 @@ import Synchronization
 extension PurgeableCache {
   /// Calls one of the two: `bytes` with the key's prefix, or `tracked` with the key's hash.
   @inline(__always)
-  func encode<R>(_ key: Key, bytes: (EngineKey, UnsafeRawBufferPointer) -> R, tracked: (UInt64) -> R) -> R {
+  func encode<R>(_ key: Key, bytes: (EngineKey, RawSpan) -> R, tracked: (UInt64) -> R) -> R {
     switch form {
     case .integer:
-      return unsafe withUnsafeBytes(of: key) { prefix in unsafe bytes(engine.base.elements.keys.key(prefix: prefix), prefix) }
+      // Safe here and below: the spans are valid for the length of the closures.
+      return unsafe withUnsafeBytes(of: key) { unsafe bytes(engine.base.elements.keys.key(prefix: $0.bytes), $0.bytes) }
     case .string:
       // Safe: Key is String, as was found out at creation.
       guard var text = unsafe unsafeBitCast(key, to: String.self).asciiForm() else { return tracked(hash(of: key)) }
-      return text.withUTF8 { utf8 in unsafe withLength(UnsafeRawBufferPointer(utf8), bytes) }
+      return text.withUTF8 { utf8 in unsafe withLength(UnsafeRawBufferPointer(utf8).bytes, bytes) }
     case .bytes:
       // Safe: Key is [UInt8], as was found out at creation.
-      return unsafe unsafeBitCast(key, to: [UInt8].self).withUnsafeBytes { unsafe withLength($0, bytes) }
+      return unsafe unsafeBitCast(key, to: [UInt8].self).withUnsafeBytes { unsafe withLength($0.bytes, bytes) }
     case .custom(let lend, _):
       var result: R?
-      lend(key) { span in result = unsafe span.withUnsafeBytes { unsafe withLength($0, bytes) } }
+      lend(key) { span in result = withLength(span, bytes) }
       guard let result else { preconditionFailure("PurgeableCache: \(Key.self).withPurgeableBytes did not lend the key's bytes") }
       return result
     case .tracked:
@@ -29,24 +30,23 @@ extension PurgeableCache {
   }
 
   /// Runs `body` for a key's entry under its shard's mutex. nil for a tracked key without a number, which has no entry.
-  func withEntry<R>(_ key: Key, _ body: (EngineKey, UnsafeRawBufferPointer, inout HeldShard) -> R) -> R? {
-    unsafe encode(key) { engineKey, prefix in
-      unsafe engine.shards.hold(of: engineKey, prefix) { held in unsafe body(engineKey, prefix, &held) }
+  func withEntry<R>(_ key: Key, _ body: (EngineKey, RawSpan, inout HeldShard) -> R) -> R? {
+    encode(key) { engineKey, prefix in
+      engine.shards.hold(of: engineKey, prefix) { held in body(engineKey, prefix, &held) }
     } tracked: { hash in
-      unsafe withTracked(key, hash: hash, body)
+      withTracked(key, hash: hash, body)
     }
   }
 
   /// A key's bytes behind their length, on the stack.
   @inline(__always)
-  private func withLength<R>(_ key: UnsafeRawBufferPointer, _ body: (EngineKey, UnsafeRawBufferPointer) -> R) -> R {
-    precondition(key.count <= EntryPrefix.keyByteLimit, "PurgeableCache: a key of \(key.count) bytes is too long")
-    let lengthByteCount = EntryPrefix.lengthByteCount(ofKeyOf: key.count)
-    return unsafe withUnsafeTemporaryAllocation(byteCount: lengthByteCount + key.count, alignment: 8) { prefix in
-      _ = unsafe EntryPrefix.writeLength(key.count, to: prefix)
-      if key.count > 0 { unsafe UnsafeMutableRawBufferPointer(rebasing: prefix[lengthByteCount...]).copyMemory(from: key) }
-      let prefix = UnsafeRawBufferPointer(prefix)
-      return unsafe body(engine.base.elements.keys.key(prefix: prefix), prefix)
+  private func withLength<R>(_ key: RawSpan, _ body: (EngineKey, RawSpan) -> R) -> R {
+    precondition(key.byteCount <= EntryPrefix.keyByteLimit, "PurgeableCache: a key of \(key.byteCount) bytes is too long")
+    let lengthByteCount = EntryPrefix.lengthByteCount(ofKeyOf: key.byteCount)
+    return unsafe withUnsafeTemporaryAllocation(byteCount: lengthByteCount + key.byteCount, alignment: 8) { prefix in
+      _ = unsafe EntryPrefix.writeLength(key.byteCount, to: prefix)
+      unsafe key.copy(to: prefix, at: lengthByteCount)
+      return unsafe body(engine.base.elements.keys.key(prefix: prefix.bytes), prefix.bytes)
     }
   }
 
@@ -60,7 +60,7 @@ extension PurgeableCache {
   /// Runs `body` for the entry of a tracked key, under its shard's mutex: only for that long does a number mean the key. `makes`:
   /// the key gets a number where it has none. nil when it has none then.
   func withTracked<R>(
-    _ key: Key, hash: UInt64, makes: Bool = false, _ body: (EngineKey, UnsafeRawBufferPointer, inout HeldShard) -> R
+    _ key: Key, hash: UInt64, makes: Bool = false, _ body: (EngineKey, RawSpan, inout HeldShard) -> R
   ) -> R? {
     guard let teller else { return nil }
     var search = KeySearch(key, hash: hash, makes: makes, comparesPlainly: teller.isOfStandardLibrary)
@@ -70,7 +70,7 @@ extension PurgeableCache {
         switch search.step(in: &held.keys, under: engine.base.indexes.mask.load(ordering: .relaxed)) {
         case .found(let number):
           let engineKey = EngineKey(trackedNumber: number, hash: hash)
-          unsafe Self.withPrefix(of: number) { prefix in result = unsafe body(engineKey, prefix, &held) }
+          Self.withPrefix(of: number) { prefix in result = body(engineKey, prefix, &held) }
           return false
         case .candidate: return true
         case .absent: return false
@@ -83,32 +83,32 @@ extension PurgeableCache {
 
   /// Stores under a tracked key, and tells of its old value's departure. nil where the condition did not hold.
   func storeTracked(
-    _ key: Key, hash: UInt64, _ value: UnsafeRawBufferPointer, _ head: EntryHead, if condition: StoreCondition?
+    _ key: Key, hash: UInt64, _ value: RawSpan, _ head: EntryHead, if condition: StoreCondition?
   ) -> StoreOutcome? {
     guard let teller else { return .outOfMemory }
-    if value.count >= engine.heap.largeByteCount { LargeStore.awaitRoom(value.count, in: engine) }
+    if value.byteCount >= engine.heap.largeByteCount { LargeStore.awaitRoom(value.byteCount, in: engine) }
     var search = RoomSearch(condition)
     var hasEvicted = false
     while true {
       let epoch = teller.epoch.load(ordering: .relaxed)
       var stored: Key?
-      let result = unsafe withTracked(key, hash: hash, makes: true) {
+      let result = withTracked(key, hash: hash, makes: true) {
         engineKey, prefix, held -> (StoreOutcome?, EngineDeparture?, DueAfterStore) in
         let number = engineKey.trackedNumber
         held.departures.beginStore(number)
-        let isWanted = unsafe condition?.holds(engineKey, prefix, in: &held) ?? true
-        let outcome = isWanted ? unsafe held.store(engineKey, prefix, value, head, among: engine.shards) : nil
+        let isWanted = condition?.holds(engineKey, prefix, in: &held) ?? true
+        let outcome = isWanted ? held.store(engineKey, prefix, value, head, among: engine.shards) : nil
         var isThere = true
         switch outcome {
-        case .stored, .replaced: unsafe held.keys[number]?.pointee.cost = head.cost ?? UInt64(value.count)
-        default: isThere = unsafe held.find(engineKey, prefix) != nil
+        case .stored, .replaced: held.keys[number]?.node.cost = head.cost ?? UInt64(value.byteCount)
+        default: isThere = held.find(engineKey, prefix) != nil
         }
         let old = held.departures.endStore()
         // The key as it was first stored.
-        if old != nil { stored = unsafe held.keys[number]?.key(as: Key.self).pointee }
+        if old != nil { stored = held.keys[number]?.key(as: Key.self) }
         // A number that has no entry, because the store was refused, is given back.
         if !isThere { held.departures.release(number, of: &held.keys) }
-        return (outcome, old, held.takeDue(value.count))
+        return (outcome, old, held.takeDue(value.byteCount))
       }
       guard let (outcome, old, due) = result else {
         // There is no memory for another key: one leaves for it.
@@ -133,10 +133,10 @@ extension PurgeableCache {
   }
 
   /// Calls `body` with the prefix of a tracked key's elements.
-  private static func withPrefix<R>(of number: UInt32, _ body: (UnsafeRawBufferPointer) -> R) -> R {
+  private static func withPrefix<R>(of number: UInt32, _ body: (RawSpan) -> R) -> R {
     unsafe withUnsafeTemporaryAllocation(byteCount: EntryPrefix.trackedByteCount, alignment: 8) { prefix in
       unsafe EntryPrefix.writeTracked(number, to: prefix)
-      return unsafe body(UnsafeRawBufferPointer(prefix))
+      return unsafe body(prefix.bytes)
     }
   }
 }

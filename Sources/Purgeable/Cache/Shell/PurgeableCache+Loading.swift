@@ -215,10 +215,10 @@ extension PurgeableCache: Loading {
       // 0: before the clock began.
       if terms.refreshTime != nil { head.made = now - min(now, terms.age) }
       // Without the permit it counts as replaced by what overtook it.
-      outcome = unsafe span.withUnsafeBytes { bytes in
-        if terms.lifetime?.isOver == true { return refuseAtOnce(key, condition) }
-        if let version = terms.version, version.utf8.count > VersionText.mostBytes { return .notEncodable }
-        return unsafe store(bytes, forKey: key, head, terms.version, if: condition) ?? .replaced
+      if terms.lifetime?.isOver == true {
+        outcome = refuseAtOnce(key, condition)
+      } else if terms.version.map({ $0.utf8.count <= VersionText.mostBytes }) ?? true {
+        outcome = store(span, forKey: key, head, terms.version, if: condition) ?? .replaced
       }
     }
     noteRefusal(outcome, of: value, forKey: key, cost: terms.cost ?? UInt64(byteCount))
@@ -234,8 +234,8 @@ extension PurgeableCache: Loading {
   @usableFromInline
   func ownByteCount(of key: Key) -> Int {
     if let text = key as? String { return text.utf8.count }
-    return unsafe encode(key) { _, prefix in
-      prefix.count
+    return encode(key) { _, prefix in
+      prefix.byteCount
     } tracked: { _ in
       0
     }
@@ -248,28 +248,28 @@ extension PurgeableCache: Loading {
 
   @usableFromInline
   func birth(ofValueForKey key: Key) -> UInt64? {
-    unsafe encode(key) { engineKey, prefix in
-      unsafe engine.birth(of: engineKey, prefix)
+    encode(key) { engineKey, prefix in
+      engine.birth(of: engineKey, prefix)
     } tracked: { hash in
-      unsafe withTracked(key, hash: hash) { engineKey, prefix, held in
-        unsafe held.peeked(engineKey, prefix, digests: false)?.head.made
+      withTracked(key, hash: hash) { engineKey, prefix, held in
+        held.peeked(engineKey, prefix, digests: false)?.head.made
       } ?? nil
     }
   }
 
   @usableFromInline
   func drop(_ key: Key, _ permit: LoadPermit) -> Bool {
-    unsafe withEntry(key) { engineKey, prefix, held in
+    withEntry(key) { engineKey, prefix, held in
       guard permit.take() else { return false }
-      _ = unsafe held.remove(engineKey, prefix)
+      _ = held.remove(engineKey, prefix)
       return true
     } ?? false
   }
 
   /// What was loaded is valid for no time: an older value goes all the same.
   private func refuseAtOnce(_ key: Key, _ condition: StoreCondition) -> StoreOutcome {
-    _ = unsafe withEntry(key) { engineKey, prefix, held in
-      unsafe condition.holds(engineKey, prefix, in: &held) && held.remove(engineKey, prefix, .replaced)
+    _ = withEntry(key) { engineKey, prefix, held in
+      condition.holds(engineKey, prefix, in: &held) && held.remove(engineKey, prefix, .replaced)
     }
     countRefusal()
     return .expired

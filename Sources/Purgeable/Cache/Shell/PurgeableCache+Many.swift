@@ -75,18 +75,17 @@ extension PurgeableCache {
   func read(_ key: Key, _ i: Int, of group: KeyGroup, into buffer: UnsafeMutableRawBufferPointer) -> EngineRead {
     let encoded = group[i]
     if encoded.prefixByteCount == 0 { return unsafe read(key, into: buffer, countsAsUse: true) }
-    let prefix = unsafe UnsafeRawBufferPointer(group.prefix(i, count: encoded.prefixByteCount))
-    return unsafe engine.read(encoded.key, prefix: prefix, into: buffer)
+    return unsafe engine.read(encoded.key, prefix: group.prefix(i, count: encoded.prefixByteCount).bytes, into: buffer)
   }
 
   /// Encodes a key, and prefetches its buckets.
   @usableFromInline
   func prepare(_ key: Key, _ i: Int, of group: KeyGroup) {
     group[i] = KeyGroup.EncodedKey(key: EngineKey(hash: 0), prefixByteCount: 0)
-    unsafe encode(key) { engineKey, prefix in
-      guard prefix.count <= KeyGroup.prefixByteLimit else { return }
-      unsafe group.prefix(i, count: prefix.count).copyMemory(from: prefix)
-      group[i] = KeyGroup.EncodedKey(key: engineKey, prefixByteCount: prefix.count)
+    encode(key) { engineKey, prefix in
+      guard prefix.byteCount <= KeyGroup.prefixByteLimit else { return }
+      unsafe prefix.copy(to: group.prefix(i, count: prefix.byteCount), at: 0)
+      group[i] = KeyGroup.EncodedKey(key: engineKey, prefixByteCount: prefix.byteCount)
       engine.prefetchSlots(of: engineKey)
     } tracked: { _ in
     }

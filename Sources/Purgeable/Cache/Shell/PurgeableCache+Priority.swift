@@ -15,8 +15,8 @@ extension PurgeableCache {
   ///   memory for the copy; nothing is changed then.
   @discardableResult
   public func setPriority(_ priority: EntryPriority, forKey key: Key) throws(PurgeableError) -> Bool {
-    let change = unsafe withEntry(key) { engineKey, prefix, held in
-      unsafe held.setPriority(priority, engineKey, prefix)
+    let change = withEntry(key) { engineKey, prefix, held in
+      held.setPriority(priority, engineKey, prefix)
     }
     // The copy may have gone beyond a byte limit.
     if engine.base.isOverLimits { engine.enforceLimits() }

@@ -7,7 +7,7 @@ extension PurgeableCache {
   @discardableResult
   public func remove(forKey key: Key) -> Bool {
     loads.overtake(key)
-    return unsafe withEntry(key) { engineKey, prefix, held in unsafe held.remove(engineKey, prefix) } ?? false
+    return withEntry(key) { engineKey, prefix, held in held.remove(engineKey, prefix) } ?? false
   }
 
   /// Removes a key's entry and returns its value; of several threads that remove one entry, only one gets the value. nil when
@@ -43,7 +43,7 @@ extension PurgeableCache {
 
   /// Copies a value and removes its entry, unless the buffer is too small.
   private func remove(forKey key: Key, copyingTo buffer: UnsafeMutableRawBufferPointer) -> EngineRead {
-    unsafe withEntry(key) { engineKey, prefix, held in
+    withEntry(key) { engineKey, prefix, held in
       unsafe held.read(engineKey, prefix, into: buffer, countsAsUse: false, removes: true)
     } ?? .miss(.unknown)
   }

@@ -102,60 +102,59 @@ extension PurgeableCache where Key: PurgeableValue {
     let record = batch.record(item)
     var validity = RestoredValidity()
     guard let key: Key = report.key(of: item, record, in: batch, times, &validity) else { return true }
-    func part(_ start: Int, _ count: Int) -> UnsafeRawBufferPointer {
-      unsafe UnsafeRawBufferPointer(rebasing: batch.content(item, record)[start..<start + count])
-    }
+    let content = unsafe batch.content(item, record).bytes
+    let versionStart = record.keyByteCount
     var head = EntryHead(cost: record.cost, recomputeCost: record.recomputeCost)
     (head.deadline, head.sinceLastUse, head.made) = (validity.deadline, validity.sinceLastUse, record.made.map(times.moment))
-    let versionByteCount = record.versionByteCount ?? 0
+    let valueStart = versionStart + (record.versionByteCount ?? 0)
     if record.versionByteCount != nil {
-      guard versionByteCount <= VersionText.mostBytes else {
+      guard valueStart - versionStart <= VersionText.mostBytes else {
         report.skip("\(key)", because: "its version is too long")
         return true
       }
-      head.version = unsafe VersionText(lending: part(record.keyByteCount, versionByteCount))
+      head.version = VersionText(lending: content.extracting(versionStart..<valueStart))
     }
-    let stored = unsafe part(record.keyByteCount + versionByteCount, record.valueByteCount)
+    let stored = content.extracting(valueStart..<valueStart + record.valueByteCount)
     let rank = RestoredRank(
       priority: record.priority, isMain: record.isMain, useCount: min(record.useCount, Slot.highestCounter),
       lastUse: record.lastUse.map { UseTime(times.moment($0)) })
-    func store(_ value: UnsafeRawBufferPointer) -> Bool {
-      if head.cost == UInt64(value.count) { head.cost = nil }
-      switch unsafe restore(key, value, head, rank, overtaken) {
+    func store(_ value: RawSpan) -> Bool {
+      if head.cost == UInt64(value.byteCount) { head.cost = nil }
+      switch restore(key, value, head, rank, overtaken) {
       case .stored: report.entryCount += 1
       case .present, .tooLarge: break
       case .full: return false
       }
       return true
     }
-    if format.isPlain, record.format == 0 { return unsafe store(stored) }
-    guard let decoded = unsafe report.value(format, stored, of: record, key) else { return true }
-    let goesOn = decoded.withPurgeableBytesIfEncodable { span in unsafe span.withUnsafeBytes { unsafe store($0) } }
+    if format.isPlain, record.format == 0 { return store(stored) }
+    guard let decoded = report.value(format, stored, of: record, key) else { return true }
+    let goesOn = decoded.withPurgeableBytesIfEncodable { span in store(span) }
     if goesOn == nil { report.skip("\(key)", because: "its value cannot be kept as bytes") }
     return goesOn ?? true
   }
 
   /// Stores one entry, unless its key has one or was overtaken.
   private func restore(
-    _ key: Key, _ value: UnsafeRawBufferPointer, _ head: EntryHead, _ rank: RestoredRank, _ overtaken: OvertakenKeys
+    _ key: Key, _ value: RawSpan, _ head: EntryHead, _ rank: RestoredRank, _ overtaken: OvertakenKeys
   ) -> RestoreOutcome {
     let hashValue = key.hashValue
-    return unsafe encode(key) { engineKey, prefix in
+    return encode(key) { engineKey, prefix in
       let (outcome, due) = engine.shards.hold(toStore: engineKey) { held in
-        let outcome = unsafe overtaken.has(hashValue) ? .present : held.restore(engineKey, prefix, value, head, rank)
-        return (outcome, held.takeDue(prefix.count + value.count))
+        let outcome = overtaken.has(hashValue) ? .present : held.restore(engineKey, prefix, value, head, rank)
+        return (outcome, held.takeDue(prefix.byteCount + value.byteCount))
       }
       engine.finishStore(engineKey, .stored, due)
       return outcome
     } tracked: { hash in
-      let result = unsafe withTracked(key, hash: hash, makes: true) {
+      let result = withTracked(key, hash: hash, makes: true) {
         engineKey, prefix, held -> (RestoreOutcome, DueAfterStore) in
         let number = engineKey.trackedNumber
-        let outcome = unsafe overtaken.has(hashValue) ? .present : held.restore(engineKey, prefix, value, head, rank)
-        if outcome == .stored { unsafe held.keys[number]?.pointee.cost = head.cost ?? UInt64(value.count) }
+        let outcome = overtaken.has(hashValue) ? .present : held.restore(engineKey, prefix, value, head, rank)
+        if outcome == .stored { held.keys[number]?.node.cost = head.cost ?? UInt64(value.byteCount) }
         // A number that has no entry is given back.
-        if unsafe held.find(engineKey, prefix) == nil { held.departures.release(number, of: &held.keys) }
-        return (outcome, held.takeDue(value.count))
+        if held.find(engineKey, prefix) == nil { held.departures.release(number, of: &held.keys) }
+        return (outcome, held.takeDue(value.byteCount))
       }
       guard let (outcome, due) = result else { return .full }
       engine.finishStore(EngineKey(hash: hash), .stored, due)

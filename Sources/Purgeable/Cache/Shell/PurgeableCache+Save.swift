@@ -66,14 +66,12 @@ extension PurgeableCache where Key: PurgeableValue {
         let rank = ranks[number]
         seen += 1
         if rank.isLarge { return try writeLarge(key, rank, times, to: &writer, format, &report) }
-        try unsafe payload.withUnsafeBytes { bytes throws(PurgeableError) in
-          let head = unsafe EntryPrefix.head(of: bytes, behind: prefixByteCount, hasHead: hasHead)
-          let value = unsafe EntryPrefix.value(of: bytes, behind: prefixByteCount, hasHead: hasHead)
-          let start = prefixByteCount + head.textStart
-          let end = head.version.map { start + Int($0.byteCount) } ?? start
-          let version = unsafe head.version == nil ? nil : UnsafeRawBufferPointer(rebasing: bytes[start..<end])
-          unsafe try write(key, version, value, rank.record(head, times), to: &writer, format, &report)
-        }
+        let head = EntryPrefix.head(of: payload, behind: prefixByteCount, hasHead: hasHead)
+        let textStart = prefixByteCount + head.textStart
+        let text = payload.extracting(textStart..<textStart + Int(head.version?.byteCount ?? 0))
+        let value = payload.extracting((prefixByteCount + head.byteCount)..<payload.byteCount)
+        try write(
+          key, head.version == nil ? nil : text, value, rank.record(head, times), to: &writer, format, &report)
       }
       try steps.note(Double(seen) / total, at: writer.byteCount)
     }
@@ -86,15 +84,15 @@ extension PurgeableCache where Key: PurgeableValue {
     _ report: inout FileReport
   ) throws(PurgeableError) {
     func peeked() -> PeekedEntry? {
-      unsafe withEntry(key) { engineKey, prefix, held in unsafe held.peeked(engineKey, prefix, digests: false) } ?? nil
+      withEntry(key) { engineKey, prefix, held in held.peeked(engineKey, prefix, digests: false) } ?? nil
     }
     for _ in 0..<8 {
       guard let before = peeked() else { return }
       var text = InlineArray<255, UInt8>(repeating: 0)
       var textByteCount = 0
       if before.head.version != nil {
-        let count = unsafe withEntry(key) { engineKey, prefix, held in
-          unsafe held.copyVersion(engineKey, prefix, into: &text)
+        let count = withEntry(key) { engineKey, prefix, held in
+          held.copyVersion(engineKey, prefix, into: &text)
         }
         guard let count = count ?? nil else { continue }
         textByteCount = count
@@ -112,33 +110,28 @@ extension PurgeableCache where Key: PurgeableValue {
         (isRead, count) = (true, byteCount)
       }
       guard isRead, peeked() == before else { continue }
-      let span = unsafe text.span.bytes.extracting(0..<textByteCount)
-      return try unsafe span.withUnsafeBytes { text throws(PurgeableError) in
-        try unsafe bytes.span.bytes.withUnsafeBytes { value throws(PurgeableError) in
-          unsafe try write(
-            key, before.head.version == nil ? nil : text, value, rank.record(before.head, times), to: &writer, format, &report)
-        }
-      }
+      let version = unsafe text.span.bytes.extracting(0..<textByteCount)
+      return try write(
+        key, before.head.version == nil ? nil : version, unsafe bytes.span.bytes, rank.record(before.head, times), to: &writer,
+        format, &report)
     }
   }
 
   /// Writes one entry. `version`: its text. `record`: what is saved of it beside its bytes.
   private func write(
-    _ key: Key, _ version: UnsafeRawBufferPointer?, _ value: UnsafeRawBufferPointer, _ record: FileRecord,
+    _ key: Key, _ version: RawSpan?, _ value: RawSpan, _ record: FileRecord,
     to writer: inout CacheFileWriter, _ format: StoredFormat<Value>, _ report: inout FileReport
   ) throws(PurgeableError) {
     var record = record
     record.format = UInt32(format.version)
-    if format.isPlain { return unsafe try writer.append(record, key: key, version: version, value: value, &report) }
-    guard let decoded = unsafe Value(purgeableBytes: value.bytes) else {
+    if format.isPlain { return try writer.append(record, key: key, version: version, value: value, &report) }
+    guard let decoded = Value(purgeableBytes: value) else {
       return report.skip("\(key)", because: "its value cannot be made of the bytes in memory")
     }
     guard let encoded = report.bytes(of: decoded, format, key) else { return }
     // The cost of a value that is written in other bytes counts all the same.
-    record.cost = record.cost ?? UInt64(value.count)
-    try unsafe encoded.span.bytes.withUnsafeBytes { bytes throws(PurgeableError) in
-      unsafe try writer.append(record, key: key, version: version, value: bytes, &report)
-    }
+    record.cost = record.cost ?? UInt64(value.byteCount)
+    try writer.append(record, key: key, version: version, value: unsafe encoded.span.bytes, &report)
   }
 }
 

@@ -10,12 +10,12 @@ extension PurgeableCache {
   public func updateValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> Value? {
     let head = engine.base.head(cost: cost.map { UInt64(max(0, $0)) })
     while true {
-      let old = peek(key, digests: true)
-      if store(value, forKey: key, head, nil, ifUnchanged: old?.peeked) { return old?.entry.value }
+      let (old, peeked) = whatIsThere(key)
+      if store(value, forKey: key, head, nil, ifUnchanged: peeked) { return old?.value }
     }
   }
 
-  /// Changes a value in one step. `body` gets the value, nil where there is none; what it leaves is stored, nil removes the
+  /// Changes a value in one step. `body` gets the value, nil where a look-up would find none; what it leaves is stored, nil removes the
   /// entry. Returns what `body` returns.
   ///
   ///     let counts = try PurgeableCache<String, Int>()
@@ -23,20 +23,21 @@ extension PurgeableCache {
   ///
   /// `body` runs under no mutex, and runs again where the entry was changed meanwhile, so that no change of another thread is
   /// lost. An error of `body` leaves the entry as it was. A cost that was given with the value stays, and so do the end of its
-  /// time, its recompute cost and its version; else the cost is the number of the new value's bytes. A store counts as a use. A
-  /// value that is refused is not told of; the entry is then as after a `setValue(_:forKey:cost:)` that was refused. Any thread.
+  /// time, its recompute cost and its version; else the cost is the number of the new value's bytes. A store counts as a use.
+  /// Where the new value is refused, the entry is as after a `setValue(_:forKey:cost:)` that was refused, whose outcome this does
+  /// not tell. Any thread.
   @discardableResult
   public func modifyValue<R, E: Error>(forKey key: Key, _ body: (inout Value?) throws(E) -> R) throws(E) -> R {
     while true {
-      let old = peek(key, digests: true)
-      var value = old?.entry.value
+      let (old, peeked) = whatIsThere(key)
+      var value = old?.value
       let result = try body(&value)
       if let value {
-        let head = old?.peeked.head ?? engine.base.head()
-        if store(value, forKey: key, head, old?.entry.version, ifUnchanged: old?.peeked) { return result }
+        let head = old == nil ? nil : peeked?.head
+        if store(value, forKey: key, head ?? engine.base.head(), old?.version, ifUnchanged: peeked) { return result }
       } else {
-        guard let old else { return result }
-        if takeOut(key, old.peeked, .removed) { return result }
+        guard let peeked else { return result }
+        if takeOut(key, peeked, .removed) { return result }
       }
     }
   }
@@ -50,6 +51,21 @@ extension PurgeableCache {
 
   // MARK: Inside
 
+  /// A key's entry, and by what it is known again. There may be one that gives no value: its bytes make none, or there is no
+  /// memory for a copy of them.
+  private func whatIsThere(_ key: Key) -> (entry: CacheEntry<Key, Value>?, peeked: PeekedEntry?) {
+    func peekedEntry() -> PeekedEntry? {
+      withEntry(key) { engineKey, prefix, held in held.peeked(engineKey, prefix, digests: true) } ?? nil
+    }
+    while true {
+      if let old = peek(key, digests: true) { return (old.entry, old.peeked) }
+      guard let before = peekedEntry() else { return (nil, nil) }
+      // The same before and after a look that found no value: so it has none.
+      if let old = peek(key, digests: true) { return (old.entry, old.peeked) }
+      if peekedEntry() == before { return (nil, before) }
+    }
+  }
+
   /// False, with nothing stored, where the entry is no longer as it was peeked at.
   private func store(
     _ value: Value, forKey key: Key, _ head: EntryHead, _ version: String?, ifUnchanged peeked: PeekedEntry?
@@ -59,7 +75,7 @@ extension PurgeableCache {
     var outcome: StoreOutcome? = .notEncodable
     _ = value.withPurgeableBytesIfEncodable { span in
       byteCount = span.byteCount
-      outcome = unsafe span.withUnsafeBytes { bytes in unsafe store(bytes, forKey: key, head, version, if: .unchanged(peeked)) }
+      outcome = store(span, forKey: key, head, version, if: .unchanged(peeked))
     }
     guard let outcome else { return false }
     noteRefusal(outcome, of: value, forKey: key, cost: head.cost ?? UInt64(byteCount))
@@ -69,8 +85,8 @@ extension PurgeableCache {
   /// Takes an entry out, if it is as it was peeked at.
   func takeOut(_ key: Key, _ peeked: PeekedEntry, _ reason: DepartureReason) -> Bool {
     loads.overtake(key)
-    return unsafe withEntry(key) { engineKey, prefix, held in
-      unsafe held.remove(engineKey, prefix, peeked: peeked, reason)
+    return withEntry(key) { engineKey, prefix, held in
+      held.remove(engineKey, prefix, peeked: peeked, reason)
     } ?? false
   }
 }
