@@ -18,8 +18,9 @@
   ///
   /// - Values are written behind: within `writeInterval`, by a thread of the store's. Nothing has to be written when memory is
   ///   short. What has not been written when the process ends is lost; `flush()` and `close()` wait for it.
-  /// - A database that fails is a miss, and counted (`statistics`). No value is returned that was not stored under the key last:
-  ///   each record has a checksum, and a value that could not be written hides the older one.
+  /// - A database that fails is a miss, and counted (`statistics`). As long as the process runs no value is returned that was not
+  ///   stored under the key last: each record has a checksum, and a value that could not be written hides the older one. After a
+  ///   restart there is what was written last.
   /// - Keys with the same bytes are the same record. Strings that are equal are; other types whose equal keys have different
   ///   bytes must not be used.
   /// - Several processes may use one database. Each has its own memory: what one stores, another finds when its memory has
@@ -181,8 +182,8 @@
     /// for the cache's (in memory). Returns what memory did.
     ///
     /// Of stores that are under way at the same time, memory and database keep the same one. Where more than 32 MiB wait to be
-    /// written, values are not written any more until there is less; they are counted as failures. A value of more than an eighth
-    /// of the store's byte limit is in memory only.
+    /// written, values are not written any more until there is less; they are counted as failures, and `flush()` throws. A value
+    /// of more than an eighth of the store's byte limit is in memory only.
     @discardableResult
     public func setValue(
       _ value: Value, forKey key: Key, cost: Int? = nil, expiry: Expiry? = nil, version: String? = nil
@@ -194,7 +195,8 @@
       return cache.setValue(value, forKey: key, cost: cost, expiry: expiry, version: version, announcing: change)
     }
 
-    /// Removes a key's value from memory now, and from the database soon; no later look-up finds it.
+    /// Removes a key's value from memory now, and from the database soon; no later look-up finds it. (After a restart one may,
+    /// where the process ended before the removal was written: `flush()` waits for that.)
     public func remove(forKey key: Key) {
       cache.remove(forKey: key, announcing: change(of: key, to: nil))
     }
@@ -207,7 +209,9 @@
 
     // MARK: The database
 
-    /// Waits until what was stored before is on the disk. Throws the first failure since the last flush.
+    /// Waits until what was stored before is on the disk. Throws the first failure since the last flush: values that could not be
+    /// written, or were given up because too much waited; a damaged database that was put aside, with what it had. Where the disk
+    /// has failed to keep what it was given, each flush throws until the store is opened anew.
     public func flush() throws(PurgeableError) { try database.flush(in: operation("flush")) }
 
     /// As the form without `async`, with the task suspended.

@@ -100,9 +100,10 @@
       }
     }
 
-    /// The kernel keeps what is read in the page cache, and takes what caches have on offer for it. So the pages are given up
-    /// when they may be a 128th of what memory there is: often enough, and seldom enough for those of the indexes to be of use.
-    private func noteReadBytes(_ byteCount: Int) {
+    /// The kernel keeps what is read and written in the page cache, and takes what caches have on offer for it. So the pages are
+    /// given up when they may be a 128th of what memory there is: often enough, and seldom enough for those of the indexes to be
+    /// of use.
+    func noteReadBytes(_ byteCount: Int) {
       let sum = readByteCount.add(byteCount, ordering: .relaxed).newValue
       guard sum >= mostReadBytes.load(ordering: .relaxed), readByteCount.exchange(0, ordering: .relaxed) >= sum else { return }
       mostReadBytes.store(Self.mostReadBytes(), ordering: .relaxed)

@@ -115,6 +115,8 @@
       for (i, request) in work.requests.enumerated() {
         request.done(known.map { .failure($0) } ?? .success(counts[i]))
       }
+      // A store that is never idle is tidied all the same.
+      if failure == nil, !work.isEnd, MonotonicTime.now - tidiedAt >= Self.mostUntidyTime { tidyUp() }
     }
 
     /// Writes what waits, and keeps the limits. Where it cannot, what waited has been given up.
@@ -139,10 +141,15 @@
           if work.asksForUses || work.isEnd { try writeUses(writer) }
           try keepLimits(writer)
           try writer.checkpointIfLong()
+          noteReadBytes(writer.takeWrittenBackBytes())
           mutex.withLock { isOffUntil = 0 }
           return nil
         } catch {
           tries += 1
+          if error.isFull, removeDamaged() {
+            tries -= 1
+            continue
+          }
           if tries == 1, let mended = error.isGone ? .begunAnew : mend(error) {
             if mended == .begunAnew {
               // Rows of a database that is there no more; and with it went what was just written.
@@ -207,7 +214,9 @@
       guard let writer else { return 0 }
       switch kind {
       case .flush, .end: try writer.synchronize()
-      case .trim(let byteCount): try writer.evict(at: now(), toBytes: byteCount, count: .max)
+      case .trim(let byteCount):
+        try writeUses(writer)
+        try writer.evict(at: now(), toBytes: byteCount, count: .max)
       case .removeExpired: return try writer.removeExpired(at: self.now())
       }
       return 0
@@ -217,7 +226,7 @@
 
     /// When nothing has been written for a while.
     private func tidyUp() {
-      isTidy = true
+      (isTidy, tidiedAt) = (true, MonotonicTime.now)
       do throws(StoreFailure) {
         guard let writer, let file else { return }
         try writer.vacuum()
@@ -253,13 +262,20 @@
       mutex.withLock { (touches, touchedSince, damaged, isDamaged) = ([:], nil, [], false) }
     }
 
+    /// Whether there is more room on the disk for it.
+    private func removeDamaged() -> Bool {
+      let count = folder.damagedCount
+      if count > 0 { folder.removeDamaged() }
+      return folder.damagedCount < count
+    }
+
     private enum Mended { case madeRoom, begunAnew }
 
     /// nil where another try would not go better.
     private func mend(_ failure: StoreFailure) -> Mended? {
       do throws(StoreFailure) {
         if failure.isDamage || failure.isHeldUp {
-          try beginAnew(makesRoom: false)
+          try beginAnew(failure, makesRoom: false)
           return .begunAnew
         }
         if failure.isFull, let writer {
@@ -278,7 +294,7 @@
           return nil
         }
         do throws(StoreFailure) {
-          try beginAnew(makesRoom: true)
+          try beginAnew(error, makesRoom: true)
           return .begunAnew
         } catch { return nil }
       }
@@ -286,7 +302,7 @@
     }
 
     /// With a new database; the old one is put aside, and deleted later, or now.
-    private func beginAnew(makesRoom: Bool) throws(StoreFailure) {
+    private func beginAnew(_ failure: StoreFailure, makesRoom: Bool) throws(StoreFailure) {
       readers.reopen()
       let damaged = file
       closeWriter()
@@ -294,6 +310,7 @@
         // What another process has begun is none of it.
         if damaged.map({ folder.leads(to: $0) }) ?? true { try folder.putAside() }
       }
+      noteLoss(failure, isNews: true)
       if makesRoom { folder.removeDamaged() }
       try reopen()
     }

@@ -69,6 +69,7 @@
     static let mostAskingInterval: UInt64 = 3_600_000_000_000
     static let retryTime: UInt64 = 60_000_000_000
     static let idleTime: UInt64 = 5_000_000_000
+    static let mostUntidyTime: UInt64 = 60_000_000_000
 
     // MARK: Under the mutex
 
@@ -126,6 +127,7 @@
     /// When what had expired was removed last.
     var expiredAt: Int64 = 0
     var isTidy = false
+    var tidiedAt = MonotonicTime.now
     var hasSwept = false
 
     // MARK: Opening and ending
@@ -176,6 +178,7 @@
             folder.giveReserveUp()
           } else {
             try folder.locked { () throws(StoreFailure) in try folder.putAside() }
+            noteLoss(error, isNews: false)
           }
         }
       }
@@ -218,16 +221,38 @@
           // One that is longer than all that may wait, waits alone.
           let waitingBytes = waiting.valueBytes + writing.valueBytes
           let hasRoom = waitingBytes == 0 || waitingBytes + byteCount <= Self.mostWaitingBytes
-          if isWanted && !hasRoom { numbers.failureCount += 1 }
+          if isWanted && !hasRoom { noteNoRoom() }
           if isWanted && hasRoom { record.idle.map(noteIdle) } else { change = .removal }
         }
         waiting.set(change, key)
         // One removal in place of many.
-        if waiting.removalBytes > Self.mostWaitingBytes || isOffUntil > 0 && waiting.byKey.count > Self.mostRemovals {
+        if waiting.removalBytes > Self.mostWaitingBytes {
+          numbers.failureCount += waiting.putCount
           waiting.clear()
         }
         noteWaiting()
         return true
+      }
+    }
+
+    /// Under the mutex: a value is given up.
+    private func noteNoRoom() {
+      numbers.failureCount += 1
+      if firstFailure != nil { return }
+      let error = PurgeableError(
+        .busy, in: "PurgeableStore '\(name)'", explanation: "more than 32 MiB waited to be written, and values were given up")
+      (firstFailure, numbers.lastError) = (error, error)
+    }
+
+    /// All that the database had is gone. `isNews`: for those who have been told that it was written.
+    func noteLoss(_ failure: StoreFailure, isNews: Bool) {
+      let error = PurgeableError(
+        .invalidFile, in: "PurgeableStore '\(name)'",
+        explanation: "the database was put aside, with all that it had, and a new one is begun: \(failure.message)")
+      mutex.withLock {
+        numbers.failureCount += 1
+        numbers.lastError = error
+        if isNews, firstFailure == nil { firstFailure = error }
       }
     }
 

@@ -110,9 +110,12 @@
     }
 
     private func writeTag() throws(StoreFailure) {
-      let file = unsafe Glibc.open("\(path)/CACHEDIR.TAG", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0o600)
+      let file = unsafe Glibc.open("\(path)/CACHEDIR.TAG", O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0o600)
       guard file >= 0 else { return }
       defer { close(file) }
+      // One that a kill or a full disk has left in part is written again.
+      var status = stat()
+      if unsafe fstat(file, &status) == 0, Int(status.st_size) >= Self.tag.utf8.count { return }
       try Self.writeAll(Array(Self.tag.utf8), to: file, "CACHEDIR.TAG")
     }
 
@@ -166,8 +169,9 @@
     // MARK: Room on the disk
 
     func makeReserve() {
-      let file = unsafe Glibc.open(reserve, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0o600)
+      let file = unsafe Glibc.open(reserve, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0o600)
       guard file >= 0 else { return }
+      // Nothing where it is there in whole.
       let isMade = posix_fallocate(file, 0, off_t(Self.reserveByteCount)) == 0
       close(file)
       if !isMade { giveReserveUp() }

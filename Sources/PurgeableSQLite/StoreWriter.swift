@@ -34,6 +34,11 @@
     private let file: FileNumber?
     /// Files of values were made since the last time that all were brought to the disk.
     private var hasNewFiles = false
+    /// Why it is not known what of the log is on the disk. For good: the kernel has given up the pages that it could not write,
+    /// and would say that all is well if it were asked again.
+    private var lostSync: StoreFailure?
+    /// Bytes of the log that were written back to the database, since the last time that it was asked.
+    private var writtenBackBytes = 0
 
     private let identify, removeRecord, removeLife, insertRecord, insertLife, touch: Statement
     private let calm, oldest, oldestUse, expired, nextToExpire, readTotal, writeTotal, knowsFile, readSum: Statement
@@ -358,6 +363,7 @@
     @discardableResult
     private func checkpoint(cuts: Bool) throws(StoreFailure) -> Int {
       let count = try folder.locked { () throws(StoreFailure) in try connection.checkpoint(cuts: cuts) }
+      writtenBackBytes += count * Schema.pageByteCount
       // What was written back is wanted in no page cache. Before, the log is read there.
       if let log = try openLog() {
         posix_fadvise(log, 0, 0, POSIX_FADV_DONTNEED)
@@ -365,6 +371,8 @@
       }
       return count
     }
+
+    func takeWrittenBackBytes() -> Int { exchange(&writtenBackBytes, with: 0) }
 
     /// nil where there is none: it was written back. SQLite has no locks on the log, so that it may be closed.
     private func openLog() throws(StoreFailure) -> Int32? {
@@ -395,6 +403,14 @@
 
     /// What is committed is on the disk when this returns: a commit alone only has it on its way.
     func synchronize() throws(StoreFailure) {
+      if let lostSync { throw lostSync }
+      do throws(StoreFailure) { try synchronizeAll() } catch {
+        lostSync = error
+        throw error
+      }
+    }
+
+    private func synchronizeAll() throws(StoreFailure) {
       if hasNewFiles {
         // One call for all of them, and their directories.
         guard unsafe purgeable__sync_file_system(folder.data) else {

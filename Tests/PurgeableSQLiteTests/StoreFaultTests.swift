@@ -89,6 +89,12 @@
         let original = try Data(contentsOf: file)
         for (content, least) in [(original.prefix(20_000), 0), (Data("a text".utf8), 0), (Data(), 0)] {
           try content.write(to: file)
+          if !content.isEmpty {
+            // It is told, though nothing that this store has written is lost.
+            let store = try place.open(Self.options)
+            #expect(store.statistics.failureCount == 1 && store.statistics.lastError?.kind == .invalidFile)
+            try store.close()
+          }
           #expect(try Self.check(place) == least)
         }
         try place.run("PRAGMA application_id=7")
@@ -110,7 +116,8 @@
         var (kept, failures) = (0, 0)
         for round in 0..<20 {
           for key in 0..<1000 { store.setValue(content(key, version: round, count: 2000), forKey: "\(round) \(key)") }
-          if (try? store.flush()) == nil { failures += 1 }
+          // A log that was too long to be written back took all that was there, and none of what was stored since.
+          do throws(PurgeableError) { try store.flush() } catch { if error.kind != .invalidFile { failures += 1 } }
           store.cache.removeAll()
           for key in stride(from: 0, to: 1000, by: 7) {
             guard let value = store.value(forKey: "\(round) \(key)") else { continue }
@@ -178,6 +185,63 @@
           try store.flush()
           #expect(store.statistics.recordCount == Self.keys + 1)
         }
+      }
+    }
+
+    // MARK: What a flush says
+
+    @Test("values that are given up because too much waits are told by the next flush, and only by that")
+    func tooMuchWaits() throws {
+      try withPlace { place in
+        let store = try place.open()
+        store.setValue([1], forKey: "old")
+        try store.flush()
+        let lock = unsafe Glibc.open("\(place.path)/lock", O_RDWR | O_CLOEXEC)
+        #expect(flock(lock, LOCK_EX) == 0)
+        for key in 0..<40 { store.setValue([UInt8](repeating: 1, count: 1 << 20), forKey: "\(key)") }
+        #expect(store.statistics.failureCount > 0 && store.statistics.lastError?.kind == .busy)
+        close(lock)
+        let error = #expect(throws: PurgeableError.self) { try store.flush() }
+        #expect(error?.kind == .busy && error?.explanation.contains("given up") == true)
+        try store.flush()
+        try store.close()
+      }
+    }
+
+    @Test("where the disk has not kept what it was given, no later flush says that all is well")
+    func lostSync() throws {
+      try withPlace { place in
+        let store = try place.open()
+        store.setValue([1], forKey: "a")
+        try store.flush()
+        // The log is brought to the disk by its name: here, of a file that cannot be.
+        let (log, aside) = (place.database + "-wal", place.path + "/log")
+        #expect(unsafe rename(log, aside) == 0 && symlink("/dev/null", log) == 0)
+        store.setValue([2], forKey: "b")
+        for _ in 0..<3 {
+          let error = #expect(throws: PurgeableError.self) { try store.flush() }
+          #expect(error?.kind == .systemCallFailed(call: "fsync"))
+          #expect(unsafe rename(aside, log) == 0 || errno == ENOENT)
+        }
+        store.cache.removeAll()
+        #expect(store.value(forKey: "a") == [1] && store.value(forKey: "b") == [2])
+        #expect(throws: PurgeableError.self) { try store.close() }
+        try place.withStore { store in
+          #expect(store.value(forKey: "b") == [2])
+          try store.flush()
+        }
+      }
+    }
+
+    @Test("what an interrupted opening has left in part is made whole by the next")
+    func halfOpened() throws {
+      try withPlace { place in
+        try place.withStore { store in store.setValue([1], forKey: "a") }
+        let files = [place.path + "/CACHEDIR.TAG", place.path + "/data/reserve"]
+        let contents = try files.map { try Data(contentsOf: URL(fileURLWithPath: $0)) }
+        for file in files { #expect(unsafe truncate(file, 0) == 0) }
+        try place.withStore { store in #expect(store.value(forKey: "a") == [1]) }
+        #expect(try files.map { try Data(contentsOf: URL(fileURLWithPath: $0)) } == contents)
       }
     }
 

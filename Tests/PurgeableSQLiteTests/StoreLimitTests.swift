@@ -110,6 +110,24 @@
       }
     }
 
+    @Test("a trim asks memory first: what is hot there stays")
+    func hotAtTrim() throws {
+      try withPlace { place in
+        try place.withStore { store in
+          for key in 0..<50 {
+            store.setValue([UInt8(key)], forKey: "\(key)")
+            place.clock.pass(.seconds(1))
+          }
+          try store.flush()
+          place.clock.pass(.seconds(1000))
+          for key in 0..<10 { #expect(store.value(forKey: "\(key)") == [UInt8(key)]) }
+          try store.trim(toBytes: 10 * 103)
+          store.cache.removeAll()
+          #expect((0..<50).filter { store.containsValue(forKey: "\($0)") } == Array(0..<10))
+        }
+      }
+    }
+
     /// With the clock of the machine, also in memory.
     private func inRealTime(_ place: StorePlace, _ options: PurgeableStoreOptions, _ body: (BytesStore) throws -> Void) throws {
       let store = try BytesStore("store", directory: place.folder.path, cache: PurgeableCache(), options: options)

@@ -63,8 +63,9 @@ public struct FileReport: Sendable, Hashable {
   public internal(set) var byteCount = 0
   /// Entries of the file whose time was over. A save counts none: what has expired is in no cache any more.
   public internal(set) var expiredCount = 0
-  /// Entries that could not be written or read: their values do not encode or decode, are lost meanwhile, or have a wrong
-  /// checksum. Entries that a restore has no room for are not skipped, and neither are those whose keys have a value already.
+  /// Entries that could not be written or read: their values do not encode or decode, have a wrong checksum, or get no memory.
+  /// Not counted: what the kernel took before it could be saved, which is a miss like any other; entries that a restore has no
+  /// room for; and those whose keys have a value already.
   public internal(set) var skippedCount = 0
   /// Key and reason of the first hundred that were skipped, in words.
   public internal(set) var skipped: [String] = []

@@ -52,9 +52,33 @@ extension ObjectCache {
       ? .miss(.discarded) : .hit(found.value)
   }
 
+  /// The value of a key, if it was stored with this version; nil where it has another version, or none. Counts as a use, or as a
+  /// miss. Removes nothing.
+  public func value(forKey key: Key, version: String) -> Value? {
+    guard case .hit(let value) = lookUpValue(forKey: key, version: version) else { return nil }
+    return value
+  }
+
+  /// As `value(forKey:version:)`, with the reason when there is no value: `outdated` where it has another version, or none.
+  public func lookUpValue(forKey key: Key, version: String) -> Lookup<Value> {
+    let isOutdated = store.hold(key) { shard, position, _ -> Bool in
+      guard position != noPosition, !store.isOver(position, in: shard.table),
+        shard.table.notes(at: position)?.version != version
+      else { return false }
+      shard.counters.misses += 1
+      shard.counters.outdatedMisses += 1
+      return true
+    }
+    if isOutdated { return .miss(.outdated) }
+    // Where it was replaced in between, by one of another version.
+    let found = lookUpValue(forKey: key)
+    guard case .miss(.unknown) = found, isAbsent(key, version) else { return found }
+    return .miss(.absent)
+  }
+
   /// The values of keys, in the order of the keys; nil where there is none. As `value(forKey:)` for each key.
   @inlinable
-  public func values(forKeys keys: some Collection<Key>) -> [Value?] { keys.map { value(forKey: $0) } }
+  public func values(forKeys keys: some Sequence<Key>) -> [Value?] { keys.map { value(forKey: $0) } }
 
   /// The value of a key, without counting as a use: the order of eviction and the statistics stay as they are.
   public func peekValue(forKey key: Key) -> Value? { peekEntry(forKey: key)?.value }
@@ -81,12 +105,30 @@ extension ObjectCache {
   /// and the old value stays. `priority`: nil stands for pinned where the old value was, else for normal. What is pinned is the
   /// program's concern: there is no limit of it. `expiry`: how long the value is valid; nil stands for the cache's default. With
   /// a time of 0 or less the value is refused, and the key's old value is gone.
+  ///
+  /// `recomputeCost`: what making the value again takes; nil or less than 0 is unknown. It is told with the entry, and decides
+  /// nothing here: the order is exactly that of last use. `version`: which state of its source the value was made of, up to 255
+  /// bytes of UTF-8; a longer one is refused, and the old value stays (`StoreOutcome.notEncodable`). Who asks for a version
+  /// (`value(forKey:version:)`) gets no other. An entry with one of the two takes some 80 bytes more.
   @discardableResult
   @inlinable
   public func setValue(
-    _ value: Value, forKey key: Key, cost: Int? = nil, expiry: Expiry? = nil, priority: EntryPriority? = nil
+    _ value: Value, forKey key: Key, cost: Int? = nil, expiry: Expiry? = nil, recomputeCost: Duration? = nil,
+    priority: EntryPriority? = nil, version: String? = nil
   ) -> StoreOutcome {
-    set(value, key, cost, store.time(expiry?.lifetime), priority).outcome ?? .replaced
+    let time = store.time(expiry?.lifetime)
+    if recomputeCost == nil, version == nil { return set(value, key, cost, time, priority).outcome ?? .replaced }
+    return setNoted(value, key, cost, time, priority, recomputeCost, version)
+  }
+
+  @usableFromInline
+  func setNoted(
+    _ value: Value, _ key: Key, _ cost: Int?, _ time: ObjectTime, _ priority: EntryPriority?, _ recomputeCost: Duration?,
+    _ version: String?
+  ) -> StoreOutcome {
+    if let version, version.utf8.count > VersionLimit.byteCount { return countRefusal(.notEncodable) }
+    let notes = ObjectNotes(recomputeCost: recomputeCost, version: version)
+    return set(value, key, cost, time, priority, notes).outcome ?? .replaced
   }
 
   /// Changes the priority of a key's entry, which goes last among those of its new one then. False where there is none. Any
@@ -120,22 +162,19 @@ extension ObjectCache {
   ///
   /// `body` runs under no mutex, and runs again where another value was stored or removed meanwhile, so that no change of another
   /// thread is lost; an object that it changes in place is the one that others have. An error of `body` leaves the entry. The
-  /// cost is `costOfValue`'s, or else stays; the time of a value that is replaced stays, but for its last use. Any thread.
+  /// cost is `costOfValue`'s, or else stays; of a value that is replaced the time stays, but for its last use, and so do its
+  /// recompute cost and its version. Any thread.
   @discardableResult
   public func modifyValue<R, E: Error>(forKey key: Key, _ body: (inout Value?) throws(E) -> R) throws(E) -> R {
     while true {
-      let found = store.hold(key) { shard, position, _ -> (entry: CacheEntry<Key, Value>, birth: UInt64, time: ObjectTime)? in
-        guard position != noPosition else { return nil }
-        let now = shard.table[position].isTimed ? moment : 0
-        return (CacheEntry(shard.table, position, now: now), shard.table[position].birth, shard.table.time(position))
-      }
+      let found = find(key)
       let old = found.flatMap { $0.entry.isOver || isLeaving($0.entry.value) ? nil : $0 }
       var value = old?.entry.value
       let result = try body(&value)
       if let value {
         let cost = store.findsCosts ? nil : old?.entry.cost
         let time = old.map { store.usedNow($0.time) } ?? store.time(nil)
-        if set(value, key, cost, time, if: .birth(found?.birth)).outcome != nil { return result }
+        if set(value, key, cost, time, nil, old?.notes, if: .birth(found?.birth)).outcome != nil { return result }
       } else {
         guard let old else { return result }
         if let departed = take(key, .removed, birth: old.birth) {
@@ -149,7 +188,7 @@ extension ObjectCache {
   /// The outcome is nil, and nothing is stored, where the condition does not hold.
   @inlinable
   func set(
-    _ value: Value, _ key: Key, _ cost: Int?, _ time: ObjectTime, _ priority: EntryPriority? = nil,
+    _ value: Value, _ key: Key, _ cost: Int?, _ time: ObjectTime, _ priority: EntryPriority? = nil, _ notes: ObjectNotes? = nil,
     if condition: ObjectCondition? = nil
   ) -> (outcome: StoreOutcome?, old: Value?) {
     let cost = max(0, cost ?? store.cost(of: value))
@@ -172,7 +211,7 @@ extension ObjectCache {
           store.noteQueue(queue)
         }
         let reason: DepartureReason = isOver ? .expired : .replaced
-        guard let old = shard.table.replace(position, value, cost: cost, queue, time, at: moment, reason) else {
+        guard let old = shard.table.replace(position, value, cost: cost, queue, time, notes, at: moment, reason) else {
           return (.outOfMemory, 0, nil)
         }
         if isOver { shard.counters.insertions += 1 } else { shard.counters.replacements += 1 }
@@ -180,7 +219,7 @@ extension ObjectCache {
         store.book(entries: 0, cost: cost, less: old.cost)
         return (isOver ? .stored : .replaced, shard.table.lastStamp, old)
       }
-      guard shard.table.insert(key, hash: hash, value, cost: cost, kind, time, at: moment) else {
+      guard shard.table.insert(key, hash: hash, value, cost: cost, kind, time, notes, at: moment) else {
         return (.outOfMemory, 0, nil)
       }
       shard.counters.insertions += 1
@@ -266,8 +305,7 @@ extension ObjectCache {
   }
 
   /// Evicts the entries for which the closure says so: as `removeAll(where:)`, but they leave for the reason `decider`, and
-  /// pinned ones are not asked about. What the
-  /// verdicts go by is what the closure captures. Returns how many left.
+  /// pinned ones are not asked about. What the verdicts go by is what the closure captures. Returns how many left.
   @discardableResult
   public func evictAll<E: Error>(where isEvictable: (CacheEntry<Key, Value>) throws(E) -> Bool) throws(E) -> Int {
     try takeOutAll(.decider, where: isEvictable)
@@ -291,9 +329,14 @@ extension ObjectCache {
   /// All entries at about this moment, the least recently used first, for loops that may change the cache. Does not count as a
   /// use. Each entry that stays meanwhile is there once. Takes the memory of the list; holds one shard's mutex at a time.
   @inlinable
-  public var entries: [CacheEntry<Key, Value>] {
+  public var entries: [CacheEntry<Key, Value>] { entries(atOnce: false) }
+
+  @usableFromInline
+  func entries(atOnce: Bool) -> [CacheEntry<Key, Value>] {
     let now = moment
-    let all = store.all { table, position, _ in (CacheEntry(table, position, now: now), table[position].queue.isDiscardable) }
+    let all = store.all(atOnce: atOnce) { table, position, _ in
+      (CacheEntry(table, position, now: now), table[position].queue.isDiscardable)
+    }
     return all.compactMap { entry, isDiscardable in
       entry.isOver || isDiscardable && isLeaving(entry.value) ? nil : entry
     }
@@ -307,15 +350,15 @@ extension ObjectCache {
   @inlinable
   public var values: [Value] { entries.map { $0.value } }
 
-  /// The keys and values of `entries`. Of what another thread's `setValues` or `remove(forKeys:)` does it sees all or nothing: it
-  /// waits for these, a second at most.
+  /// All keys and values as they are at one moment. Stores, removals and look-ups wait while they are listed. Of what another
+  /// thread's `setValues` or `remove(forKeys:)` does it sees all or nothing: it waits for these, a second at most.
   public func snapshot() -> [Key: Value] {
     var entries: [CacheEntry<Key, Value>] = []
     BatchGate.whenQuiet { isLast in
       let batches = store.lazy.knownBatches
       let begun = batches?.begun ?? 0
       if !isLast, batches?.isQuiet == false { return false }
-      entries = self.entries
+      entries = self.entries(atOnce: true)
       return isLast || store.lazy.knownBatches?.begun ?? 0 == begun
     }
     // A key that the program changed after it was stored may come twice.
@@ -323,6 +366,24 @@ extension ObjectCache {
   }
 
   // MARK: Inside
+
+  /// All that is known of a key's entry, which may be over, or about to leave.
+  struct Found {
+    let entry: CacheEntry<Key, Value>
+    let birth: UInt64
+    let time: ObjectTime
+    let notes: ObjectNotes?
+  }
+
+  func find(_ key: Key) -> Found? {
+    store.hold(key) { shard, position, _ -> Found? in
+      guard position != noPosition else { return nil }
+      let now = shard.table[position].isTimed ? moment : 0
+      return Found(
+        entry: CacheEntry(shard.table, position, now: now), birth: shard.table[position].birth,
+        time: shard.table.time(position), notes: shard.table.notes(at: position))
+    }
+  }
 
   /// Whether the entry of an object that may discard its content goes because it has.
   @usableFromInline
@@ -402,7 +463,8 @@ extension CacheEntry {
   init(_ table: borrowing ObjectTable<Key, Value>, _ position: UInt32, now: UInt64) {
     (key, value, cost) = (table[position].key!, table[position].value!, table[position].cost)
     remainingTime = table[position].isTimed ? table.times.remaining(position, now: now) : nil
-    (recomputeCost, priority, version) = (nil, table[position].queue.priority, nil)
+    (recomputeCost, version) = table[position].isNoted ? table.told(position) : (nil, nil)
+    priority = table[position].queue.priority
   }
 
   /// Whether its time was over when it was noted.

@@ -2,7 +2,7 @@
 // Loading: the value, else what a closure of the program makes, once for all who ask at the same time (Loading/).
 
 // The forms of PurgeableCache+Loading.swift, which describes them, with the look-up compiled into callers as there.
-extension ObjectCache: Loading {
+extension ObjectCache: Reloading {
   @inlinable var loads: LoadTable<Key, Value> { store.loads }
   @usableFromInline var moment: UInt64 { store.clock.now() }
 
@@ -14,16 +14,17 @@ extension ObjectCache: Loading {
   ///     func page(_ name: String) -> [UInt8] { pages.value(forKey: name) { render(name) } }
   ///
   /// As `PurgeableCache.value(forKey:loading:)`, in threads, errors, removals, forks and costs, with these differences:
-  /// - What was loaded is stored with the cost of `costOfValue`, and with `expiry`; nil stands for the cache's default.
+  /// - What was loaded is stored with the cost of `costOfValue`, with `version`, and with `expiry`; nil stands for the cache's
+  ///   default. The time of the load is noted as its recompute cost, which takes some 80 bytes.
   /// - A value whose content was found discarded is loaded again, unless `evictsEntriesWithDiscardedContent` is false.
   /// - An object that could not be kept is returned with its content: it is not asked to discard it.
   @_disfavoredOverload
   @inlinable
   public func value<E: Error>(
-    forKey key: Key, expiry: Expiry? = nil, loading load: () throws(E) -> Value
+    forKey key: Key, version: String? = nil, expiry: Expiry? = nil, loading load: () throws(E) -> Value
   ) throws(E) -> Value {
-    if let value = value(forKey: key) { return value }
-    return try loadedValue(forKey: key, LoadTerms(nil, expiry), load)
+    if let value = found(key, version) { return value }
+    return try loadedValue(forKey: key, LoadTerms(version, expiry), load)
   }
 
   /// As the first, for a load that may find nothing. `keepingNilFor`: how long, by the cache's clock, that is remembered, of
@@ -32,10 +33,11 @@ extension ObjectCache: Loading {
   @_disfavoredOverload
   @inlinable
   public func value<E: Error>(
-    forKey key: Key, expiry: Expiry? = nil, keepingNilFor: Duration? = nil, loading load: () throws(E) -> Value?
+    forKey key: Key, version: String? = nil, expiry: Expiry? = nil, keepingNilFor: Duration? = nil,
+    loading load: () throws(E) -> Value?
   ) throws(E) -> Value? {
-    if let value = value(forKey: key) { return value }
-    return try loadedValueIfAny(forKey: key, LoadTerms(nil, expiry, keepingNilFor), load)
+    if let value = found(key, version) { return value }
+    return try loadedValueIfAny(forKey: key, LoadTerms(version, expiry, keepingNilFor), load)
   }
 
   /// The values of keys, in the order of the keys, with one call of `load` for those that the cache lacks and that no other
@@ -59,24 +61,34 @@ extension ObjectCache: Loading {
   ///     let page = try await pages.value(forKey: "cat") { try await fetch("cat") }
   ///
   /// As the form without `async`, and in what concerns tasks as that of `PurgeableCache`: blocks no thread; a hit does not
-  /// suspend; who is cancelled leaves, and the load is cancelled when nobody waits for it.
+  /// suspend; who is cancelled leaves, and the load is cancelled when nobody waits for it; with `refreshAfter` an older value is
+  /// returned at once, and loaded anew meanwhile.
   @inlinable
   public nonisolated(nonsending) func value<E: Error>(
-    forKey key: Key, expiry: Expiry? = nil, loading load: @escaping @Sendable () async throws(E) -> Value
+    forKey key: Key, version: String? = nil, expiry: Expiry? = nil, refreshAfter: Duration? = nil,
+    loading load: @escaping @Sendable () async throws(E) -> Value
   ) async throws(E) -> Value {
-    if let value = value(forKey: key) { return value }
-    return try await loadedValue(forKey: key, LoadTerms(nil, expiry), load)
+    let isFound = found(key, version)
+    if let value = isFound, refreshAfter == nil { return value }
+    let terms = LoadTerms(version, expiry, nil, refreshAfter)
+    guard let value = isFound else { return try await loadedValue(forKey: key, terms, load) }
+    refresh(key, terms) { () async throws(E) in try await load() }
+    return value
   }
 
   /// As the async form for loads that always find something. `keepingNilFor`: as in the form without `async`. See
   /// `PurgeableCache`.
   @inlinable
   public nonisolated(nonsending) func value<E: Error>(
-    forKey key: Key, expiry: Expiry? = nil, keepingNilFor: Duration? = nil,
-    loading load: @escaping @Sendable () async throws(E) -> Value?
+    forKey key: Key, version: String? = nil, expiry: Expiry? = nil, refreshAfter: Duration? = nil,
+    keepingNilFor: Duration? = nil, loading load: @escaping @Sendable () async throws(E) -> Value?
   ) async throws(E) -> Value? {
-    if let value = value(forKey: key) { return value }
-    return try await loadedValueIfAny(forKey: key, LoadTerms(nil, expiry, keepingNilFor), load)
+    let isFound = found(key, version)
+    if let value = isFound, refreshAfter == nil { return value }
+    let terms = LoadTerms(version, expiry, keepingNilFor, refreshAfter)
+    guard let value = isFound else { return try await loadedValueIfAny(forKey: key, terms, load) }
+    refresh(key, terms, load)
+    return value
   }
 
   /// The values of keys, in the order of the keys, with one call of `load`, in a task of its own, for those that the cache lacks
@@ -91,17 +103,87 @@ extension ObjectCache: Loading {
     return try await loadedValues(forKeys: Array(keys), values, LoadTerms(nil, expiry), load)
   }
 
+  /// The value of a key, else what `load` finds, in a task of its own: `load` gets the entry that is due, nil where there is
+  /// none, and says what holds now. As `PurgeableCache.value(forKey:refreshAfter:reloading:)`, with the cost of `costOfValue`
+  /// where the load says none. After `unchanged` the same object stands there, with its content.
+  @inlinable
+  public nonisolated(nonsending) func value<E: Error>(
+    forKey key: Key, refreshAfter: Duration? = nil,
+    reloading load: @escaping @Sendable (_ current: CacheEntry<Key, Value>?) async throws(E) -> LoadResult<Value>
+  ) async throws(E) -> Value? {
+    let isFound = found(key, nil)
+    if let value = isFound, refreshAfter == nil { return value }
+    return try await reloaded(isFound, forKey: key, LoadTerms(nil, nil, nil, refreshAfter), load)
+  }
+
   // MARK: Keeping
+
+  /// Of a version, or whatever there is.
+  @inlinable @inline(__always)
+  func found(_ key: Key, _ version: String?) -> Value? {
+    guard let version else { return value(forKey: key) }
+    return value(forKey: key, version: version)
+  }
 
   @usableFromInline
   func keep(_ value: Value, forKey key: Key, _ terms: LoadTerms, _ permit: LoadPermit, recomputeCost: UInt64) {
-    _ = set(value, key, nil, store.time(terms.lifetime), if: .permit(permit))
+    if let version = terms.version, version.utf8.count > VersionLimit.byteCount {
+      _ = countRefusal(.notEncodable)
+      return
+    }
+    var notes = ObjectNotes()
+    (notes.version, notes.recomputeCost) = (terms.version, recomputeCost)
+    let now = moment
+    // 0: before the clock began.
+    if terms.refreshTime != nil { notes.made = now - min(now, terms.age) }
+    let time = store.time(terms.lifetime)
+    _ = set(value, key, terms.cost.map { Int(clamping: $0) }, time, nil, notes, if: .permit(permit))
+    // What was loaded is valid for no time: an older value goes all the same.
+    if time.isOver { _ = drop(key, permit) }
   }
 
-  // Nobody asks for a version or an age.
-  @usableFromInline func birth(ofValueForKey key: Key) -> UInt64? { nil }
-  @usableFromInline func drop(_ key: Key, _ permit: LoadPermit) -> Bool { false }
-  @usableFromInline func peekValue(forKey key: Key, version: String?) -> Value? { peekValue(forKey: key) }
+  @usableFromInline
+  func birth(ofValueForKey key: Key) -> UInt64? {
+    store.hold(key) { shard, position, _ in
+      position == noPosition || store.isOver(position, in: shard.table) ? nil : shard.table.notes(at: position)?.made
+    }
+  }
+
+  @usableFromInline
+  func current(_ key: Key) -> (entry: CacheEntry<Key, Value>, terms: EntryTerms)? {
+    guard let found = find(key), !found.entry.isOver, !isLeaving(found.entry.value) else { return nil }
+    let (deadline, idle) = (found.time.deadline, found.time.idle)
+    // Who is due has its age noted.
+    let sinceCreation = deadline == .max ? nil : deadline - min(deadline, found.notes?.made ?? 0)
+    return (
+      found.entry,
+      EntryTerms(
+        cost: UInt64(found.entry.cost), recomputeCost: found.notes?.recomputeCost, version: found.entry.version,
+        lifetime: Lifetime(sinceCreation: sinceCreation, sinceLastUse: idle == .max ? nil : idle))
+    )
+  }
+
+  @usableFromInline
+  func drop(_ key: Key, _ permit: LoadPermit) -> Bool {
+    var isCurrent = false
+    let departed = store.hold(key) { shard, position, _ -> DepartedObject<Key, Value>? in
+      isCurrent = permit.take()
+      guard isCurrent, position != noPosition else { return nil }
+      return store.remove(position, store.isOver(position, in: shard.table) ? .expired : .removed, from: &shard)
+    }
+    if let departed { store.finish(departed) }
+    return isCurrent
+  }
+
+  @usableFromInline
+  func peekValue(forKey key: Key, version: String?) -> Value? {
+    guard let entry = peekEntry(forKey: key), version == nil || entry.version == version else { return nil }
+    return entry.value
+  }
+
+  @usableFromInline
+  func isAbsent(_ key: Key, _ version: String) -> Bool { loads.isAbsent(key, version: version, at: moment) }
+
   @usableFromInline var absentByteLimit: Int { Self.mostAbsentBytes }
   @usableFromInline func absenceWasNoted() {}
 }

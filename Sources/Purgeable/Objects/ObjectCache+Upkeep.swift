@@ -12,6 +12,9 @@ extension ObjectCache {
     store.trim(.trimmed, onlyWithCost: true) { store.totalCost <= UInt128(max(0, cost)) }
   }
 
+  /// As `trim(toCost:)`, for costs that are bytes, as they are where there is a `byteLimit` or a `memoryShare`.
+  public func trim(toBytes byteCount: Int) { trim(toCost: byteCount) }
+
   /// Evicts the least recently used until at most this share of the entries is left; 0 is nothing, 1 is all.
   public func trim(toFraction fraction: Double) {
     let share = fraction.isNaN ? 1 : min(1, max(0, fraction))
@@ -65,7 +68,9 @@ extension ObjectCache {
       result.refusalCount += counters.refusals
       result.missesByReason[.discarded, default: 0] += counters.discardedMisses
       if counters.expiredMisses > 0 { result.missesByReason[.expired, default: 0] += counters.expiredMisses }
-      result.missesByReason[.unknown, default: 0] += counters.misses - counters.discardedMisses - counters.expiredMisses
+      if counters.outdatedMisses > 0 { result.missesByReason[.outdated, default: 0] += counters.outdatedMisses }
+      result.missesByReason[.unknown, default: 0] +=
+        counters.misses - counters.discardedMisses - counters.expiredMisses - counters.outdatedMisses
       for reason in DepartureReason.allCases {
         result.departures[reason, default: 0] += counters.departures[reason.rawValue]
       }

@@ -103,6 +103,9 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
   /// The sum of the entries' costs; `Int.max` when it is larger. Any thread, no mutex.
   public var totalCost: Int { Int(clamping: store.totalCost) }
 
+  /// Exactly least recently used, among entries of the same priority.
+  public var evictionOrder: EvictionOrder { .lru }
+
   /// Whether an entry leaves when its object's content is found discarded, by a look-up or a sweep; true at first. False: such an
   /// entry stays and is found, without its content. Any thread.
   public var evictsEntriesWithDiscardedContent: Bool {

@@ -94,6 +94,7 @@ struct ObjectCounters: Sendable {
   @usableFromInline var misses = 0
   var discardedMisses = 0
   @usableFromInline var expiredMisses = 0
+  var outdatedMisses = 0
   @usableFromInline var insertions = 0
   @usableFromInline var replacements = 0
   var refusals = 0

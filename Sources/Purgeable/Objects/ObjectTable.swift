@@ -59,6 +59,8 @@ struct ObjectNode<Key: Hashable & Sendable, Value: Sendable> {
   @usableFromInline var queue = ObjectQueue(hasCost: false, isDiscardable: false)
   /// Whether the table's times have one of this entry.
   @usableFromInline var isTimed = false
+  /// Whether the table's notes have some of this entry.
+  @usableFromInline var isNoted = false
   @usableFromInline var value: Value?
   /// The lower half of the key's hash, which the buckets go by.
   @usableFromInline var hash: UInt32 = 0
@@ -136,6 +138,8 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   /// The queues, a bit for each, whose oldest entry has another stamp than the one that was published last.
   @usableFromInline var unpublished: UInt16 = 0
   @usableFromInline var times = ObjectTimes()
+  /// By birth.
+  @usableFromInline var notes: [UInt64: ObjectNotes] = [:]
 
   @inlinable init() {}
 
@@ -146,11 +150,12 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
     unsafe TableMemory.giveBack(nodes)
     unsafe TableMemory.giveBack(buckets)
     times.destroy()
+    notes = [:]
     unsafe (nodes, buckets, capacity, count) = (nil, nil, 0, 0)
   }
 
   /// Ordinary memory that the table takes, without what its keys and values refer to.
-  var byteCount: Int { capacity * (MemoryLayout<Node>.stride + MemoryLayout<UInt32>.stride) + times.byteCount }
+  var byteCount: Int { capacity * (MemoryLayout<Node>.stride + MemoryLayout<UInt32>.stride) + times.byteCount + noteByteCount }
 
   // MARK: Finding
 
@@ -304,10 +309,12 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   /// A new entry, its queue's newest. False without memory for it: nothing has changed.
   @inlinable
   mutating func insert(
-    _ key: Key, hash: UInt32, _ value: Value, cost: Int, _ queue: ObjectQueue, _ time: ObjectTime, at moment: UInt64
+    _ key: Key, hash: UInt32, _ value: Value, cost: Int, _ queue: ObjectQueue, _ time: ObjectTime, _ notes: ObjectNotes? = nil,
+    at moment: UInt64
   ) -> Bool {
     if firstFree == noPosition, !resize(to: max(8, capacity * 2)) { return false }
     if time.isTimed, !times.reserve(capacity) { return false }
+    if notes != nil, !hasRoomForNotes() { return false }
     let position = firstFree
     firstFree = self[position].chain
     self[position].hash = hash
@@ -324,17 +331,20 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
     entered += 1
     self[position].birth = entered
     if time.isTimed { setTime(time, position) }
+    if let notes { setNotes(notes, position) }
     return true
   }
 
-  /// Puts another value in an entry's place, and makes it its queue's newest. Returns the old value; nil without memory for the
-  /// time: nothing has changed.
+  /// Puts another value in an entry's place, and makes it its queue's newest. Returns the old value; nil without memory for time
+  /// or notes: nothing has changed.
   @inlinable
   mutating func replace(
-    _ position: UInt32, _ value: Value, cost: Int, _ queue: ObjectQueue, _ time: ObjectTime, at moment: UInt64,
-    _ reason: DepartureReason
+    _ position: UInt32, _ value: Value, cost: Int, _ queue: ObjectQueue, _ time: ObjectTime, _ notes: ObjectNotes? = nil,
+    at moment: UInt64, _ reason: DepartureReason
   ) -> DepartedObject<Key, Value>? {
     if time.isTimed, !times.reserve(capacity) { return nil }
+    if notes != nil, !hasRoomForNotes() { return nil }
+    if self[position].isNoted { endNotes(position) }
     unlink(position)
     entered += 1
     let pointer = unsafe nodes.unsafelyUnwrapped + Int(position)
@@ -347,12 +357,14 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
     link(position)
     stamp(position, moment)
     if time.isTimed { setTime(time, position) }
+    if let notes { setNotes(notes, position) }
     return DepartedObject(old, reason)
   }
 
   /// Takes an entry out.
   @inlinable
   mutating func remove(_ position: UInt32, _ reason: DepartureReason) -> DepartedObject<Key, Value> {
+    if self[position].isNoted { endNotes(position) }
     unlink(position)
     unsafe unchain(position, bucket(of: self[position].hash))
     let pointer = unsafe nodes.unsafelyUnwrapped + Int(position)

@@ -101,23 +101,29 @@ struct PlaceInOrder {
 }
 
 extension ObjectStore {
-  /// What `make` makes of each entry, the least recently used first. Under a shard's mutex: none of the program's code.
+  /// What `make` makes of each entry, the least recently used first. Under a shard's mutex: none of the program's code. `atOnce`:
+  /// under the mutexes of all shards.
   @inlinable
-  func all<T>(_ make: (borrowing ObjectTable<Key, Value>, _ position: UInt32, _ shard: Int) -> T) -> [T] {
+  func all<T>(
+    atOnce: Bool = false, _ make: (borrowing ObjectTable<Key, Value>, _ position: UInt32, _ shard: Int) -> T
+  ) -> [T] {
     var made: [T] = []
     var order: [PlaceInOrder] = []
+    // In the order of forks.
+    if atOnce { for at in 0..<ObjectGate.count { unsafe gates[at].mutex.lock() } }
     for at in 0..<ObjectGate.count {
-      hold(shard: at) { shard in
-        for queue in 0..<ObjectQueue.count {
-          var position = shard.table.oldest[queue]
-          while position != noPosition {
-            order.append(PlaceInOrder(ObjectQueue(queue).turn(ofStamp: shard.table[position].stamp), made.count))
-            made.append(make(shard.table, position, at))
-            position = shard.table[position].newer
-          }
+      if !atOnce { unsafe gates[at].mutex.lock() }
+      defer { if !atOnce { unsafe gates[at].mutex.unlock() } }
+      for queue in 0..<ObjectQueue.count {
+        var position = unsafe shards[at].table.oldest[queue]
+        while position != noPosition {
+          unsafe order.append(PlaceInOrder(ObjectQueue(queue).turn(ofStamp: shards[at].table[position].stamp), made.count))
+          unsafe made.append(make(shards[at].table, position, at))
+          unsafe position = shards[at].table[position].newer
         }
       }
     }
+    if atOnce { for at in 0..<ObjectGate.count { unsafe gates[at].mutex.unlock() } }
     PlaceInOrder.sort(&order)
     return order.map { made[$0.place] }
   }

@@ -11,11 +11,11 @@ public struct CacheEntry<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   public let cost: Int
   /// Until its time is over (`Expiry`); nil: it has no end.
   public let remainingTime: Duration?
-  /// What making the value again takes: given with it, or the time of its load; nil: unknown. Caches of objects do not keep it.
+  /// What making the value again takes: given with it, or the time of its load; nil: unknown.
   public let recomputeCost: Duration?
   /// What it is worth to the program beside others.
   public let priority: EntryPriority
-  /// The version that was given with it; nil: none. Caches of objects keep none.
+  /// The version that was given with it; nil: none.
   public let version: String?
 
   init(
@@ -25,4 +25,9 @@ public struct CacheEntry<Key: Hashable & Sendable, Value: Sendable>: Sendable {
     (self.key, self.value, self.cost) = (key, value, cost)
     (self.remainingTime, self.recomputeCost, self.priority, self.version) = (remainingTime, recomputeCost, priority, version)
   }
+}
+
+/// The most bytes of a version's text: its length is a byte.
+enum VersionLimit {
+  static let byteCount = Int(UInt8.max)
 }

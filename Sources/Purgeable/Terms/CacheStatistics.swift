@@ -155,9 +155,14 @@ extension LoadTable {
     statistics.loadTime = .nanoseconds(Int64(clamping: nanoseconds.load(ordering: .relaxed)))
     statistics.sharedLoadCount = sharedCount.load(ordering: .relaxed)
     let absentCount = absentCount.load(ordering: .relaxed)
-    if let unknownCount = statistics.missesByReason[.unknown], absentCount > 0 {
-      statistics.missesByReason[.absent] = absentCount
-      statistics.missesByReason[.unknown] = max(0, unknownCount - absentCount)
+    if statistics.missesByReason.isEmpty || absentCount == 0 { return }
+    statistics.missesByReason[.absent] = absentCount
+    // The cache has counted each of them under the reason that it remembers for the key, mostly none.
+    var left = absentCount
+    for reason in [MissReason.unknown, .removed, .evicted, .discarded, .expired] {
+      let count = statistics.missesByReason[reason] ?? 0
+      statistics.missesByReason[reason] = count - min(left, count)
+      left -= min(left, count)
     }
   }
 }

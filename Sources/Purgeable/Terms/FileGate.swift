@@ -8,6 +8,10 @@ final class FileGate: ForkProtected, @unchecked Sendable {
   private let mutex = WaitableMutex()
   /// Who saves or restores.
   private var owner: pthread_t?
+  /// It is an autosave's save.
+  private var isAutosaving = false
+  /// Some thread sets or removes an autosave.
+  private var isChanging = false
   private var failure: PurgeableError?
   /// Rises when an autosave is set or removed: no save of an earlier one begins from then on.
   private var autosaves = 0
@@ -47,8 +51,8 @@ final class FileGate: ForkProtected, @unchecked Sendable {
 
   private func leave() {
     mutex.withLock {
-      owner = nil
-      mutex.signal()
+      (owner, isAutosaving) = (nil, false)
+      mutex.broadcast()
     }
   }
 
@@ -74,14 +78,21 @@ final class FileGate: ForkProtected, @unchecked Sendable {
     }
   }
 
-  /// Runs `body`, which sets or ends what saves at intervals, with the number of a new autosave: when the save that is at work
-  /// has ended, and at once on that save's own thread.
+  /// Runs `body`, which sets or ends what saves at intervals, with the number of a new autosave: when the save of the one before
+  /// it has ended, and at once on that save's own thread. Waits for no other save, and for no restore.
   func changeAutosave<R>(_ body: (Int) -> R) -> R {
-    let isEntered = enter()
-    defer { if isEntered { leave() } }
+    let thread = pthread_self()
     let number = mutex.withLock {
+      while isChanging || isAutosaving && owner.map({ pthread_equal($0, thread) == 0 }) ?? false { _ = mutex.wait(until: nil) }
+      isChanging = true
       autosaves += 1
       return autosaves
+    }
+    defer {
+      mutex.withLock {
+        isChanging = false
+        mutex.broadcast()
+      }
     }
     return body(number)
   }
@@ -90,7 +101,11 @@ final class FileGate: ForkProtected, @unchecked Sendable {
   func run(autosave number: Int, _ body: () -> Void) {
     guard enter() else { return }
     defer { leave() }
-    if mutex.withLock({ autosaves == number }) { body() }
+    let isSet = mutex.withLock {
+      isAutosaving = autosaves == number
+      return isAutosaving
+    }
+    if isSet { body() }
   }
 
   // MARK: Forks (ForkGuard.swift)
@@ -100,6 +115,7 @@ final class FileGate: ForkProtected, @unchecked Sendable {
   /// The child has no thread but the one that forked.
   func forgetInChild() {
     mutex.forgetWaiters()
-    if let owner, pthread_equal(owner, pthread_self()) == 0 { self.owner = nil }
+    isChanging = false
+    if let owner, pthread_equal(owner, pthread_self()) == 0 { (self.owner, isAutosaving) = (nil, false) }
   }
 }

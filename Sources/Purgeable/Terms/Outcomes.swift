@@ -9,6 +9,16 @@ public enum Lookup<Value: Sendable>: Sendable {
   case miss(MissReason)
 }
 
+/// The result of reading into a buffer.
+public enum BufferRead: Sendable, Hashable {
+  /// The value's bytes are at the beginning of the buffer: `byteCount` bytes.
+  case hit(byteCount: Int)
+  /// The value needs so many bytes; nothing was copied.
+  case bufferTooSmall(needed: Int)
+  /// There is no value, for this reason. The buffer's bytes are unspecified.
+  case miss(MissReason)
+}
+
 /// The result of a store.
 public enum StoreOutcome: Sendable, Hashable {
   /// Stored under a key that had no value.

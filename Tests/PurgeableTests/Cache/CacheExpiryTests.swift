@@ -458,17 +458,17 @@ struct CacheExpiryTests {
     options.clock = clock
     let cache = try PurgeableCache<Int, [UInt8]>(options)
     // In some shards all are young, in others most are old.
-    for key in 0..<40_000 {
+    for key in 0..<20_000 {
       cache.setValue(pattern(100), forKey: key, expiry: key % 4 == 0 ? .sinceCreation(.seconds(10)) : nil)
     }
     #expect(cache.engine.shards.openCount > 1)
     clock.advance(by: .seconds(11))
     switch what {
-    case "count": cache.trim(toCount: 30_000)
-    case "cost": cache.trim(toCost: 3_000_000)
+    case "count": cache.trim(toCount: 15_000)
+    case "cost": cache.trim(toCost: 1_500_000)
     default: cache.trim(toBytes: cache.byteCount - 1)
     }
-    #expect((0..<40_000).allSatisfy { cache.containsValue(forKey: $0) == ($0 % 4 != 0) })
+    #expect((0..<20_000).allSatisfy { cache.containsValue(forKey: $0) == ($0 % 4 != 0) })
     cache.checkBooksSwept()
   }
 

@@ -59,6 +59,15 @@ struct CacheOptionsTests {
     #expect(cache.count == 5)
   }
 
+  @Test("a default expiry may be given to the initializer, and one of 0 or less is refused by name")
+  func expiry() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(expiry: .sinceCreation(.seconds(1000)), tracksKeys: false)
+    cache[1] = [1]
+    let left = try #require(cache.peekEntry(forKey: 1)?.remainingTime)
+    #expect(left > .zero && left <= .seconds(1000))
+    #expect(fault { try PurgeableCache<Int, Int>(expiry: .sinceLastUse(.zero)) } == .invalidArgument("expiry"))
+  }
+
   @Test("a cache of objects has the options it was made with, and tells the handler")
   func objects() throws {
     let keys = Guarded<[Int]>([])

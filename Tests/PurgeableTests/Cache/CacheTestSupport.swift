@@ -301,12 +301,10 @@ extension PurgeableCache {
   /// The pages of one value.
   func valueRange(_ key: Key) -> PageRange? { withBytes(forKey: key) { PageRange(of: $0) } }
 
-  /// In debug builds: compares every sum with a recount over index and heap. Also while other threads use the cache.
+  /// Compares every sum with a recount over index and heap. Also while other threads use the cache.
   func recountBooks(sourceLocation: SourceLocation = #_sourceLocation) {
-    #if DEBUG
-      let failures = engine.shards.checkBooks()
-      #expect(failures.isEmpty, "\(failures.joined(separator: "\n"))", sourceLocation: sourceLocation)
-    #endif
+    let failures = engine.shards.checkBooks()
+    #expect(failures.isEmpty, "\(failures.joined(separator: "\n"))", sourceLocation: sourceLocation)
   }
 
   /// Checks what always holds while no thread of the program changes the cache: totals against slots, sums, and entries that can

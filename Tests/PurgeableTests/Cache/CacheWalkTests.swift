@@ -451,6 +451,31 @@ struct CacheWalkTests {
     #expect(failures.load(ordering: .relaxed) == 0)
   }
 
+  @Test("a snapshot of objects has no store without the one before it")
+  func momentOfObjects() throws {
+    let cache = try ObjectCache<Int, Int>()
+    for key in 0..<2000 { cache[key] = 0 }
+    let isDone = Atomic<Bool>(false)
+    let failures = Atomic<Int>(0)
+    onThreads(2) { thread in
+      if thread == 1 {
+        var round = 1
+        while !isDone.load(ordering: .acquiring) {
+          for key in 0..<2000 { cache[key] = round }
+          round += 1
+        }
+        return
+      }
+      for _ in 0..<100 {
+        let all = cache.snapshot()
+        let isMoment = all.count == 2000 && (1..<2000).allSatisfy { all[$0]! <= all[$0 - 1]! } && all[0]! - all[1999]! <= 1
+        if !isMoment { failures.add(1, ordering: .relaxed) }
+      }
+      isDone.store(true, ordering: .releasing)
+    }
+    #expect(failures.load(ordering: .relaxed) == 0)
+  }
+
   @Test("without memory a walk is empty, and so is a snapshot")
   func wantOfMemory() async {
     await #expect(processExitsWith: .success) {

@@ -89,6 +89,18 @@ struct LoadingAbsenceTests {
     cache.checkTotals()
   }
 
+  @Test("a miss has one reason in the statistics, also where a removal is remembered", arguments: CacheKind.allCases)
+  func oneReason(_ kind: CacheKind) throws {
+    let cache = try kind.make(clock: ManualClock())
+    cache[1] = [1]
+    cache.remove(forKey: 1)
+    #expect(cache.value(forKey: 1, keepingNilFor: .seconds(10)) { () -> [UInt8]? in nil } == nil)
+    for _ in 0..<10 { #expect(MissReason.of(cache.lookUpValue(forKey: 1)) == .absent) }
+    let statistics = cache.statistics
+    #expect(statistics.missesByReason[.absent] == 10 && statistics.missCount == 11)
+    #expect(statistics.missesByReason.values.reduce(0, +) == 11, "\(statistics.missesByReason)")
+  }
+
   @Test("without a time, and with one of 0 or less, nothing is remembered", arguments: CacheKind.allCases)
   func notRemembered(_ kind: CacheKind) async throws {
     let cache = try kind.make(clock: ManualClock())

@@ -19,7 +19,7 @@ extension CacheEngine {
   func read(
     _ key: EngineKey, prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,
     version: RawSpan? = nil
-  ) -> EngineRead {
+  ) -> BufferRead {
     var tries = 0
     var reason: MissReason?
     again: while true {
@@ -60,7 +60,7 @@ extension CacheEngine {
               continue again
             case .outdated: return countsAsUse ? miss(key, .outdated) : .miss(.outdated)
             case .found(let byteCount, let now, let moment):
-              if byteCount > buffer.count { return .tooSmall(byteCount: byteCount) }
+              if byteCount > buffer.count { return .bufferTooSmall(needed: byteCount) }
               if countsAsUse {
                 index.countHit()
                 slots[i].countUse(of: now)
@@ -111,7 +111,7 @@ extension CacheEngine {
     guard now.isSameEntry(as: slot) else { return .changed }
     if read.outcome == .discarded { return .lost }
     if isOver { return .expired }
-    if let version = version {
+    if let version {
       // Of the same element: its bytes do not change, and a later look at a place that got another one fails.
       guard let isOf = base.elements.isOf(version, reference, read.head, prefix.byteCount) else { return .changed }
       if !isOf { return .outdated }
@@ -127,7 +127,7 @@ extension CacheEngine {
   func readUnderMutex(
     _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, _ countsAsUse: Bool,
     _ version: RawSpan? = nil
-  ) -> EngineRead {
+  ) -> BufferRead {
     shards.hold(of: key, prefix) { held in
       unsafe held.read(key, prefix, into: buffer, countsAsUse: countsAsUse, version: version)
     }
@@ -142,7 +142,7 @@ extension CacheEngine {
   /// Counts a miss, with its reason from the ghost. Does not wait for the mutex: a reason is not worth that, and in a forked
   /// child the mutex's holder may not exist. Takes no mutex either while the ghost remembers nothing.
   @inline(never)
-  func miss(_ key: EngineKey, _ known: MissReason?) -> EngineRead {
+  func miss(_ key: EngineKey, _ known: MissReason?) -> BufferRead {
     // By the index alone, since a reference to the shard would be counted, on a cache line that all threads share.
     let index = base.indexes[key.shardHash & base.indexes.mask.load(ordering: .acquiring)]
     index.countMiss()

@@ -63,8 +63,9 @@ extension CacheEngine {
     var count = 0
     heap.givingBackTogether {
       for shard in shards.all {
+        let before = count
         while let dropped = shards.hold(shard, { held in held.dropExpiredInNextSlab(now: now) }) { count += dropped }
-        shards.hold(shard) { held in held.shrinkIndex() }
+        if count > before { shards.hold(shard) { held in held.shrinkIndex() } }
       }
     }
     return count

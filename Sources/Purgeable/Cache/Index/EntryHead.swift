@@ -119,12 +119,9 @@ struct EntryHead: Equatable {
   var digest: UInt32 = 0
   private var text: UnsafeRawPointer?
 
-  /// More bytes cannot be told.
-  static var mostBytes: Int { Int(UInt8.max) }
-
   init(byteCount: UInt8) { self.byteCount = byteCount }
 
-  /// `text`: of `mostBytes` at most.
+  /// `text`: of `VersionLimit.byteCount` at most.
   init(lending text: RawSpan) {
     byteCount = UInt8(text.byteCount)
     unsafe self.text = text.withUnsafeBytes { $0.baseAddress }

@@ -64,15 +64,20 @@ struct PageSum {
     return page < firstCount || blocks.madeBlock(page / Self.pagesPerBlock) != nil
   }
 
-  /// Runs `body` with the sum of a place's page; nil when the place was not prepared, as in a forked child.
+  /// Runs `body` with the sum of a place's page; not when the place was not prepared, as in a forked child. (Not generic: also
+  /// used in forked children.)
   @inline(__always)
-  func withSum<R>(at place: UInt64, _ body: (inout PageSum) -> R) -> R? {
+  func withSum(at place: UInt64, _ body: (inout PageSum) -> Void) {
     let page = Int(place >> pageShift)
     if page < firstCount { return unsafe body(&first[page]) }
-    guard let block = blocks.block(page / Self.pagesPerBlock) else { return nil }
+    guard let block = blocks.block(page / Self.pagesPerBlock) else { return }
     // Safe: zeros are a sum, and nothing else is in these blocks.
-    return unsafe body(&block.raw.assumingMemoryBound(to: PageSum.self)[page % Self.pagesPerBlock])
+    unsafe body(&block.raw.assumingMemoryBound(to: PageSum.self)[page % Self.pagesPerBlock])
   }
 
-  func sum(at place: UInt64) -> PageSum? { withSum(at: place) { $0 } }
+  func sum(at place: UInt64) -> PageSum? {
+    var found: PageSum?
+    withSum(at: place) { found = $0 }
+    return found
+  }
 }

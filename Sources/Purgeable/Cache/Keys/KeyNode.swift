@@ -86,6 +86,7 @@ struct KeyNode {
   }
 
   func key<Key>(as type: Key.Type) -> Key { unsafe place(of: type).pointee }
+  func hasKey<Key: Equatable>(_ key: Key) -> Bool { unsafe place(of: Key.self).pointee == key }
   func begin<Key>(with key: Key) { unsafe place(of: Key.self).initialize(to: key) }
   /// Takes the key out of its node.
   func takeKey<Key>(as type: Key.Type) -> Key { unsafe place(of: type).move() }

@@ -57,7 +57,7 @@ struct KeySearch<Key: Hashable & Sendable> {
         other = pointer.key(as: Key.self)
         return .candidate
       }
-      note(isEqual: pointer.key(as: Key.self) == key)
+      note(isEqual: pointer.hasKey(key))
       if isEqual { return .found(pointer.node.number) }
     }
   }

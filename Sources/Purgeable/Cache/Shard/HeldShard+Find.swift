@@ -4,15 +4,6 @@
 import CPurgeable
 import Glibc
 
-/// The result of a read.
-@usableFromInline enum EngineRead {
-  /// The value was copied: `byteCount` bytes.
-  case hit(byteCount: Int)
-  /// The buffer is too small for the value: nothing was copied.
-  case tooSmall(byteCount: Int)
-  case miss(MissReason)
-}
-
 /// What a peek tells beside the value's bytes. Tells an entry that has only moved from one that was stored since.
 struct PeekedEntry: Equatable {
   let head: EntryHead
@@ -63,7 +54,7 @@ extension HeldShard {
   mutating func read(
     _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,
     version: RawSpan? = nil, removes: Bool = false
-  ) -> EngineRead {
+  ) -> BufferRead {
     func count(_ reason: DepartureReason) -> UInt64 { counters.departures[reason.rawValue] }
     let before = (lost: count(.discarded), expired: count(.expired))
     while let found = find(key, prefix) {
@@ -73,7 +64,7 @@ extension HeldShard {
       // Discarded: the key's page is intact, another page of the value is lost. Busy: another try.
       if read.outcome == .discarded { drop(found, .discarded) }
       guard read.outcome == .intact, read.matches else { continue }
-      if let version = version {
+      if let version {
         var isOf: Bool?
         // Busy under the mutex, as in `find`.
         for _ in 0..<64 where isOf == nil { isOf = elements.isOf(version, reference, read.head, prefix.byteCount) }
@@ -93,7 +84,7 @@ extension HeldShard {
         noteUse(of: found)
         noteLastUse(of: found, read.head)
       }
-      if byteCount > buffer.count { return .tooSmall(byteCount: byteCount) }
+      if byteCount > buffer.count { return .bufferTooSmall(needed: byteCount) }
       if removes { drop(found, .removed) }
       return .hit(byteCount: byteCount)
     }
@@ -106,7 +97,7 @@ extension HeldShard {
   mutating func peek(
     _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, digests: Bool,
     _ peeked: inout PeekedEntry?
-  ) -> EngineRead {
+  ) -> BufferRead {
     let read = unsafe read(key, prefix, into: buffer, countsAsUse: false)
     guard case .hit = read else { return read }
     peeked = self.peeked(key, prefix, digests: digests)

@@ -230,13 +230,15 @@ extension HeldShard {
     return nil
   }
 
-  /// Allocates memory for a copy, without evicting. The limit is raised by one slab, because the slab that the copy comes from is
-  /// about to be given back; where a lowered limit is already exceeded, the slab is added to what is held.
+  /// Allocates memory for a copy, without evicting. The limit is raised by one slab, and by the bytes of a large entry, because
+  /// the slab that the copy comes from is about to be given back; where a lowered limit is already exceeded, the slab is added to
+  /// what is held.
   mutating func allocateCopy(_ byteCount: Int, _ lane: Lane) -> FreshElement? {
     let limit = base.limits.bytes.load(ordering: .relaxed)
+    // With its witnesses, in whole pages.
+    let room = heap.slabBytes + (byteCount > heap.slabBytes / 4 ? byteCount + byteCount / 128 : 0)
     let slabLimit =
-      limit == .max
-      ? 0 : min(max(limit - min(limit - 1, base.ordinaryBytes), heap.chargedBytes), .max - heap.slabBytes) + heap.slabBytes
+      limit == .max ? 0 : min(max(limit - min(limit - 1, base.ordinaryBytes), heap.chargedBytes), .max - room) + room
     guard case .taken(let element) = take(byteCount, lane, limit: slabLimit) else { return nil }
     return element
   }

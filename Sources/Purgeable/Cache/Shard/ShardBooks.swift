@@ -42,7 +42,7 @@ struct ShardBooks: ~Copyable {
 
   /// Adds a new entry.
   mutating func book(_ place: UInt64, _ queue: EvictionQueue, cost: UInt64, byteCount: Int) {
-    _ = pageSums.withSum(at: place) { sum in
+    pageSums.withSum(at: place) { sum in
       // The page was lost before: this is the first entry since then.
       if sum.isLost { sum = PageSum() }
       sum.cost &+= UInt128(cost)
@@ -54,15 +54,16 @@ struct ShardBooks: ~Copyable {
 
   /// Takes off an entry that leaves.
   mutating func unbook(_ place: UInt64, _ queue: EvictionQueue, cost: UInt64, byteCount: Int) {
-    let wasLost = pageSums.withSum(at: place) { sum in
-      if sum.isLost { return true }
+    var wasLost = false
+    pageSums.withSum(at: place) { sum in
+      wasLost = sum.isLost
+      if wasLost { return }
       assert(sum.count > 0 && sum.cost >= UInt128(cost), "PurgeableCache: more leaves a page than came")
       sum.cost &-= UInt128(cost)
       sum.byteCount &-= UInt32(truncatingIfNeeded: byteCount)
       sum.count &-= 1
-      return false
     }
-    if wasLost == true { return }
+    if wasLost { return }
     add(-1, -Int128(cost), -byteCount, queue)
   }
 
@@ -80,11 +81,12 @@ struct ShardBooks: ~Copyable {
 
   /// What the sum of a page was; nil, with nothing changed, where the page was lost before.
   private func emptyPage(at place: UInt64, leaving rest: PageSum) -> PageSum? {
-    pageSums.withSum(at: place) { sum -> PageSum? in
-      if sum.isLost { return nil }
-      defer { sum = rest }
-      return sum
-    } ?? nil
+    var all: PageSum?
+    pageSums.withSum(at: place) { sum in
+      if sum.isLost { return }
+      (all, sum) = (sum, rest)
+    }
+    return all
   }
 
   private mutating func add(_ count: Int, _ cost: Int128, _ byteCount: Int, _ queue: EvictionQueue) {

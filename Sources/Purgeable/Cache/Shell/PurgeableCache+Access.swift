@@ -3,16 +3,6 @@
 
 import CPurgeable
 
-/// The result of reading into a buffer.
-public enum BufferRead: Sendable, Hashable {
-  /// The value's bytes are at the beginning of the buffer: `byteCount` bytes.
-  case hit(byteCount: Int)
-  /// The value needs so many bytes; nothing was copied.
-  case bufferTooSmall(needed: Int)
-  /// There is no value, for this reason. The buffer's bytes are unspecified.
-  case miss(MissReason)
-}
-
 /// A value that is locked for a closure.
 @usableFromInline @safe
 struct LockedValue {
@@ -90,11 +80,7 @@ extension PurgeableCache {
   /// Copies the value's bytes into `buffer`, without any allocation. Counts as a use; a buffer that is too small counts as
   /// nothing.
   public func read(forKey key: Key, into buffer: UnsafeMutableRawBufferPointer) -> BufferRead {
-    switch unsafe read(key, into: buffer, countsAsUse: true) {
-    case .hit(let byteCount): .hit(byteCount: byteCount)
-    case .tooSmall(let byteCount): .bufferTooSmall(needed: byteCount)
-    case .miss(let reason): .miss(reason)
-    }
+    unsafe read(key, into: buffer, countsAsUse: true)
   }
 
   /// Copies the value's bytes to the front of `span`, without any allocation. Counts as a use; a span that is too small counts as
@@ -217,7 +203,7 @@ extension PurgeableCache {
 
   /// The value that `read` copies the bytes of. Counts as a use, as `read` does.
   @inlinable @inline(__always)
-  func value(_ read: (UnsafeMutableRawBufferPointer) -> EngineRead) -> Value? {
+  func value(_ read: (UnsafeMutableRawBufferPointer) -> BufferRead) -> Value? {
     if Value.self == [UInt8].self {
       // Safe: the same type. Saves a copy.
       guard let bytes = unsafe lookUpBytes(read) else { return nil }
@@ -235,10 +221,10 @@ extension PurgeableCache {
   }
 
   @inlinable @inline(__always)
-  func lookUp(_ read: (UnsafeMutableRawBufferPointer) -> EngineRead, countsAsUse: Bool) -> Lookup<Value> {
+  func lookUp(_ read: (UnsafeMutableRawBufferPointer) -> BufferRead, countsAsUse: Bool) -> Lookup<Value> {
     var needed = 0
     while true {
-      var found: EngineRead = .miss(.outOfMemory)
+      var found: BufferRead = .miss(.outOfMemory)
       var value: Value?
       if needed == 0 {
         unsafe withUnsafeTemporaryAllocation(byteCount: 1024, alignment: 16) { buffer in
@@ -259,7 +245,7 @@ extension PurgeableCache {
         if let value { return .hit(value) }
         if countsAsUse { countUndecodable() }
         return .miss(.undecodable)
-      case .tooSmall(let byteCount):
+      case .bufferTooSmall(let byteCount):
         if byteCount <= needed {
           // The type read into less than `needed` bytes, and would do so again. Counted as after a read into enough.
           if countsAsUse { countUnread() }
@@ -274,12 +260,12 @@ extension PurgeableCache {
 
   /// As `lookUp`, for values that are arrays of bytes: without anything generic.
   @inlinable @inline(__always)
-  func lookUpBytes(_ read: (UnsafeMutableRawBufferPointer) -> EngineRead) -> [UInt8]? {
+  func lookUpBytes(_ read: (UnsafeMutableRawBufferPointer) -> BufferRead) -> [UInt8]? {
     // Most values fit into a buffer on the stack. For a larger one the read says how many bytes it needs, and may need more when
     // it is read again.
     var needed = 0
     while true {
-      var found: EngineRead = .miss(.unknown)
+      var found: BufferRead = .miss(.unknown)
       var bytes: [UInt8] = []
       if needed == 0 {
         unsafe withUnsafeTemporaryAllocation(byteCount: 1024, alignment: 16) { buffer in
@@ -295,7 +281,7 @@ extension PurgeableCache {
       }
       switch found {
       case .hit: return bytes
-      case .tooSmall(let byteCount):
+      case .bufferTooSmall(let byteCount):
         needed = byteCount
         if !hasMemory(for: byteCount) { return nil }
       case .miss: return nil
@@ -335,7 +321,7 @@ extension PurgeableCache {
     _ bytes: RawSpan, forKey key: Key, _ cost: UInt64?, _ expiry: Expiry?, _ recomputeCost: Duration?,
     _ priority: EntryPriority?, _ version: String?
   ) -> StoreOutcome {
-    if let version, version.utf8.count > VersionText.mostBytes { return .notEncodable }
+    if let version, version.utf8.count > VersionLimit.byteCount { return .notEncodable }
     loads.overtake(key)
     let lifetime = expiry?.lifetime
     if lifetime?.isOver == true {
@@ -349,7 +335,7 @@ extension PurgeableCache {
     return store(bytes, forKey: key, head, version, if: nil) ?? .replaced
   }
 
-  /// As `store` below, with a version of `VersionText.mostBytes` at most.
+  /// As `store` below, with a version of `VersionLimit.byteCount` at most.
   @inline(__always)
   func store(
     _ bytes: RawSpan, forKey key: Key, _ head: EntryHead, _ version: String?, if condition: StoreCondition?
@@ -380,7 +366,7 @@ extension PurgeableCache {
   }
 
   @usableFromInline
-  func read(_ key: Key, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool) -> EngineRead {
+  func read(_ key: Key, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool) -> BufferRead {
     encode(key) { engineKey, prefix in
       unsafe engine.read(engineKey, prefix: prefix, into: buffer, countsAsUse: countsAsUse)
     } tracked: { hash in
@@ -395,7 +381,7 @@ extension PurgeableCache {
   @usableFromInline
   func read(
     _ key: Key, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool, version: RawSpan
-  ) -> EngineRead {
+  ) -> BufferRead {
     encode(key) { engineKey, prefix in
       unsafe engine.read(engineKey, prefix: prefix, into: buffer, countsAsUse: countsAsUse, version: version)
     } tracked: { hash in

@@ -28,8 +28,8 @@ extension PurgeableCache where Key: PurgeableValue {
   ///   - handler: hears of these saves on their thread, each before the next begins. Within it, this cache's `save` and `restore`
   ///     throw `busy`.
   /// - Throws: `PurgeableError` of kind `invalidArgument` for an interval of 0 or less and for a path that names no file; the
-  ///   earlier autosave stays then. `systemCallFailed` where no thread can be made: there is none then. Any thread. Waits, as
-  ///   `removeAutosave()`.
+  ///   earlier autosave stays then. `systemCallFailed` where no thread can be made: there is none then. Any thread. Waits
+  ///   for a save of the earlier one, as `removeAutosave()`.
   public func setAutosave(
     to path: String, every interval: Duration, format: StoredFormat<Value> = .purgeableBytes,
     handler: (@Sendable (SaveEvent) -> Void)? = nil
@@ -37,8 +37,8 @@ extension PurgeableCache where Key: PurgeableValue {
     try setAutosave(to: path, every: interval, format, engine.lazy, changeCount: { $0.engine.changeCount }, handler)
   }
 
-  /// Ends the saves at intervals. Waits for one that is at work, and its handler, unless that handler calls this. A restore or
-  /// another save of this cache is waited for as well. Any thread.
+  /// Ends the saves at intervals. Waits for one that is at work, and its handler, unless that handler calls this. Any
+  /// thread.
   public func removeAutosave() { removeAutosave(engine.lazy) }
 
   /// Why the last save failed, `save(to:)` or one of `setAutosave`; nil where it did not, and where there was none.

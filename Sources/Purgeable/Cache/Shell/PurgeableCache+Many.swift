@@ -52,7 +52,7 @@ extension PurgeableCache {
   /// allocations, for the keys and for the result, and those of the values. When there is no memory for the result, Swift's
   /// runtime ends the program: 16 bytes or more for each key.
   @inlinable
-  public func values(forKeys keys: some Collection<Key>) -> [Value?] {
+  public func values(forKeys keys: some Sequence<Key>) -> [Value?] {
     let keys = Array(keys)
     var values: [Value?] = []
     values.reserveCapacity(keys.count)
@@ -72,7 +72,7 @@ extension PurgeableCache {
 
   /// Reads the value of a key that is encoded already. Counts as a use.
   @usableFromInline
-  func read(_ key: Key, _ i: Int, of group: KeyGroup, into buffer: UnsafeMutableRawBufferPointer) -> EngineRead {
+  func read(_ key: Key, _ i: Int, of group: KeyGroup, into buffer: UnsafeMutableRawBufferPointer) -> BufferRead {
     let encoded = group[i]
     if encoded.prefixByteCount == 0 { return unsafe read(key, into: buffer, countsAsUse: true) }
     return unsafe engine.read(encoded.key, prefix: group.prefix(i, count: encoded.prefixByteCount).bytes, into: buffer)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Loading for validators that come with the value: the load gets the entry that is due, and says what holds now.
 
-extension PurgeableCache {
+extension PurgeableCache: Reloading {
   /// The value of a key, else what `load` finds, in a task of its own. For validators that come with the value, as HTTP's ETag:
   /// `load` gets the entry that is due, nil where there is none, and says what holds now.
   ///
@@ -31,46 +31,19 @@ extension PurgeableCache {
     return try await reloaded(isFound, forKey: key, LoadTerms(nil, nil, nil, refreshAfter), load)
   }
 
+  /// A key's entry, and how it was kept: for as long as from its beginning to its deadline.
   @usableFromInline
-  nonisolated(nonsending) func reloaded<E: Error>(
-    _ found: Value?, forKey key: Key, _ terms: LoadTerms,
-    _ load: @escaping @Sendable (CacheEntry<Key, Value>?) async throws(E) -> LoadResult<Value>
-  ) async throws(E) -> Value? {
-    if let found, !isDue(key, terms) { return found }
-    let answer = LoadAnswer()
-    var terms = terms
-    terms.answer = answer
-    let make = { @Sendable [terms] () async throws(E) -> Value? in
-      // The load's permit is older: what is stored from here on wins.
-      let current = self.peek(key)
-      var said = terms
-      let value: Value?
-      switch try await load(current?.entry) {
-      case .found(let made, let cost, let expiry, let version):
-        value = made
-        (said.cost, said.lifetime, said.version) = (cost.map { UInt64(max(0, $0)) }, expiry?.lifetime, version)
-      case .absent(let time):
-        value = nil
-        said.absenceTime = time?.wholeNanoseconds ?? 0
-      case .unchanged:
-        value = current?.entry.value
-        if let current { said.holdsOn(to: current.peeked.head, version: current.entry.version) }
-      }
-      answer.terms = said
-      return value
+  func current(_ key: Key) -> (entry: CacheEntry<Key, Value>, terms: EntryTerms)? {
+    peek(key).map { entry, peeked in
+      let head = peeked.head
+      // Who is due has its age noted.
+      let sinceCreation = head.deadline.map { $0 - min($0, head.made ?? 0) }
+      return (
+        entry,
+        EntryTerms(
+          cost: head.cost, recomputeCost: head.recomputeCost, version: entry.version,
+          lifetime: Lifetime(sinceCreation: sinceCreation, sinceLastUse: head.sinceLastUse))
+      )
     }
-    guard let found else { return try await loadedValueIfAny(forKey: key, terms, make) }
-    refresh(key, terms, make)
-    return found
-  }
-}
-
-extension LoadTerms {
-  /// As the entry was kept that has this head, for as long as from its beginning to its deadline.
-  fileprivate mutating func holdsOn(to head: EntryHead, version: String?) {
-    (cost, recomputeCost, self.version) = (head.cost, head.recomputeCost, version)
-    // Who is due has its age noted.
-    let sinceCreation = head.deadline.map { $0 - min($0, head.made ?? 0) }
-    lifetime = Lifetime(sinceCreation: sinceCreation, sinceLastUse: head.sinceLastUse)
   }
 }

@@ -23,7 +23,7 @@ extension PurgeableCache {
       let found = unsafe buffer.withUnsafeMutableBytes { bytes in unsafe remove(forKey: key, copyingTo: bytes) }
       switch found {
       case .hit(let byteCount): return unsafe Value(purgeableBytes: buffer.span.bytes.extracting(first: byteCount))
-      case .tooSmall(let byteCount):
+      case .bufferTooSmall(let byteCount):
         guard byteCount < MemoryReserve.ofLargeResults || MemoryReserve.isThere(2 * (byteCount + 4096)) else {
           remove(forKey: key)
           return nil
@@ -42,7 +42,7 @@ extension PurgeableCache {
   }
 
   /// Copies a value and removes its entry, unless the buffer is too small.
-  private func remove(forKey key: Key, copyingTo buffer: UnsafeMutableRawBufferPointer) -> EngineRead {
+  private func remove(forKey key: Key, copyingTo buffer: UnsafeMutableRawBufferPointer) -> BufferRead {
     withEntry(key) { engineKey, prefix, held in
       unsafe held.read(engineKey, prefix, into: buffer, countsAsUse: false, removes: true)
     } ?? .miss(.unknown)

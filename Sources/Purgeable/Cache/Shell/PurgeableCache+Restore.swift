@@ -108,7 +108,7 @@ extension PurgeableCache where Key: PurgeableValue {
     (head.deadline, head.sinceLastUse, head.made) = (validity.deadline, validity.sinceLastUse, record.made.map(times.moment))
     let valueStart = versionStart + (record.versionByteCount ?? 0)
     if record.versionByteCount != nil {
-      guard valueStart - versionStart <= VersionText.mostBytes else {
+      guard valueStart - versionStart <= VersionLimit.byteCount else {
         report.skip("\(key)", because: "its version is too long")
         return true
       }

@@ -67,11 +67,12 @@ extension PurgeableCache where Key: PurgeableValue {
         seen += 1
         if rank.isLarge { return try writeLarge(key, rank, times, to: &writer, format, &report) }
         let head = EntryPrefix.head(of: payload, behind: prefixByteCount, hasHead: hasHead)
-        let textStart = prefixByteCount + head.textStart
-        let text = payload.extracting(textStart..<textStart + Int(head.version?.byteCount ?? 0))
-        let value = payload.extracting((prefixByteCount + head.byteCount)..<payload.byteCount)
+        let start = EntryPrefix.valueStart(in: payload, behind: prefixByteCount, hasHead: hasHead)
+        // The version's text is the end of the head.
+        let text = start - Int(head.version?.byteCount ?? 0)..<start
         try write(
-          key, head.version == nil ? nil : text, value, rank.record(head, times), to: &writer, format, &report)
+          key, head.version == nil ? nil : payload.extracting(text), payload.extracting(start..<payload.byteCount),
+          rank.record(head, times), to: &writer, format, &report)
       }
       try steps.note(Double(seen) / total, at: writer.byteCount)
     }
@@ -99,7 +100,7 @@ extension PurgeableCache where Key: PurgeableValue {
       }
       var byteCount = 0
       let none = unsafe UnsafeMutableRawBufferPointer(start: nil, count: 0)
-      if case .tooSmall(let needed) = unsafe read(key, into: none, countsAsUse: false) { byteCount = needed }
+      if case .bufferTooSmall(let needed) = unsafe read(key, into: none, countsAsUse: false) { byteCount = needed }
       guard MemoryReserve.isThere(2 * byteCount + MemoryReserve.ofObjects) else {
         return report.skip("\(key)", because: "there is no memory for a copy of its \(byteCount) bytes")
       }
@@ -115,6 +116,7 @@ extension PurgeableCache where Key: PurgeableValue {
         key, before.head.version == nil ? nil : version, unsafe bytes.span.bytes, rank.record(before.head, times), to: &writer,
         format, &report)
     }
+    report.skip("\(key)", because: "it was changed over and over")
   }
 
   /// Writes one entry. `version`: its text. `record`: what is saved of it beside its bytes.

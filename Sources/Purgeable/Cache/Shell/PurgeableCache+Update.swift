@@ -15,8 +15,8 @@ extension PurgeableCache {
     }
   }
 
-  /// Changes a value in one step. `body` gets the value, nil where a look-up would find none; what it leaves is stored, nil removes the
-  /// entry. Returns what `body` returns.
+  /// Changes a value in one step. `body` gets the value, nil where a look-up would find none; what it leaves is stored, nil
+  /// removes the entry. Returns what `body` returns.
   ///
   ///     let counts = try PurgeableCache<String, Int>()
   ///     counts.modifyValue(forKey: "visits") { $0 = ($0 ?? 0) + 1 }

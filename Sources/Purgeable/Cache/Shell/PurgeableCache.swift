@@ -44,6 +44,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   ///   - lockedByteLimit: the most payload to have locked at a time (`lockedByteLimit`); nil: half the memory.
   ///   - idleTime: give back entries that were not read for this long (`idleTime`); nil: never.
   ///   - evictionOrder: which entry goes first.
+  ///   - expiry: how long entries are valid that are stored without an expiry of their own; nil: for ever.
   ///   - tracksKeys: keep keys in ordinary memory, where the kernel cannot take them. Implied by `onDeparture`.
   ///   - onDeparture: called once for every entry that leaves, under no mutex of the library. See below.
   /// - Throws: `PurgeableError` of kind `outOfMemory`; or of kind `invalidArgument` for a negative limit, a share that is not
@@ -109,13 +110,13 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   /// group's or the machine's memory: `byteLimit` says how much.
   public convenience init(
     name: String = "cache", countLimit: Int? = nil, costLimit: Int? = nil, byteLimit: Int? = nil, memoryShare: Double? = nil,
-    lockedByteLimit: Int? = nil, idleTime: Duration? = nil, evictionOrder: EvictionOrder = .s3FIFO, tracksKeys: Bool = false,
-    onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
+    lockedByteLimit: Int? = nil, idleTime: Duration? = nil, evictionOrder: EvictionOrder = .s3FIFO, expiry: Expiry? = nil,
+    tracksKeys: Bool = false, onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
     var options = CacheOptions(
       name: name, countLimit: countLimit, costLimit: costLimit, byteLimit: byteLimit, memoryShare: memoryShare)
     (options.lockedByteLimit, options.idleTime, options.tracksKeys) = (lockedByteLimit, idleTime, tracksKeys)
-    options.evictionOrder = evictionOrder
+    (options.evictionOrder, options.expiry) = (evictionOrder, expiry)
     try self.init(options, onDeparture: onDeparture)
   }
 

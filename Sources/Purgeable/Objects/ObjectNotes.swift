@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+// What few objects have beside value, cost and time: beside the nodes, by birth, which no other value of a shard ever has.
+
+/// Of one entry.
+@usableFromInline
+struct ObjectNotes: Sendable {
+  /// Which state of its source the value was made of.
+  var version: String?
+  /// What making it again takes, in nanoseconds.
+  var recomputeCost: UInt64?
+  /// When it was loaded, in nanoseconds of the cache's clock; nil: nobody wants to know its age.
+  var made: UInt64?
+
+  init() {}
+
+  /// nil where there is nothing to note.
+  @usableFromInline
+  init?(recomputeCost: Duration?, version: String?) {
+    self.version = version
+    self.recomputeCost = recomputeCost.flatMap { $0 < .zero ? nil : $0.wholeNanoseconds }
+    if version == nil, self.recomputeCost == nil { return nil }
+  }
+}
+
+extension ObjectTable {
+  /// Whether there is memory for one more.
+  @usableFromInline
+  func hasRoomForNotes() -> Bool {
+    if notes.count < notes.capacity { return true }
+    let stride = MemoryLayout<UInt64>.stride + MemoryLayout<ObjectNotes>.stride + 1
+    // While the dictionary grows it is there twice.
+    return MemoryReserve.isThere(MemoryReserve.ofNews + 4 * notes.capacity * stride)
+  }
+
+  /// Of an entry that has just come.
+  @usableFromInline
+  mutating func setNotes(_ notes: ObjectNotes, _ position: UInt32) {
+    self[position].isNoted = true
+    self.notes[self[position].birth] = notes
+  }
+
+  /// Of one that is about to leave.
+  @usableFromInline
+  mutating func endNotes(_ position: UInt32) {
+    notes[self[position].birth] = nil
+    // What many took goes back with the last.
+    if notes.isEmpty { notes = [:] }
+  }
+
+  @usableFromInline
+  func notes(at position: UInt32) -> ObjectNotes? { self[position].isNoted ? notes[self[position].birth] : nil }
+
+  /// What an entry tells of them.
+  @usableFromInline
+  func told(_ position: UInt32) -> (recomputeCost: Duration?, version: String?) {
+    let notes = notes(at: position)
+    return (notes?.recomputeCost.map { .nanoseconds(Int64(clamping: $0)) }, notes?.version)
+  }
+
+  /// Ordinary memory, without the versions' texts.
+  var noteByteCount: Int { notes.capacity * (MemoryLayout<UInt64>.stride + MemoryLayout<ObjectNotes>.stride + 1) }
+}
