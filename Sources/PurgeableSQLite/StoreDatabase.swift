@@ -228,6 +228,7 @@
         // One removal in place of many.
         if waiting.removalBytes > Self.mostWaitingBytes {
           numbers.failureCount += waiting.putCount
+          noteNoRoom()
           waiting.clear()
         }
         noteWaiting()
@@ -235,7 +236,7 @@
       }
     }
 
-    /// Under the mutex: a value is given up.
+    /// Under the mutex: a value is given up, or all are.
     private func noteNoRoom() {
       numbers.failureCount += 1
       if firstFailure != nil { return }

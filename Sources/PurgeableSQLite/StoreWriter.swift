@@ -363,7 +363,7 @@
     @discardableResult
     private func checkpoint(cuts: Bool) throws(StoreFailure) -> Int {
       let count = try folder.locked { () throws(StoreFailure) in try connection.checkpoint(cuts: cuts) }
-      writtenBackBytes += count * Schema.pageByteCount
+      writtenBackBytes += max(0, count) * Schema.pageByteCount
       // What was written back is wanted in no page cache. Before, the log is read there.
       if let log = try openLog() {
         posix_fadvise(log, 0, 0, POSIX_FADV_DONTNEED)
@@ -405,7 +405,7 @@
     func synchronize() throws(StoreFailure) {
       if let lostSync { throw lostSync }
       do throws(StoreFailure) { try synchronizeAll() } catch {
-        lostSync = error
+        if error.call == "fsync" || error.call == "syncfs" { lostSync = error }
         throw error
       }
     }

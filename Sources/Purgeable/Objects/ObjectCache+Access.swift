@@ -61,19 +61,31 @@ extension ObjectCache {
 
   /// As `value(forKey:version:)`, with the reason when there is no value: `outdated` where it has another version, or none.
   public func lookUpValue(forKey key: Key, version: String) -> Lookup<Value> {
-    let isOutdated = store.hold(key) { shard, position, _ -> Bool in
-      guard position != noPosition, !store.isOver(position, in: shard.table),
-        shard.table.notes(at: position)?.version != version
-      else { return false }
+    var reason = MissReason.unknown
+    let found = store.hold(key) { shard, position, _ -> (value: Value, isDiscardable: Bool, birth: UInt64)? in
+      if position != noPosition {
+        if store.isOver(position, in: shard.table) {
+          reason = .expired
+          shard.counters.expiredMisses += 1
+        } else if shard.table.notes(at: position)?.version != version {
+          reason = .outdated
+          shard.counters.outdatedMisses += 1
+        } else {
+          if shard.table[position].isTimed { _ = store.use(position, shard.table.times) }
+          shard.counters.hits += 1
+          shard.table.use(position, at: MonotonicTime.now)
+          return (shard.table[position].value!, shard.table[position].queue.isDiscardable, shard.table[position].birth)
+        }
+      }
       shard.counters.misses += 1
-      shard.counters.outdatedMisses += 1
-      return true
+      return nil
     }
-    if isOutdated { return .miss(.outdated) }
-    // Where it was replaced in between, by one of another version.
-    let found = lookUpValue(forKey: key)
-    guard case .miss(.unknown) = found, isAbsent(key, version) else { return found }
-    return .miss(.absent)
+    guard let found else {
+      if reason == .expired { store.dropIfExpired(key) }
+      return .miss(reason == .unknown && isAbsent(key, version) ? .absent : reason)
+    }
+    return found.isDiscardable && dropIfDiscarded(found.value, found.birth, forKey: key)
+      ? .miss(.discarded) : .hit(found.value)
   }
 
   /// The values of keys, in the order of the keys; nil where there is none. As `value(forKey:)` for each key.

@@ -52,6 +52,22 @@ struct ObjectNotesTests {
     #expect(statistics.refusalCount == 1)
   }
 
+  @Test("beside threads that store other versions, nobody gets a value of one")
+  func versionsBesideStores() throws {
+    let cache = try make()
+    let isDone = Atomic<Bool>(false)
+    onThreads(2) { thread in
+      if thread == 1 {
+        for round in 0..<20_000 / slowness { cache.setValue([UInt8(round % 2)], forKey: 1, version: "\(round % 2)") }
+        isDone.store(true, ordering: .releasing)
+        return
+      }
+      while !isDone.load(ordering: .acquiring) {
+        for version in 0..<2 { #expect([nil, [UInt8(version)]].contains(cache.value(forKey: 1, version: "\(version)"))) }
+      }
+    }
+  }
+
   @Test("a look-up of another version is no use")
   func order() throws {
     let cache = try make(countLimit: 2)
