@@ -190,7 +190,7 @@
     ) -> StoreOutcome {
       let expiry = expiry ?? defaultExpiry
       // Refused there: what was under the key stays.
-      if let version, version.utf8.count > 255 { return cache.setValue(value, forKey: key, version: version) }
+      if VersionLimit.isExceeded(by: version) { return cache.setValue(value, forKey: key, version: version) }
       let change = change(of: key, to: record(of: value, cost, expiry, version))
       return cache.setValue(value, forKey: key, cost: cost, expiry: expiry, version: version, announcing: change)
     }

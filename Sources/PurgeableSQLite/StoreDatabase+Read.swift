@@ -80,12 +80,7 @@
       noteFailure(PurgeableError(kind, in: "PurgeableStore '\(name)'", explanation: explanation))
     }
 
-    private func noteFailure(_ error: PurgeableError) {
-      mutex.withLock {
-        numbers.failureCount += 1
-        numbers.lastError = error
-      }
-    }
+    private func noteFailure(_ error: PurgeableError) { mutex.withLock { count(error, isNews: false) } }
 
     private func noteRead(_ found: StoreReader.Found, at now: Int64) {
       noteReadBytes(found.record.value.count + 2 * Schema.pageByteCount)

@@ -104,11 +104,7 @@
       if let writer { note(writer.total) }
       let first = failure.map { PurgeableError($0, in: "PurgeableStore '\(name)'") }
       let known = mutex.withLock { () -> PurgeableError? in
-        if let first {
-          numbers.failureCount += 1
-          numbers.lastError = first
-          if firstFailure == nil { firstFailure = first }
-        }
+        if let first { count(first, isNews: true) }
         return work.requests.isEmpty ? nil : exchange(&firstFailure, with: nil)
       }
       if work.isEnd { closeAll() }
@@ -145,11 +141,8 @@
           mutex.withLock { isOffUntil = 0 }
           return nil
         } catch {
+          if error.isFull, removeDamaged() { continue }
           tries += 1
-          if error.isFull, removeDamaged() {
-            tries -= 1
-            continue
-          }
           if tries == 1, let mended = error.isGone ? .begunAnew : mend(error) {
             if mended == .begunAnew {
               // Rows of a database that is there no more; and with it went what was just written.

@@ -238,11 +238,22 @@
 
     /// Under the mutex: a value is given up, or all are.
     private func noteNoRoom() {
+      // Told once: there may be many.
+      if firstFailure != nil {
+        numbers.failureCount += 1
+        return
+      }
+      count(
+        PurgeableError(
+          .busy, in: "PurgeableStore '\(name)'", explanation: "more than 32 MiB waited to be written, and values were given up"),
+        isNews: true)
+    }
+
+    /// Under the mutex. `isNews`: for the next flush.
+    func count(_ error: PurgeableError, isNews: Bool) {
       numbers.failureCount += 1
-      if firstFailure != nil { return }
-      let error = PurgeableError(
-        .busy, in: "PurgeableStore '\(name)'", explanation: "more than 32 MiB waited to be written, and values were given up")
-      (firstFailure, numbers.lastError) = (error, error)
+      numbers.lastError = error
+      if isNews, firstFailure == nil { firstFailure = error }
     }
 
     /// All that the database had is gone. `isNews`: for those who have been told that it was written.
@@ -250,11 +261,7 @@
       let error = PurgeableError(
         .invalidFile, in: "PurgeableStore '\(name)'",
         explanation: "the database was put aside, with all that it had, and a new one is begun: \(failure.message)")
-      mutex.withLock {
-        numbers.failureCount += 1
-        numbers.lastError = error
-        if isNews, firstFailure == nil { firstFailure = error }
-      }
+      mutex.withLock { count(error, isNews: isNews) }
     }
 
     /// Another one after each change of the key.

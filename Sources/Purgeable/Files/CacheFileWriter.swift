@@ -93,8 +93,7 @@ import Glibc
 
   /// Appends an entry's record, and counts it; an entry whose key does not encode is skipped. `version`: nil for none.
   mutating func append(
-    _ record: FileRecord, key: some PurgeableValue, version: RawSpan?, value: RawSpan,
-    _ report: inout FileReport
+    _ record: FileRecord, key: some PurgeableValue, version: RawSpan?, value: RawSpan, _ report: inout FileReport
   ) throws(PurgeableError) {
     var record = record
     record.versionByteCount = version?.byteCount

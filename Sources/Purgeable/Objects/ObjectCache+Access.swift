@@ -29,9 +29,7 @@ extension ObjectCache {
         isOver = true
         return nil
       }
-      shard.counters.hits += 1
-      shard.table.use(position, at: MonotonicTime.now)
-      return (shard.table[position].value!, shard.table[position].queue.isDiscardable, shard.table[position].birth)
+      return shard.hit(position)
     }
     if isOver {
       isExpired = true
@@ -72,9 +70,7 @@ extension ObjectCache {
           shard.counters.outdatedMisses += 1
         } else {
           if shard.table[position].isTimed { _ = store.use(position, shard.table.times) }
-          shard.counters.hits += 1
-          shard.table.use(position, at: MonotonicTime.now)
-          return (shard.table[position].value!, shard.table[position].queue.isDiscardable, shard.table[position].birth)
+          return shard.hit(position)
         }
       }
       shard.counters.misses += 1
@@ -97,12 +93,7 @@ extension ObjectCache {
 
   /// A key's entry, without counting as a use.
   public func peekEntry(forKey key: Key) -> CacheEntry<Key, Value>? {
-    let found = store.hold(key) { shard, position, _ -> (entry: CacheEntry<Key, Value>, isDiscardable: Bool)? in
-      guard position != noPosition, !store.isOver(position, in: shard.table) else { return nil }
-      let now = shard.table[position].isTimed ? moment : 0
-      return (CacheEntry(shard.table, position, now: now), shard.table[position].queue.isDiscardable)
-    }
-    return found.flatMap { $0.isDiscardable && isLeaving($0.entry.value) ? nil : $0.entry }
+    find(key).flatMap { isGone($0) ? nil : $0.entry }
   }
 
   /// Whether the cache has a value for the key. Does not count as a use, and never calls a handler.
@@ -138,7 +129,7 @@ extension ObjectCache {
     _ value: Value, _ key: Key, _ cost: Int?, _ time: ObjectTime, _ priority: EntryPriority?, _ recomputeCost: Duration?,
     _ version: String?
   ) -> StoreOutcome {
-    if let version, version.utf8.count > VersionLimit.byteCount { return countRefusal(.notEncodable) }
+    if VersionLimit.isExceeded(by: version) { return countRefusal(.notEncodable) }
     let notes = ObjectNotes(recomputeCost: recomputeCost, version: version)
     return set(value, key, cost, time, priority, notes).outcome ?? .replaced
   }
@@ -180,7 +171,7 @@ extension ObjectCache {
   public func modifyValue<R, E: Error>(forKey key: Key, _ body: (inout Value?) throws(E) -> R) throws(E) -> R {
     while true {
       let found = find(key)
-      let old = found.flatMap { $0.entry.isOver || isLeaving($0.entry.value) ? nil : $0 }
+      let old = found.flatMap { isGone($0) ? nil : $0 }
       var value = old?.entry.value
       let result = try body(&value)
       if let value {
@@ -309,82 +300,20 @@ extension ObjectCache {
     }
   }
 
-  /// Removes the entries for which the closure says so, over a snapshot, the least recently used first. A value that was stored
-  /// meanwhile stays. Returns how many were removed. An error leaves the removals before it.
-  @discardableResult
-  public func removeAll<E: Error>(where isRemovable: (CacheEntry<Key, Value>) throws(E) -> Bool) throws(E) -> Int {
-    try takeOutAll(.removed, where: isRemovable)
-  }
-
-  /// Evicts the entries for which the closure says so: as `removeAll(where:)`, but they leave for the reason `decider`, and
-  /// pinned ones are not asked about. What the verdicts go by is what the closure captures. Returns how many left.
-  @discardableResult
-  public func evictAll<E: Error>(where isEvictable: (CacheEntry<Key, Value>) throws(E) -> Bool) throws(E) -> Int {
-    try takeOutAll(.decider, where: isEvictable)
-  }
-
-  private func takeOutAll<E: Error>(
-    _ reason: DepartureReason, where mayGo: (CacheEntry<Key, Value>) throws(E) -> Bool
-  ) throws(E) -> Int {
-    let now = moment
-    var count = 0
-    for noted in store.all({ NotedObject($0, $1, shard: $2, now: now) }) {
-      guard !noted.entry.isOver, reason == .removed || noted.entry.priority != .pinned, try mayGo(noted.entry) else { continue }
-      loads.overtake(noted.entry.key)
-      if store.remove(noted, reason, evenIfUsed: true) { count += 1 }
-    }
-    return count
-  }
-
-  // MARK: Enumerating
-
-  /// All entries at about this moment, the least recently used first, for loops that may change the cache. Does not count as a
-  /// use. Each entry that stays meanwhile is there once. Takes the memory of the list; holds one shard's mutex at a time.
-  @inlinable
-  public var entries: [CacheEntry<Key, Value>] { entries(atOnce: false) }
-
-  @usableFromInline
-  func entries(atOnce: Bool) -> [CacheEntry<Key, Value>] {
-    let now = moment
-    let all = store.all(atOnce: atOnce) { table, position, _ in
-      (CacheEntry(table, position, now: now), table[position].queue.isDiscardable)
-    }
-    return all.compactMap { entry, isDiscardable in
-      entry.isOver || isDiscardable && isLeaving(entry.value) ? nil : entry
-    }
-  }
-
-  /// The keys of `entries`.
-  @inlinable
-  public var keys: [Key] { entries.map { $0.key } }
-
-  /// The values of `entries`.
-  @inlinable
-  public var values: [Value] { entries.map { $0.value } }
-
-  /// All keys and values as they are at one moment. Stores, removals and look-ups wait while they are listed. Of what another
-  /// thread's `setValues` or `remove(forKeys:)` does it sees all or nothing: it waits for these, a second at most.
-  public func snapshot() -> [Key: Value] {
-    var entries: [CacheEntry<Key, Value>] = []
-    BatchGate.whenQuiet { isLast in
-      let batches = store.lazy.knownBatches
-      let begun = batches?.begun ?? 0
-      if !isLast, batches?.isQuiet == false { return false }
-      entries = self.entries(atOnce: true)
-      return isLast || store.lazy.knownBatches?.begun ?? 0 == begun
-    }
-    // A key that the program changed after it was stored may come twice.
-    return Dictionary(entries.map { ($0.key, $0.value) }, uniquingKeysWith: { $1 })
-  }
-
   // MARK: Inside
 
   /// All that is known of a key's entry, which may be over, or about to leave.
   struct Found {
     let entry: CacheEntry<Key, Value>
+    let isDiscardable: Bool
     let birth: UInt64
     let time: ObjectTime
     let notes: ObjectNotes?
+  }
+
+  /// Whether a look-up would find it no more.
+  func isGone(_ found: Found) -> Bool {
+    found.entry.isOver || found.isDiscardable && isLeaving(found.entry.value)
   }
 
   func find(_ key: Key) -> Found? {
@@ -392,8 +321,8 @@ extension ObjectCache {
       guard position != noPosition else { return nil }
       let now = shard.table[position].isTimed ? moment : 0
       return Found(
-        entry: CacheEntry(shard.table, position, now: now), birth: shard.table[position].birth,
-        time: shard.table.time(position), notes: shard.table.notes(at: position))
+        entry: CacheEntry(shard.table, position, now: now), isDiscardable: shard.table[position].queue.isDiscardable,
+        birth: shard.table[position].birth, time: shard.table.time(position), notes: shard.table.notes(at: position))
     }
   }
 

@@ -90,8 +90,8 @@ extension ObjectCache where Key: PurgeableValue {
     try setAutosave(to: path, every: interval, format, store.lazy, changeCount: { $0.store.changeCount }, handler)
   }
 
-  /// Ends the saves at intervals. Waits for one that is at work, and its handler, unless that handler calls this. Any
-  /// thread.
+  /// Ends the saves at intervals. Waits for one that is at work, and its handler, unless that handler calls this.
+  /// Any thread.
   public func removeAutosave() { removeAutosave(store.lazy) }
 
   /// Why the last save failed, `save(to:)` or one of `setAutosave`; nil where it did not, and where there was none.

@@ -127,7 +127,7 @@ extension ObjectCache: Reloading {
 
   @usableFromInline
   func keep(_ value: Value, forKey key: Key, _ terms: LoadTerms, _ permit: LoadPermit, recomputeCost: UInt64) {
-    if let version = terms.version, version.utf8.count > VersionLimit.byteCount {
+    if VersionLimit.isExceeded(by: terms.version) {
       _ = countRefusal(.notEncodable)
       return
     }
@@ -151,7 +151,7 @@ extension ObjectCache: Reloading {
 
   @usableFromInline
   func current(_ key: Key) -> (entry: CacheEntry<Key, Value>, terms: EntryTerms)? {
-    guard let found = find(key), !found.entry.isOver, !isLeaving(found.entry.value) else { return nil }
+    guard let found = find(key), !isGone(found) else { return nil }
     let (deadline, idle) = (found.time.deadline, found.time.idle)
     // Who is due has its age noted.
     let sinceCreation = deadline == .max ? nil : deadline - min(deadline, found.notes?.made ?? 0)

@@ -26,10 +26,8 @@ extension ObjectTable {
   /// Whether there is memory for one more.
   @usableFromInline
   func hasRoomForNotes() -> Bool {
-    if notes.count < notes.capacity { return true }
-    let stride = MemoryLayout<UInt64>.stride + MemoryLayout<ObjectNotes>.stride + 1
-    // While the dictionary grows it is there twice.
-    return MemoryReserve.isThere(MemoryReserve.ofNews + 4 * notes.capacity * stride)
+    // While the dictionary grows it is there twice, once with twice the room.
+    notes.count < notes.capacity || MemoryReserve.isThere(MemoryReserve.ofNews + 4 * noteByteCount)
   }
 
   /// Of an entry that has just come.
@@ -44,7 +42,7 @@ extension ObjectTable {
   mutating func endNotes(_ position: UInt32) {
     notes[self[position].birth] = nil
     // What many took goes back with the last.
-    if notes.isEmpty { notes = [:] }
+    if notes.isEmpty, notes.capacity > 64 { notes = [:] }
   }
 
   @usableFromInline

@@ -32,6 +32,14 @@ struct ObjectShard<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   private let space = InlineArray<8, UInt64>(repeating: 0)
 
   init() {}
+
+  /// Uses an entry, and counts that.
+  @inlinable @inline(__always)
+  mutating func hit(_ position: UInt32) -> (value: Value, isDiscardable: Bool, birth: UInt64) {
+    counters.hits += 1
+    table.use(position, at: MonotonicTime.now)
+    return (table[position].value!, table[position].queue.isDiscardable, table[position].birth)
+  }
 }
 
 /// A shard's mutex, and what those may read who do not hold it. Apart from the shard: to Swift a change of a part is an access to

@@ -28,6 +28,9 @@ public struct CacheEntry<Key: Hashable & Sendable, Value: Sendable>: Sendable {
 }
 
 /// The most bytes of a version's text: its length is a byte.
-enum VersionLimit {
+package enum VersionLimit {
   static let byteCount = Int(UInt8.max)
+
+  /// nil: no version.
+  package static func isExceeded(by version: String?) -> Bool { version.map { $0.utf8.count > byteCount } ?? false }
 }

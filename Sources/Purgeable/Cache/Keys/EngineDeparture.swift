@@ -67,19 +67,15 @@ struct EngineDeparture {
     copiedByteCount += other.copiedByteCount
   }
 
-  mutating func popFirst() -> DepartedEntry? {
+  /// The entry belongs to the caller from here on.
+  mutating func popFirst() -> NodePointer? {
     guard let entry = first else { return nil }
     first = entry.node.next
     if first == nil { last = nil }
     count -= 1
     assert(count > 0 || isEmpty, "PurgeableCache: a list's count is wrong")
-    return DepartedEntry(pointer: entry)
+    return entry
   }
-}
-
-/// A departed entry, which belongs to the holder of this alone. `@unchecked Sendable` as `ValueCopy`.
-@safe struct DepartedEntry: @unchecked Sendable {
-  let pointer: NodePointer
 }
 
 /// The typed cache's part in departures, as the engine knows it.

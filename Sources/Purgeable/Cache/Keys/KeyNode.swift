@@ -47,8 +47,9 @@ struct KeyNode {
 }
 
 /// Where a node is. `@safe`: a node is followed only by its one owner at a time, which is a table, a list, or who took it out
-/// of one, and `NodeMemory.giveBack` is the end of all pointers to it.
-@safe struct NodePointer: Equatable {
+/// of one, and `NodeMemory.giveBack` is the end of all pointers to it. `@unchecked Sendable`: the owner hands it on under a
+/// mutex.
+@safe struct NodePointer: Equatable, @unchecked Sendable {
   private let head: UnsafeMutablePointer<KeyNode>
 
   /// A node without a key.

@@ -107,16 +107,16 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
 
   /// Ends the key of a departed node, and frees the node. Under no mutex. Used in forked children, and so of no type that the
   /// runtime makes at its first use (ForkGuard.swift).
-  private func end(_ entry: DepartedEntry) {
-    entry.pointer.endKey(as: Key.self)
-    nodes.giveBack(entry.pointer)
+  private func end(_ entry: NodePointer) {
+    entry.endKey(as: Key.self)
+    nodes.giveBack(entry)
   }
 
   /// Ends departed keys, untold.
   private func endAll(_ list: consuming DepartureList) {
     while let entry = list.popFirst() {
       // A parent's copies are not counted here.
-      if let departure = entry.pointer.node.departure { unsafe free(departure.copy.block) }
+      if let departure = entry.node.departure { unsafe free(departure.copy.block) }
       end(entry)
     }
   }
@@ -210,10 +210,10 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
   }
 
   /// Tells of an entry, and ends its key.
-  private func tell(_ entry: DepartedEntry) {
-    guard let departure = entry.pointer.node.departure else { return end(entry) }
-    let key = entry.pointer.takeKey(as: Key.self)
-    nodes.giveBack(entry.pointer)
+  private func tell(_ entry: NodePointer) {
+    guard let departure = entry.node.departure else { return end(entry) }
+    let key = entry.takeKey(as: Key.self)
+    nodes.giveBack(entry)
     tell(departure, key: key)
   }
 
@@ -248,7 +248,7 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
   func tellWaiting() {
     let before = epoch.load(ordering: .relaxed)
     while epoch.load(ordering: .relaxed) == before {
-      let entry = waiting.withLock { waiting -> DepartedEntry? in
+      let entry = waiting.withLock { waiting -> NodePointer? in
         if let entry = waiting.list.popFirst() { return entry }
         // Under the mutex: the next departure to wait starts another thread.
         waiting.teller = 0
@@ -265,7 +265,7 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
     endForeign()
     let before = epoch.load(ordering: .relaxed)
     for _ in 0..<TellingLimits.helpCount {
-      let entry = waiting.withLock { waiting -> DepartedEntry? in
+      let entry = waiting.withLock { waiting -> NodePointer? in
         if waiting.teller != 0, waiting.list.count <= TellingLimits.waitingCount {
           needsHelp.store(false, ordering: .relaxed)
           return nil

@@ -52,7 +52,7 @@ import Glibc
   }
 
   /// The address of a word below the capacity, valid until `release`.
-  func address(of number: Int) -> UnsafeMutablePointer<UInt> {
+  private func address(of number: Int) -> UnsafeMutablePointer<UInt> {
     precondition(number >= 0 && number < capacity, "PurgeableCache: a word that there is no memory for")
     let (segment, at) = Self.place(of: number)
     return unsafe directory![segment]! + at

@@ -321,7 +321,7 @@ extension PurgeableCache {
     _ bytes: RawSpan, forKey key: Key, _ cost: UInt64?, _ expiry: Expiry?, _ recomputeCost: Duration?,
     _ priority: EntryPriority?, _ version: String?
   ) -> StoreOutcome {
-    if let version, version.utf8.count > VersionLimit.byteCount { return .notEncodable }
+    if VersionLimit.isExceeded(by: version) { return .notEncodable }
     loads.overtake(key)
     let lifetime = expiry?.lifetime
     if lifetime?.isOver == true {

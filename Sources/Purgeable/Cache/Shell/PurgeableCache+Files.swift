@@ -37,8 +37,8 @@ extension PurgeableCache where Key: PurgeableValue {
     try setAutosave(to: path, every: interval, format, engine.lazy, changeCount: { $0.engine.changeCount }, handler)
   }
 
-  /// Ends the saves at intervals. Waits for one that is at work, and its handler, unless that handler calls this. Any
-  /// thread.
+  /// Ends the saves at intervals. Waits for one that is at work, and its handler, unless that handler calls this.
+  /// Any thread.
   public func removeAutosave() { removeAutosave(engine.lazy) }
 
   /// Why the last save failed, `save(to:)` or one of `setAutosave`; nil where it did not, and where there was none.

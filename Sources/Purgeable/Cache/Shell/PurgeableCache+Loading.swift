@@ -217,7 +217,7 @@ extension PurgeableCache: Loading {
       // Without the permit it counts as replaced by what overtook it.
       if terms.lifetime?.isOver == true {
         outcome = refuseAtOnce(key, condition)
-      } else if terms.version.map({ $0.utf8.count <= VersionLimit.byteCount }) ?? true {
+      } else if !VersionLimit.isExceeded(by: terms.version) {
         outcome = store(span, forKey: key, head, terms.version, if: condition) ?? .replaced
       }
     }

@@ -54,15 +54,13 @@ extension PurgeableCache {
   /// A key's entry, and by what it is known again. There may be one that gives no value: its bytes make none, or there is no
   /// memory for a copy of them.
   private func whatIsThere(_ key: Key) -> (entry: CacheEntry<Key, Value>?, peeked: PeekedEntry?) {
-    func peekedEntry() -> PeekedEntry? {
-      withEntry(key) { engineKey, prefix, held in held.peeked(engineKey, prefix, digests: true) } ?? nil
-    }
+    var before: PeekedEntry?
     while true {
       if let old = peek(key, digests: true) { return (old.entry, old.peeked) }
-      guard let before = peekedEntry() else { return (nil, nil) }
+      let now = withEntry(key) { engineKey, prefix, held in held.peeked(engineKey, prefix, digests: true) } ?? nil
       // The same before and after a look that found no value: so it has none.
-      if let old = peek(key, digests: true) { return (old.entry, old.peeked) }
-      if peekedEntry() == before { return (nil, before) }
+      if now == before { return (nil, now) }
+      before = now
     }
   }
 
