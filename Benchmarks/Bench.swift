@@ -33,8 +33,10 @@ enum Bench {
     Measurement(name: "regions", figures: Regions.figures), Measurement(name: "density", figures: Density.figures),
     Measurement(name: "memory", figures: Memory.figures), Measurement(name: "upkeep", figures: Upkeep.figures),
     Measurement(name: "small", figures: Small.figures), Measurement(name: "pressure", figures: Pressure.figures),
+    Measurement(name: "walks", figures: Walks.figures),
     Measurement(name: "files", figures: Files.figures), Measurement(name: "database", figures: DatabaseFigures.figures),
     Measurement(name: "survival", figures: Survival.figures),
+    Measurement(name: "growing", figures: Growing.figures),
   ]
 
   private static let options = [

@@ -34,7 +34,7 @@ enum ChildRun {
     "reaction": Pressure.measureReaction, "giving": Pressure.measureGiving, "kept": Pressure.measureKept,
     "objects": Objects.measure, "object-threads": Objects.measureThreads, "nscache-shape": NSCacheShape.measure,
     "loading": LoadingFigures.measure, "loading-hits": LoadingFigures.measureHits,
-    "files": Files.measure, "file-losses": Files.measureLosses,
+    "walks": Walks.measure, "files": Files.measure, "file-losses": Files.measureLosses,
     "idle-wake-ups": Pressure.measureIdle, "small-caches": Small.measure, "cache-life": Small.measureLife,
   ]
 

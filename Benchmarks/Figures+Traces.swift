@@ -3,6 +3,7 @@
 // orders of single entries. `--traces DIR` names a directory with some of the files that are known here.
 
 import Foundation
+import Purgeable
 import ToolSupport
 
 enum Traces {
@@ -48,6 +49,7 @@ enum Traces {
           figures.append(
             Figure("\(name): a request", .time, try usual.value("nanosecondsPerRequest"), .atMost(300), "ns"))
           figures += try costs(path, percent, assignments: scale(8, quick: 2))
+          figures += try episodes(path, percent)
         }
         if trace.file == "adaptsize.csv" {
           let dear = try replay(path, percent, ["--cost=equal"]).value("missRatio")
@@ -67,7 +69,7 @@ enum Traces {
 
   /// Costs of 1, 10 and 100 for 80, 15 and 5 % of the keys, by a hash, in several ways.
   private static func costs(_ path: String, _ percent: Int, assignments: Int) throws -> [Figure] {
-    let keys = try String(contentsOfFile: path, encoding: .utf8).split(separator: "\n").dropFirst().compactMap { UInt64($0) }
+    let keys = try keys(path)
     var (costs, misses): ([Double], [Double]) = ([], [])
     for assignment in 1...assignments {
       let file = try UnnamedFile()
@@ -89,6 +91,47 @@ enum Traces {
         "\(name): cost of all misses, against the same without credit", .time, mean(costs), .atMost(0.85), "times",
         note: "mean of \(assignments) assignments, \(Figure.text(costs.min()!)) to \(Figure.text(costs.max()!))"),
       Figure("\(name): more misses than without credit", .time, mean(misses), .atMost(1.2), "points"),
+    ]
+  }
+
+  private static func keys(_ path: String) throws -> [UInt64] {
+    try String(contentsOfFile: path, encoding: .utf8).split(separator: "\n").dropFirst().compactMap { UInt64($0) }
+  }
+
+  /// After each fifth of the requests a quarter of what is resident is taken, and then there is room again.
+  private static func episodes(_ path: String, _ percent: Int) throws -> [Figure] {
+    typealias Cache = PurgeableCache<UInt64, [UInt8]>
+    let keys = try keys(path)
+    let (capacity, value) = (Set(keys).count * percent / 100, [UInt8](repeating: 7, count: 64))
+    func missRatio(_ take: (Cache) throws -> Void) throws -> Double {
+      let cache = try Cache(name: "figures", countLimit: capacity)
+      var misses = 0
+      for (number, key) in keys.enumerated() {
+        if (1...4).contains(where: { number == keys.count * $0 / 5 }) { try take(cache) }
+        if cache.withBytes(forKey: key, { _ in true }) != nil { continue }
+        misses += 1
+        cache.setValue(value, forKey: key)
+      }
+      return Double(misses) / Double(keys.count)
+    }
+    let undisturbed = try missRatio { _ in }
+    let byLibrary = try missRatio { $0.trim(toFraction: 0.75) }
+    var hand = PageOutHand()
+    var taken: [Double] = []
+    let byKernel = try missRatio { cache in
+      cache.offerIdle()
+      let resident = cache.statistics.memory.residentBytes ?? 0
+      taken.append(Double(try cache.pageOut(resident / 4, hand: &hand)) / Double(max(1, resident)))
+    }
+    func figure(_ who: String, _ ratio: Double, _ most: Double, _ note: String) -> Figure {
+      Figure(
+        "arc-oltp.csv, \(percent) %, four times a quarter is taken \(who): more misses", .time, ratio - undisturbed,
+        .atMost(most), "of the requests", note: "\(Figure.text(ratio)), undisturbed \(Figure.text(undisturbed))\(note)")
+    }
+    let shares = taken.map(Figure.text).joined(separator: ", ")
+    return [
+      figure("by the library", byLibrary, 0.0025, ""),
+      figure("by the kernel", byKernel, 0.006, "; it took \(shares) of what was resident"),
     ]
   }
 

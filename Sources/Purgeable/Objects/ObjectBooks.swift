@@ -8,6 +8,7 @@ struct ObjectBudget: Sendable {
   var costLimit: Int?
   /// Costs count as bytes against these.
   var bytes: CacheBudget
+  var idleRounds = IdleRounds()
 
   /// What the costs may add up to, and the reason why entries leave that exceed it; `.max` stands for no limit.
   var limit: (cost: UInt64, reason: DepartureReason) {
@@ -75,7 +76,10 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
 
   init(_ options: CacheOptions, clock: MonotonicClock) {
     let budget = ObjectBudget(
-      costLimit: options.costLimit, bytes: CacheBudget(memoryShare: options.memoryShare, byteLimit: options.byteLimit))
+      costLimit: options.costLimit,
+      bytes: CacheBudget(
+        memoryShare: options.memoryShare, byteLimit: options.byteLimit,
+        idleNanoseconds: options.idleTime.map(CacheBudget.nanoseconds)))
     countLimit = Atomic(options.countLimit ?? .max)
     costLimit = Atomic(budget.limit.cost)
     limitsBytes = Atomic(budget.limit.reason == .bytes)

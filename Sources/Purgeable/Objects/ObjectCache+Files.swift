@@ -45,8 +45,8 @@ extension ObjectCache where Key: PurgeableValue {
     }
   }
 
-  /// Stores the entries of a file, the most recently used first, while there is room without an eviction, with cost, expiry and
-  /// priority. Each can be read as soon as it is stored. A file that is not there is an empty one.
+  /// Stores the entries of a file, the most recently used first, while there is room without an eviction, with cost, expiry,
+  /// recompute cost, priority and version. Each can be read as soon as it is stored. A file that is not there is an empty one.
   ///
   /// What is in memory is newer: a key that has a value keeps it, and one that was stored or removed since the restore began
   /// gets none of the file; a few others that share bits of their hash do not either. `removeAll()` ends the restore. What is
@@ -116,11 +116,12 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
     let keys = store.all { table, position, _ in table[position].key! }
     for (number, key) in keys.reversed().enumerated() {
       try steps.note(Double(number) / Double(keys.count), at: writer.byteCount)
-      guard let (value, saved) = store.saved(key, times), !isLeaving(value) else { continue }
+      guard let (value, version, saved) = store.saved(key, times), !isLeaving(value) else { continue }
       guard let bytes = report.bytes(of: value, format, key) else { continue }
       var record = saved
       record.format = UInt32(format.version)
-      try writer.append(record, key: key, version: nil, value: unsafe bytes.span.bytes, &report)
+      let text = version.map { Array($0.utf8) }
+      try writer.append(record, key: key, version: unsafe text?.span.bytes, value: unsafe bytes.span.bytes, &report)
     }
   }
 
@@ -129,6 +130,7 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
     _ report: inout FileReport
   ) throws(PurgeableError) {
     let times = FileTimes(clock: store.clock, created: reader.header.created)
+    defer { store.forgetIdleRounds() }
     var batch = CacheFileReader.Batch()
     while try reader.next(&batch) {
       for item in batch.items {
@@ -137,12 +139,22 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
         var validity = RestoredValidity()
         guard let key: Key = report.key(of: item, record, in: batch, times, &validity) else { continue }
         let bytes = unsafe batch.content(item, record).bytes
+        var notes = ObjectNotes()
+        (notes.recomputeCost, notes.made) = (record.recomputeCost, record.made.map(times.moment))
+        if let byteCount = record.versionByteCount {
+          let start = record.keyByteCount
+          notes.version = String(purgeableBytes: bytes.extracting(start..<start + byteCount))
+          guard let version = notes.version, !VersionLimit.isExceeded(by: version) else {
+            report.skip("\(key)", because: "its version is no text, or too long")
+            continue
+          }
+        }
         guard let value = report.value(format, bytes.extracting(last: record.valueByteCount), of: record, key) else { continue }
         let cost = record.cost.map { Int(clamping: $0) } ?? max(0, store.cost(of: value))
         let lastUse = record.lastUse.map(times.moment) ?? store.clock.now()
         let time = ObjectTime(
           deadline: validity.deadline ?? .max, idle: validity.sinceLastUse ?? .max, lastUse: lastUse)
-        switch store.restore(key, value, cost: cost, record.priority, time, overtaken) {
+        switch store.restore(key, value, cost: cost, record.priority, time, notes, overtaken) {
         case .stored: report.entryCount += 1
         case .present, .tooLarge: break
         case .full: return
@@ -164,8 +176,8 @@ extension ObjectStore {
     }
   }
 
-  /// A key's value, and what a file has of it beside its bytes. nil where there is none.
-  func saved(_ key: Key, _ times: FileTimes) -> (Value, FileRecord)? {
+  /// A key's value, its version, and what a file has of it beside these. nil where there is none.
+  func saved(_ key: Key, _ times: FileTimes) -> (Value, version: String?, FileRecord)? {
     hold(key) { shard, position, _ in
       guard position != noPosition, !isOver(position, in: shard.table) else { return nil }
       let (node, time) = (shard.table[position], shard.table.time(position))
@@ -173,22 +185,26 @@ extension ObjectStore {
       (record.cost, record.priority) = (UInt64(node.cost), node.queue.priority)
       if time.deadline != .max { record.deadline = times.wall(time.deadline) }
       if time.idle != .max { (record.sinceLastUse, record.lastUse) = (time.idle, times.wall(time.lastUse)) }
-      return (node.value!, record)
+      let notes = shard.table.notes(at: position)
+      (record.recomputeCost, record.made) = (notes?.recomputeCost, notes?.made.map(times.wall))
+      return (node.value!, notes?.version, record)
     }
   }
 
   /// Stores an entry of a file behind all others, unless its key has one or was overtaken. Evicts nothing.
   func restore(
-    _ key: Key, _ value: Value, cost: Int, _ priority: EntryPriority, _ time: ObjectTime, _ overtaken: OvertakenKeys
+    _ key: Key, _ value: Value, cost: Int, _ priority: EntryPriority, _ time: ObjectTime, _ notes: ObjectNotes,
+    _ overtaken: OvertakenKeys
   ) -> RestoreOutcome {
     if refuses(cost) { return .tooLarge }
+    let notes = notes.isEmpty ? nil : notes
     let queue = ObjectQueue(hasCost: cost > 0, isDiscardable: isDiscardable(value), priority)
     noteQueue(queue)
     let (hashValue, growthLimit) = (key.hashValue, growthLimit)
     let outcome = hold(key) { shard, position, hash -> RestoreOutcome in
       if position != noPosition || overtaken.has(hashValue) { return .present }
       guard hasRoom(cost, growing: growthLimit),
-        shard.table.insert(key, hash: hash, value, cost: cost, queue, time, at: 0)
+        shard.table.insert(key, hash: hash, value, cost: cost, queue, time, notes, at: 0)
       else { return .full }
       shard.table.makeOldest(shard.table.newest[Int(queue.number)], nextRestoredStamp())
       shard.counters.insertions += 1

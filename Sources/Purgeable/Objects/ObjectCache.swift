@@ -51,7 +51,7 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
   /// then. `tracksKeys` has no meaning: keys of objects are always in ordinary memory.
   ///
   /// - Throws: as the initializer with all parameters; and `PurgeableError` of kind `invalidArgument` for `lockedByteLimit`,
-  ///   `pinnedByteLimit`, `idleTime` and `core`, which are about purgeable pages, and for an `expiry` of 0 or less.
+  ///   `pinnedByteLimit` and `core`, which are about purgeable pages, and for an `idleTime` or an `expiry` of 0 or less.
   public convenience init(
     _ options: CacheOptions, onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
@@ -76,7 +76,7 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
     try options.check(in: operation)
     let ofBytes = [
       ("lockedByteLimit", options.lockedByteLimit != nil), ("pinnedByteLimit", options.pinnedByteLimit != nil),
-      ("idleTime", options.idleTime != nil), ("core", options.core != nil),
+      ("core", options.core != nil),
     ]
     for (label, isSet) in ofBytes where isSet {
       throw PurgeableError(.invalidArgument(label), in: operation, explanation: "this option is for caches of bytes")

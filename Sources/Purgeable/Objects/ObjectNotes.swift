@@ -13,12 +13,14 @@ struct ObjectNotes: Sendable {
 
   init() {}
 
+  var isEmpty: Bool { version == nil && recomputeCost == nil && made == nil }
+
   /// nil where there is nothing to note.
   @usableFromInline
   init?(recomputeCost: Duration?, version: String?) {
     self.version = version
     self.recomputeCost = recomputeCost.flatMap { $0 < .zero ? nil : $0.wholeNanoseconds }
-    if version == nil, self.recomputeCost == nil { return nil }
+    if isEmpty { return nil }
   }
 }
 

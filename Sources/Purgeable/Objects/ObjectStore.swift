@@ -327,10 +327,13 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   override func upkeepRound() -> UInt64 {
     lazy.knownIntervals?.resume()
     change()
-    return untilDue()
+    return min(untilDue(), untilIdleRound())
   }
 
-  override func upkeep() { dropExpired() }
+  override func upkeep() {
+    dropExpired()
+    dropIdle()
+  }
 
   override func endRelief(before: Int) {
     for shard in 0..<ObjectGate.count { hold(shard: shard) { $0.table.shrink() } }

@@ -26,7 +26,7 @@ public struct CacheOptions: Sendable {
   public var lockedByteLimit: Int?
   /// The most payload to be pinned (`EntryPriority`); nil: an eighth of the memory. For caches of bytes.
   public var pinnedByteLimit: Int?
-  /// Give back entries that were not read for this long; nil: never. For caches of bytes.
+  /// Give back entries that were not read for this long; nil: never.
   public var idleTime: Duration?
   /// How long entries are valid that are stored without an expiry of their own; nil: for ever.
   public var expiry: Expiry?
@@ -36,7 +36,8 @@ public struct CacheOptions: Sendable {
   public var evictionOrder = EvictionOrder.s3FIFO
   /// Keep keys in ordinary memory, where the kernel cannot take them. Caches of objects always do.
   public var tracksKeys = false
-  /// Whether an entry leaves when its object's content is found discarded. Caches of bytes always drop what is lost.
+  /// Whether an entry leaves when its content is found discarded. False: it stays. A cache of objects still returns the object
+  /// then; a cache of bytes says `MissReason.discarded`, and tracks its keys.
   public var evictsEntriesWithDiscardedContent = true
   /// What times are measured by, but for the intervals of deciders and changes; nil: the monotonic clock. Read from any
   /// thread, and under mutexes of the cache: it must not use the cache.

@@ -26,6 +26,8 @@ extension Command {
       Option("limit", value: "BYTES", "The limit of the memory group (default half of what is read)."),
       Option("json", "Print one JSON object."),
       Option("record", value: "FILE", "Write the run, ten samples a second, for `report FILE` to draw."),
+      Option(
+        "in-room", "Then do the same reads, without pressure, in a cache that always fills the room that the neighbour left."),
     ]
   ) { arguments in
     var demo = Demo(try DemoOptions(arguments))
@@ -38,25 +40,30 @@ extension Command {
       name: DemoCommands.worker, summary: "The demonstration's process with the cache.", description: "Started by demo.",
       options: GroupProcess.groupOptions + [
         Option("seed", value: "N", "The order of reads."), Option("spoil", value: "WHAT", "What to spoil, for a test."),
+        Option("log", "Tell when which file was read."),
       ]
     ) { arguments in
       _ = try GroupProcess.settle(arguments, seconds: DemoTimes.childSeconds)
       let spoiling = arguments.text("spoil").flatMap(Spoiling.init)
-      var worker = try DemoWorker(seed: try arguments.number("seed") ?? 1, spoiling: spoiling)
+      var worker = try DemoWorker(seed: try arguments.number("seed") ?? 1, spoiling: spoiling, logs: arguments.has("log"))
       try worker.run()
       // At once: the kernel takes a cache apart faster than the cache does, and all was said through the pipe.
       return withExtendedLifetime(worker) { _exit(0) }
     },
     Command(
       name: DemoCommands.neighbour, summary: "The demonstration's hungry neighbour.", description: "Started by demo.",
-      options: GroupProcess.groupOptions + [Option("limit", value: "BYTES", "The limit of the group.")]
+      options: GroupProcess.groupOptions + [
+        Option("limit", value: "BYTES", "The limit of the group."), Option("log", "Tell when it held how much."),
+      ]
     ) { arguments in
       guard let files = try GroupProcess.settle(arguments, seconds: DemoTimes.childSeconds) else {
         throw UsageError("--group is missing")
       }
       var neighbour = Neighbour(files: files, limitBytes: try arguments.bytes("limit") ?? 0)
       neighbour.run()
-      try WireWriter(descriptor: STDOUT_FILENO).write(.result, 0, Frame.bytes(of: neighbour.result.words))
+      let output = WireWriter(descriptor: STDOUT_FILENO)
+      try output.write(.result, 0, Frame.bytes(of: neighbour.result.words))
+      if arguments.has("log") { try output.write(.requests, 0, Frame.bytes(of: neighbour.log)) }
       return 0
     },
     Command(

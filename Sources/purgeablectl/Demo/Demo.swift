@@ -24,6 +24,11 @@ struct Demo {
   private var isRaised = false
   private var neighbour: Child?
   private var neighbourResult: NeighbourResult?
+  /// What the worker needs beside its cache.
+  private var ownBytes: UInt64 = 0
+  /// As `RoomReplay` wants them.
+  private var reads: [UInt64] = []
+  private var neighbourLog: [UInt64] = []
   private var recorder: RunRecorder?
 
   init(_ options: DemoOptions) {
@@ -67,10 +72,12 @@ struct Demo {
       refusal = error.reason
     }
     let (worker, check) = try runWorker()
+    let hitsInRoom = try replayInRoom()
     let dictionary = try runDictionary(worker)
     return DemoReport(
       directory: options.directory, options: options, fileCount: UInt64(corpus.files.count), fileBytes: corpus.sizeBytes,
       limitBytes: limitBytes, pressure: pressureInWords(worker), worker: worker, check: check,
+      hitsInRoom: hitsInRoom,
       dictionary: dictionary.description(
         limitBytes: limitBytes, totalBytes: worker[.loadedBytes], readCount: worker[.reads]),
       nanoseconds: Clock.now - start)
@@ -81,6 +88,7 @@ struct Demo {
   private mutating func runWorker() throws -> (WorkerResult, FinalCheck) {
     var words = [DemoCommands.worker, "--seed=\(options.seed)"] + GroupProcess.words(group?.files)
     if let spoiling = Self.spoiling { words.append("--spoil=\(spoiling.rawValue)") }
+    if options.replaysInRoom { words.append("--log") }
     let child = try Children.start(words)
     var result: WorkerResult?
     var check = FinalCheck()
@@ -94,6 +102,7 @@ struct Demo {
           guard frame.number < UInt64(corpus.files.count) else { throw WireFailure() }
           check.check(frame.bytes, against: corpus.files[Int(frame.number)])
           progress.show(.comparing, share: nil, "\(ByteSize(check.bytes)), \(check.wrongBytes) wrong bytes")
+        case .requests: reads = frame.words
         case .result: result = WorkerResult(frame.words)
         default: throw WireFailure()
         }
@@ -114,7 +123,8 @@ struct Demo {
   private mutating func begin(_ worker: Child) throws {
     if let files = group?.files {
       // For the neighbour as well, and some room to read files in.
-      let possible = max(limitBytes, 2 * (files.workingSetBytes ?? 0) + 8 << 20)
+      ownBytes = files.workingSetBytes ?? 0
+      let possible = max(limitBytes, 2 * ownBytes + 8 << 20)
       if corpus.sizeBytes <= Neighbour.roomBytes(limit: possible) * 3 / 2 {
         refusal = "these files are too few to fill a group"
       } else {
@@ -144,8 +154,9 @@ struct Demo {
     case .reading where words.count == 8:
       try note(phase, memory: words[5...], reads: words[2..<5])
       if neighbour == nil, refusal.isEmpty, let files = group?.files {
+        let log = options.replaysInRoom ? ["--log"] : []
         neighbour = try Children.start(
-          [DemoCommands.neighbour, "--limit=\(limitBytes)"] + GroupProcess.words(files))
+          [DemoCommands.neighbour, "--limit=\(limitBytes)"] + log + GroupProcess.words(files))
         try recorder?.note { $0.event = "a neighbour arrives" }
       }
       progress.show(
@@ -174,6 +185,7 @@ struct Demo {
     neighbour = nil
     child.closeInput()
     if let frame = try? child.reader.next(), frame.tag == .result { neighbourResult = NeighbourResult(frame.words) }
+    if options.replaysInRoom, let frame = try? child.reader.next(), frame.tag == .requests { neighbourLog = frame.words }
     _ = child.wait()
   }
 
@@ -205,6 +217,16 @@ struct Demo {
     if Children.interruption != 0 { throw ToolFailure("interrupted") }
     if let killsBefore, let kills = files?.killCount { outcome.wasKilledForMemory = kills > killsBefore }
     return outcome
+  }
+
+  /// nil where that is not wanted, or where there was no neighbour.
+  private mutating func replayInRoom() throws -> UInt64? {
+    guard options.replaysInRoom, !neighbourLog.isEmpty else { return nil }
+    progress.show(.replaying, share: nil, "")
+    return try RoomReplay(
+      reads: reads, neighbour: neighbourLog, sizes: corpus.files.map(\.status.sizeBytes),
+      sharedBytes: limitBytes - min(limitBytes, ownBytes)
+    ).countHits()
   }
 
   // MARK: Words

@@ -15,6 +15,8 @@ package struct DemoOptions: Equatable, Sendable {
   package var isJSON = false
   /// Where to write the run's record; nil: none.
   package var recordPath: String?
+  /// Whether the reads are done once more in the room that the neighbour left.
+  package var replaysInRoom = false
 
   package init() {}
 
@@ -25,6 +27,7 @@ package struct DemoOptions: Equatable, Sendable {
     seed = try arguments.number("seed") ?? seed
     isJSON = arguments.has("json")
     recordPath = arguments.text("record")
+    replaysInRoom = arguments.has("in-room")
     if sizeBytes == 0 { throw UsageError("--size: nothing to read; write at least 1") }
     if sizeBytes > 1 << 40 { throw UsageError("--size: at most 1T") }
     if limitBytes == 0 { throw UsageError("--limit: nothing can live in 0 bytes") }

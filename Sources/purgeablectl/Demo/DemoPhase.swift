@@ -8,6 +8,7 @@ enum DemoPhase: UInt64, Sendable {
   case measuring
   case comparing
   case dictionary
+  case replaying
 
   var title: String {
     switch self {
@@ -16,6 +17,7 @@ enum DemoPhase: UInt64, Sendable {
     case .measuring: "measuring hits and reloads"
     case .comparing: "comparing what is left with the files"
     case .dictionary: "the same with a dictionary"
+    case .replaying: "the same reads in the room that was left"
     }
   }
 }

@@ -15,6 +15,8 @@ struct DemoReport: Sendable {
   var pressure: String
   var worker: WorkerResult
   var check: FinalCheck
+  /// Of the same reads in a cache that always fills the room that the neighbour left; nil where nobody asked.
+  var hitsInRoom: UInt64?
   var dictionary: String
   var nanoseconds: UInt64
 
@@ -27,7 +29,7 @@ struct DemoReport: Sendable {
 
   var table: String {
     let reasons = worker.missesByReason.map { "\($0.reason) \(Figures.count($0.count))" }.joined(separator: ", ")
-    let rows: [(String, String, String)] = [
+    var rows: [(String, String, String)] = [
       ("entries", Figures.count(worker[.entries]), "\(ByteSize(worker[.loadedBytes])), one for each file"),
       ("reads", Figures.count(worker[.reads]), "skewed: k-th most popular with chance k^-\(ReadOrder.exponent)"),
       ("hits", Figures.count(worker[.hits]), Figures.share(worker[.hits], of: worker[.reads])),
@@ -47,6 +49,11 @@ struct DemoReport: Sendable {
         "entries, \(ByteSize(check.bytes)), compared with their files outside of the group: \(check.wrongBytes) wrong bytes"
       ),
     ]
+    if let hitsInRoom {
+      let share = Figures.share(worker[.hits], of: hitsInRoom)
+      let row = ("in that room", Figures.count(hitsInRoom), "hits, without pressure; the run's are \(share) of them")
+      rows.insert(row, at: 3)
+    }
     let widths = (rows.map(\.0.count).max() ?? 0, rows.map(\.1.count).max() ?? 0)
     let lines = rows.map { row in
       row.0.padded(to: widths.0 + 2) + row.1.indented(to: widths.1) + "  " + row.2
@@ -98,7 +105,8 @@ struct DemoReport: Sendable {
       "directory": .string(directory), "seed": .unsigned(options.seed), "sizeBytes": .unsigned(options.sizeBytes),
       "files": .unsigned(fileCount), "fileBytes": .unsigned(fileBytes), "limitBytes": .unsigned(limitBytes),
       "pressure": .string(pressure), "entries": number(.entries), "loadedBytes": number(.loadedBytes),
-      "reads": number(.reads), "hits": number(.hits), "misses": .object(misses), "wrongBytes": .unsigned(wrongBytes),
+      "reads": number(.reads), "hits": number(.hits),
+      "hitsInRoom": hitsInRoom.map { .unsigned($0) } ?? .null, "misses": .object(misses), "wrongBytes": .unsigned(wrongBytes),
       "digest": .string(Digest.name), "residentBytes": number(.residentBytes), "offeredBytes": number(.offeredBytes),
       "heldBytes": number(.heldBytes), "ordinaryBytes": number(.ordinaryBytes), "discardedBytes": number(.discardedBytes),
       "discardedEntries": number(.discardedEntries), "pagedOutBytes": number(.pagedOutBytes),

@@ -32,10 +32,13 @@ struct DemoWorker {
   private var limitBytes: UInt64 = 0
   /// What was missed, by reason, in bytes.
   private var missedBytes = [UInt64](repeating: 0, count: MissReason.allCases.count)
+  /// A read's time and its file, in turn; nil where nobody wants to know.
+  private var log: [UInt64]?
 
-  init(seed: UInt64, spoiling: Spoiling?) throws {
+  init(seed: UInt64, spoiling: Spoiling?, logs: Bool) throws {
     self.seed = seed
     self.spoiling = spoiling
+    log = logs ? [] : nil
     cache = try PurgeableCache<String, [UInt8]>(name: "demo")
     (paths, sizes) = try DemoProcess.receiveFiles(input)
     digests = Array(repeating: nil, count: paths.count)
@@ -54,6 +57,7 @@ struct DemoWorker {
     takeStock()
     try measure()
     try showWhatIsLeft()
+    if let log { try output.write(.requests, 0, Frame.bytes(of: log)) }
     try output.write(.result, 0, Frame.bytes(of: result.words))
   }
 
@@ -107,6 +111,8 @@ struct DemoWorker {
 
   private mutating func readOne(_ index: Int) {
     result[.reads] += 1
+    log?.append(Clock.now)
+    log?.append(UInt64(index))
     switch cache.lookUpValue(forKey: paths[index]) {
     case .hit(var bytes):
       result[.hits] += 1

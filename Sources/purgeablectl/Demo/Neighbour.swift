@@ -27,6 +27,8 @@ struct Neighbour {
   let files: GroupFiles
   let limitBytes: UInt64
   private(set) var result = NeighbourResult()
+  /// A time, and what it held from then on, in turn.
+  private(set) var log: [UInt64] = []
 
   init(files: GroupFiles, limitBytes: UInt64) {
     self.files = files
@@ -52,13 +54,17 @@ struct Neighbour {
     // Not reserved: it is a neighbour's memory, most of it never touched.
     let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
     guard let start = unsafe mmap(nil, length, PROT_READ | PROT_WRITE, flags, -1, 0), unsafe start != MAP_FAILED else { return }
-    defer { unsafe munmap(start, length) }
+    defer {
+      unsafe munmap(start, length)
+      log += [Clock.now, 0]
+    }
     var held = 0
     while held + step <= length {
       guard let used = files.workingSetBytes, used + UInt64(step) + Self.roomBytes(limit: limitBytes) <= limitBytes else { break }
       // In bounds: `held + step` is at most the mapping's length.
       unsafe memset(start + held, 0x5A, step)
       held += step
+      log += [Clock.now, UInt64(held)]
     }
     if held == 0 { return }
     result.waveCount += 1

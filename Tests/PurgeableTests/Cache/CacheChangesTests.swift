@@ -254,7 +254,7 @@ struct CacheChangesTests {
           }
           return
         }
-        for key in 0..<60 {
+        for key in 0..<(TestRun.isFull ? 60 : 15) {
           cache.set(key)
           usleep(useconds_t(100 * (key % 20)))
           cache.deliverChanges()

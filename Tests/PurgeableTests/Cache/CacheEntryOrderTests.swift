@@ -136,7 +136,7 @@ struct CacheEntryOrderTests {
     var random = SplitMix64(seed: chosenSeed)
     let simulated = try Simulated(
       order, countLimit: limit == 0 ? 700 : nil, costLimit: limit == 1 ? 9000 : nil, byteLimit: limit == 2 ? 1 << 20 : nil)
-    let steps = isOptimized ? 1_000_000 : 40_000
+    let steps = isOptimized ? 1_000_000 : TestRun.isFull ? 40_000 : 16_000
     for step in 0..<steps {
       // Half of all is asked of a tenth of the keys.
       let key = random.index(below: random.index(below: 2) == 0 ? 200 : 2000)
@@ -231,7 +231,7 @@ struct CacheEntryOrderTests {
     let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: limit, evictionOrder: .lru)
     var random = SplitMix64(seed: chosenSeed)
     let keyCount = 3 * limit / byteCount
-    for step in 0..<4 * keyCount / (isOptimized ? 1 : 3) {
+    for step in 0..<4 * keyCount / (isOptimized ? 1 : TestRun.isFull ? 3 : 6) {
       let key = random.index(below: random.index(below: 2) == 0 ? keyCount / 10 : keyCount)
       if cache.value(forKey: key) == nil { cache[key] = pattern(byteCount) }
       if step % 64 == 0 { try #require(cache.byteCount <= limit) }

@@ -83,7 +83,7 @@ struct CacheOrderTests {
 
   @Test("of so many entries that there are several shards, 99 % of the newer half stay", arguments: LateLimit.allCases)
   func halfOfMany(limit: LateLimit) throws {
-    let count = TestRun.isFull ? 100_000 : 40_000
+    let count = TestRun.isFull ? 100_000 : 24_000
     let cache = try PurgeableCache<Int, Int>(clock: .system, hashSeed: chosenSeed)
     for i in 0..<count { cache.setValue(i, forKey: i, cost: 1) }
     #expect(cache.engine.shards.openCount == 16)

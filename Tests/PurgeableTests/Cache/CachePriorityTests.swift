@@ -134,14 +134,15 @@ struct CachePriorityTests {
   @Test("pinned entries are never evicted, by no limit and no trim", arguments: EvictionOrder.allCases, Keys.allCases)
   func pinnedStay(order: EvictionOrder, keys: Keys) throws {
     let cache = try makeCache(order, keys, countLimit: 500)
-    for key in 0..<100 { cache.setValue(pattern(300), forKey: key, priority: .pinned) }
-    for key in 100..<3000 { cache.setValue(pattern(300), forKey: key) }
+    let value = pattern(300)
+    for key in 0..<100 { cache.setValue(value, forKey: key, priority: .pinned) }
+    for key in 100..<3000 { cache.setValue(value, forKey: key) }
     #expect(cache.count == 500)
     try cache.setCountLimit(nil)
     try cache.setCostLimit(300 * 400)
     #expect(cache.count == 400)
     try cache.setCostLimit(nil)
-    for key in 3000..<40_000 { cache.setValue(pattern(300), forKey: key) }
+    for key in 3000..<(TestRun.isFull ? 40_000 : 12_000) { cache.setValue(value, forKey: key) }
     try cache.setByteLimit(2 << 20)
     #expect(cache.byteCount <= 2 << 20)
     try cache.setByteLimit(nil)
@@ -150,10 +151,10 @@ struct CachePriorityTests {
     #expect(cache.evictAll { _ in true } == cache.statistics.departures[.decider])
     cache.trim(toCount: 0)
     #expect(cache.count == 100)
-    #expect((0..<100).allSatisfy { cache.peekValue(forKey: $0) == pattern(300) })
+    #expect((0..<100).allSatisfy { cache.peekValue(forKey: $0) == value })
     // Where nothing else is left, what does not fit goes at once.
     try cache.setCountLimit(100)
-    cache.setValue(pattern(300), forKey: 5000)
+    cache.setValue(value, forKey: 5000)
     #expect(cache.count == 100 && (0..<100).allSatisfy { cache.containsValue(forKey: $0) })
     cache.checkBooksSwept()
     #expect(cache.removeAll { $0.key < 50 } == 50)
@@ -291,8 +292,9 @@ struct CachePriorityTests {
   @Test("priorities stay when shards open and close, and with compaction", arguments: Keys.allCases)
   func moved(keys: Keys) throws {
     let cache = try makeCache(.s3FIFO, keys, byteLimit: 64 << 20, pinnedByteLimit: 32 << 20)
+    let value = pattern(500)
     func priority(_ key: Int) -> EntryPriority { key % 50 == 0 ? .pinned : key % 50 == 1 ? .speculative : .normal }
-    for key in 0..<30_000 { cache.setValue(pattern(500), forKey: key, priority: priority(key)) }
+    for key in 0..<30_000 { cache.setValue(value, forKey: key, priority: priority(key)) }
     #expect(cache.engine.shards.openCount > 1)
     func check() {
       for entry in cache.entries where entry.priority != priority(entry.key) {
@@ -304,8 +306,8 @@ struct CachePriorityTests {
     }
     check()
     // Most pinned values are written again and again: the slabs that they leave behind are not kept.
-    for round in 0..<20 {
-      for key in stride(from: 0, to: 30_000, by: 50) where key % 7 != round % 7 { cache.setValue(pattern(500), forKey: key) }
+    for round in 0..<(TestRun.isFull ? 20 : 8) {
+      for key in stride(from: 0, to: 30_000, by: 50) where key % 7 != round % 7 { cache.setValue(value, forKey: key) }
     }
     check()
     try cache.setByteLimit(3 << 20)

@@ -59,8 +59,8 @@ extension Recount {
   fileprivate mutating func check(_ held: borrowing HeldShard) {
     let who = "shard \(held.number)"
     var (pages, slotCount) = recountPages(held)
-    let noted = held.slots.count
-    expect(slotCount == noted, "\(who): \(slotCount) slots, \(noted) noted")
+    let notedSlots = held.slots.count
+    expect(slotCount == notedSlots, "\(who): \(slotCount) slots, \(notedSlots) noted")
     if let order = held.entryOrder { checkOrder(order, held, who) }
     var livingCount = 0
     for queue in EvictionQueue.all {
@@ -79,6 +79,11 @@ extension Recount {
     }
     expect(pages.isEmpty, "\(who): entries on pages of no slab of this shard: \(pages.count)")
     expect(livingCount == slotCount, "\(who): \(livingCount) living elements, \(slotCount) slots")
+    let hollow = held.keys.hollowCount
+    let lost = held.base.keepsLost ? slotCount - held.books.count + hollow : 0
+    let noted = held.books.lostCount
+    expect(lost == noted, "\(who): \(lost) lost entries stay, \(noted) noted")
+    count += lost
   }
 
   /// Compares an order that names entries with the index.

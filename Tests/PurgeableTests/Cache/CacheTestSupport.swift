@@ -321,12 +321,15 @@ extension PurgeableCache {
   }
 
   private func addUp(_ sourceLocation: SourceLocation) -> (count: Int, cost: UInt128) {
-    var all = (count: 0, cost: UInt128(0))
+    var (all, lostCount) = ((count: 0, cost: UInt128(0)), 0)
     for shard in engine.shards.all {
       let (slots, sums) = engine.shards.hold(shard) { held -> (Int, QueueSums) in
         let table = shard.index.current()
         let slots = (0..<table.slotCount).count { !Slot(bits: table.slots![$0].relaxed).isEmpty }
         #expect(slots == held.slots.count, sourceLocation: sourceLocation)
+        let kept = held.keys.hollowCount
+        #expect(held.books.lostCount >= kept, sourceLocation: sourceLocation)
+        lostCount += held.books.lostCount
         return (slots, QueueSums(cost: held.books.cost, count: held.books.count, byteCount: held.books.byteCount))
       }
       // Entries on a page that is known to be lost are off the books before they leave.
@@ -334,6 +337,7 @@ extension PurgeableCache {
       all.count += sums.count
       all.cost += sums.cost
     }
+    all.count += lostCount
     return all
   }
 

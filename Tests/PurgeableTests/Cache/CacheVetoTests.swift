@@ -51,34 +51,35 @@ struct CacheVetoTests {
     "what the program keeps stays, at each kind of limit, which holds; nothing else stays in its place",
     arguments: EvictionOrder.allCases, [false, true])
   func kept(order: EvictionOrder, tracksKeys: Bool) throws {
+    let (stored, bytes) = TestRun.isFull ? (10_000, 1 << 20) : (4000, 400 << 10)
     for (limit, reason) in [("count", DepartureReason.count), ("cost", .cost), ("bytes", .bytes)] {
       let cache = try Self.make(
         order, tracksKeys: tracksKeys, countLimit: limit == "count" ? 1000 : nil, costLimit: limit == "cost" ? 100_000 : nil,
-        byteLimit: limit == "bytes" ? 1 << 20 : nil)
+        byteLimit: limit == "bytes" ? bytes : nil)
       let asked = Asked { $0 % 40 == 0 }
       cache.shouldEvict = { asked.mayGo($0, $1) }
       var most = 0
-      for key in 0..<10_000 {
+      for key in 0..<stored {
         cache[key] = Self.value(key)
         most = max(most, limit == "count" ? cache.count : limit == "cost" ? cache.totalCost : cache.byteCount)
         if key % 497 == 0 { #expect(cache.peekValue(forKey: key) == Self.value(key), "the entry just stored") }
       }
       // By bytes, kept entries may come to lie together, and a call passes over 64 only.
-      #expect(most <= (limit == "count" ? 1000 : limit == "cost" ? 100_000 : (1 << 20) + (64 << 10)), "\(limit): \(most)")
-      let there = (0..<10_000).filter { cache.containsValue(forKey: $0) }
-      #expect(Set(stride(from: 0, to: 10_000, by: 40)).isSubset(of: there), "\(limit), \(order)")
+      #expect(most <= (limit == "count" ? 1000 : limit == "cost" ? 100_000 : bytes + (64 << 10)), "\(limit): \(most)")
+      let there = (0..<stored).filter { cache.containsValue(forKey: $0) }
+      #expect(Set(stride(from: 0, to: stored, by: 40)).isSubset(of: there), "\(limit), \(order)")
       #expect(there.count == cache.count)
       if limit == "count" { #expect(cache.count == 1000) }
       let calls = asked.take()
       #expect(calls.allSatisfy { $0.reason == reason })
       #expect(calls.count { $0.key % 40 != 0 } == cache.departures(reason))
-      #expect(cache.departures(reason) == 10_000 - there.count)
+      #expect(cache.departures(reason) == stored - there.count)
       for key in there { #expect(cache.peekValue(forKey: key) == Self.value(key)) }
       cache.checkBooksSwept()
       // Without a veto the limits hold by themselves.
       cache.shouldEvict = nil
       #expect(cache.shouldEvict == nil)
-      for key in 10_000..<14_000 { cache[key] = Self.value(key) }
+      for key in stored..<stored + stored * 2 / 5 { cache[key] = Self.value(key) }
       #expect(asked.take().isEmpty)
       if order == .lru { #expect(!cache.containsValue(forKey: 40)) }
       cache.checkBooksSwept()
@@ -110,9 +111,9 @@ struct CacheVetoTests {
     let bytes = try Self.make(order, byteLimit: 400 << 10)
     bytes.shouldEvict = { _, _ in false }
     // Each store above the limit asks 64 times.
-    let count = TestRun.isFull ? 6000 : 4500
-    for key in 0..<count { #expect(bytes.setValue(Self.value(key), forKey: key) == .stored) }
-    #expect(bytes.count == count && bytes.byteCount > count * 100)
+    let count = TestRun.isFull ? 2000 : 1300
+    for key in 0..<count { #expect(bytes.setValue(Self.value(key, 400), forKey: key) == .stored) }
+    #expect(bytes.count == count && bytes.byteCount > count * 400)
     bytes.shouldEvict = nil
     #expect(bytes.byteCount <= 400 << 10 && bytes.count > 500)
     for cache in [cache, bytes] { cache.checkBooksSwept() }
@@ -156,20 +157,21 @@ struct CacheVetoTests {
 
   @Test("shards that open while a limit is exceeded take no entry that is kept", arguments: [false, true])
   func opening(tracksKeys: Bool) throws {
+    let count = TestRun.isFull ? 60_000 : 15_000
     // A cost limit holds the cache to one shard for as long as it is there.
     let cache = try Self.make(.s3FIFO, tracksKeys: tracksKeys, costLimit: 1 << 40)
-    for key in 0..<60_000 { cache[key] = Self.value(key, 200) }
+    for key in 0..<count { cache[key] = Self.value(key, 800) }
     let asked = Asked { _ in true }
     cache.shouldEvict = { asked.mayGo($0, $1) }
     try cache.setByteLimit(10 << 20)
-    #expect(cache.count == 60_000 && cache.byteCount > 10 << 20)
+    #expect(cache.count == count && cache.byteCount > 10 << 20)
     try cache.setCostLimit(nil)
     cache.engine.shards.openShards()
     #expect(cache.engine.shards.openCount > 1)
-    for key in 60_000..<60_100 { cache[key] = Self.value(key, 200) }
-    for key in stride(from: 0, to: 60_000, by: 300) { cache[key] = Self.value(key, 200) }
-    #expect(cache.count == 60_100 && cache.departures(.bytes) == 0)
-    for key in 0..<60_100 where cache.peekValue(forKey: key) != Self.value(key, 200) {
+    for key in count..<count + 100 { cache[key] = Self.value(key, 800) }
+    for key in stride(from: 0, to: count, by: count / 200) { cache[key] = Self.value(key, 800) }
+    #expect(cache.count == count + 100 && cache.departures(.bytes) == 0)
+    for key in 0..<count + 100 where cache.peekValue(forKey: key) != Self.value(key, 800) {
       Issue.record("key \(key)")
       break
     }
@@ -244,7 +246,8 @@ struct CacheVetoTests {
   @Test("under pressure it is asked on a thread of the cache's own; the reaction goes on without it, what is kept stays")
   func pressure() throws {
     let cache = try Self.make(.s3FIFO)
-    for key in 0..<20_000 { cache[key] = Self.value(key) }
+    let count = TestRun.isFull ? 20_000 : 8000
+    for key in 0..<count { cache[key] = Self.value(key) }
     let asked = Asked { $0 % 10 == 0 }
     let own = Mutex<Set<UInt>>([])
     cache.shouldEvict = { key, reason in
@@ -265,11 +268,11 @@ struct CacheVetoTests {
     #expect(cache.byteCount < before - before / 32, "\(cache.byteCount) of \(before)")
     // Until nothing but what is kept is left.
     var slices = 0
-    while cache.count > 2000, slices < 3000 {
+    while cache.count > count / 10, slices < 3000 {
       slices += 1
       _ = asker.giveSlice()
     }
-    #expect(cache.keys.allSatisfy { $0 % 10 == 0 } && cache.count == 2000)
+    #expect(cache.keys.allSatisfy { $0 % 10 == 0 } && cache.count == count / 10)
     cache.checkBooksSwept()
   }
 
@@ -326,15 +329,16 @@ struct CacheVetoTests {
 
   @Test("what the kernel took leaves unasked, also while evictions ask")
   func lost() throws {
-    let cache = try Self.make(.s3FIFO, countLimit: 20_000)
+    let limit = TestRun.isFull ? 20_000 : 6000
+    let cache = try Self.make(.s3FIFO, countLimit: limit)
     cache.shouldEvict = { key, _ in key % 3 == 0 }
-    for key in 0..<20_000 { cache[key] = Self.value(key) }
+    for key in 0..<limit { cache[key] = Self.value(key) }
     cache.discardEveryThirdPage()
-    for key in 20_000..<40_000 {
+    for key in limit..<2 * limit {
       cache[key] = Self.value(key)
-      #expect(cache.count <= 40_000)
+      #expect(cache.count <= 2 * limit)
     }
-    for key in 0..<40_000 { if let value = cache.peekValue(forKey: key) { #expect(value == Self.value(key)) } }
+    for key in 0..<2 * limit { if let value = cache.peekValue(forKey: key) { #expect(value == Self.value(key)) } }
     cache.checkBooksSwept()
   }
 

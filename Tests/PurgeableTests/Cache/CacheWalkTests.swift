@@ -172,9 +172,10 @@ struct CacheWalkTests {
   @Test("keys with one identity come once each")
   func identities() throws {
     let cache = try PurgeableCache<Int, Int>(costLimit: 1 << 40, clock: .system, hashSeed: chosenSeed)
-    let keys = scattered(0..<60_000)
+    let count = TestRun.isFull ? 60_000 : 30_000
+    let keys = scattered(0..<count)
     let pairs = cache.twins(among: keys)
-    #expect(pairs.count > 5)
+    #expect(pairs.count > (TestRun.isFull ? 5 : 1))
     for key in keys { cache[key] = key }
     #expect(!cache.isOpen)
     #expect(counts(cache.keys) == counts(keys))
@@ -185,7 +186,7 @@ struct CacheWalkTests {
       seen[key, default: 0] += 1
       if let other = other[key] { cache.remove(forKey: other) }
     }
-    #expect(seen.values.allSatisfy { $0 == 1 } && seen.count >= 60_000 - pairs.count)
+    #expect(seen.values.allSatisfy { $0 == 1 } && seen.count >= count - pairs.count)
   }
 
   // MARK: What moves meanwhile
@@ -193,14 +194,15 @@ struct CacheWalkTests {
   @Test("entries that move during a walk come once each", arguments: [false, true])
   func moves(tracksKeys: Bool) throws {
     let cache = try PurgeableCache<Int, Int>(tracksKeys: tracksKeys)
-    for key in 0..<30_000 { cache[key] = key }
+    let count = TestRun.isFull ? 30_000 : 12_000
+    for key in 0..<count { cache[key] = key }
     let before = cache.engine.shards.hold(cache.engine.shards.founder) { $0.counters.copies }
     var seen: [Int: Int] = [:]
     for (number, key) in cache.keys.enumerated() {
       seen[key, default: 0] += 1
-      if number % 6000 == 100 { cache.moveAll() }
+      if number % (count / 5) == 100 { cache.moveAll() }
     }
-    #expect(seen == counts(0..<30_000))
+    #expect(seen == counts(0..<count))
     #expect(cache.engine.shards.hold(cache.engine.shards.all.last!) { $0.counters.copies } > before)
     cache.checkBooks()
   }
@@ -211,16 +213,17 @@ struct CacheWalkTests {
   func opening(tracksKeys: Bool, opensBefore: Bool) throws {
     let cache = try PurgeableCache<Int, Int>(tracksKeys: tracksKeys, clock: .system, hashSeed: chosenSeed)
     cache.openEarly(count: .max)
-    var keys = scattered(0..<40_000)
+    let count = TestRun.isFull ? 40_000 : 20_000
+    var keys = scattered(0..<count)
     for key in keys { cache[key] = key }
     let pairs = tracksKeys ? [] : cache.twins(among: keys)
-    // Some 12, whatever the seed.
+    // Some 12, whatever the seed; three of half as many.
     #expect(tracksKeys || !pairs.isEmpty)
     let replaced = Set(pairs.map { $0.0 } + keys.filter { $0 % 9 == 0 }).subtracting(pairs.map { $0.1 })
     if opensBefore {
       cache.open()
-      for key in scattered(40_000..<45_000) { cache[key] = key }
-      keys += scattered(40_000..<45_000)
+      for key in scattered(count..<count + 5000) { cache[key] = key }
+      keys += scattered(count..<count + 5000)
     }
     var seen: [Int: Int] = [:]
     for (number, key) in cache.keys.enumerated() {
@@ -240,25 +243,26 @@ struct CacheWalkTests {
   func closing(tracksKeys: Bool) throws {
     let cache = try PurgeableCache<Int, Int>(tracksKeys: tracksKeys, clock: .system, hashSeed: chosenSeed)
     cache.openEarly(count: .max)
-    let keys = scattered(0..<50_000)
-    // Some 12, whatever the seed.
-    #expect(tracksKeys || !cache.twins(among: keys.dropFirst(10_000)).isEmpty)
-    for key in keys.prefix(10_000) { cache[key] = key }
+    let step = TestRun.isFull ? 5000 : 2500
+    let keys = scattered(0..<10 * step)
+    // Some 12, whatever the seed; three of half as many.
+    #expect(tracksKeys || !cache.twins(among: keys.dropFirst(2 * step)).isEmpty)
+    for key in keys.prefix(2 * step) { cache[key] = key }
     cache.open()
-    for key in keys.dropFirst(10_000) { cache[key] = key }
+    for key in keys.dropFirst(2 * step) { cache[key] = key }
     #expect(tracksKeys || cache.isDraining)
     let replaced = Set(keys.enumerated().filter { $0.offset % 9 == 0 }.map(\.element))
     var seen: [Int: Int] = [:]
     for (number, key) in cache.keys.enumerated() {
       seen[key, default: 0] += 1
       switch number {
-      case 1000, 30_000:
+      case 1000, 6 * step:
         cache.close()
         #expect(!cache.isOpen)
-      case 20_000:
+      case 4 * step:
         cache.openAgain()
         #expect(cache.isOpen)
-      case 25_000, 35_000: for key in replaced { cache[key] = -key }
+      case 5 * step, 7 * step: for key in replaced { cache[key] = -key }
       default: break
       }
     }

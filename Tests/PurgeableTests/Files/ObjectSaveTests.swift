@@ -44,6 +44,55 @@ private final class Picture: DiscardableContent, @unchecked Sendable {
 
 @Suite("a saved cache of objects")
 struct ObjectSaveTests {
+  @Test("versions, recompute costs and ages are there again, also from a file of a cache of bytes")
+  func notes() throws {
+    try withFolder { folder in
+      let clock = ManualClock()
+      var options = CacheOptions()
+      options.clock = clock
+      let saved = try ObjectCache<String, String>(options)
+      let bytes = try PurgeableCache<String, String>(options)
+      saved.setValue("1", forKey: "a", recomputeCost: .seconds(3), version: "v1")
+      bytes.setValue("1", forKey: "a", cost: 0, recomputeCost: .seconds(3), version: "v1")
+      saved.setValue("2", forKey: "b", version: "")
+      bytes.setValue("2", forKey: "b", cost: 0, version: "")
+      saved["c"] = "3"
+      bytes.setValue("3", forKey: "c", cost: 0)
+      try saved.save(to: folder.path + "/objects", format: .purgeableBytes)
+      try bytes.save(to: folder.path + "/bytes")
+      for file in ["objects", "bytes"] {
+        let restored = try ObjectCache<String, String>(options)
+        let report = try restored.restore(from: folder.path + "/" + file, format: .purgeableBytes)
+        #expect(report.entryCount == 3 && report.skippedCount == 0, "\(file)")
+        let entries = ["a", "b", "c"].map { restored.peekEntry(forKey: $0) }
+        #expect(entries.map { $0?.value } == ["1", "2", "3"] && entries.map { $0?.version } == ["v1", "", nil], "\(file)")
+        #expect(entries.map { $0?.recomputeCost } == [.seconds(3), nil, nil], "\(file)")
+        #expect(restored.value(forKey: "a", version: "v1") == "1" && restored.value(forKey: "a", version: "v2") == nil, "\(file)")
+      }
+    }
+  }
+
+  @Test("an entry's age goes on in the file: what was due for a refresh is due after a restore")
+  func ages() async throws {
+    let folder = try FakeRoot()
+    defer { folder.remove() }
+    let clock = ManualClock()
+    var options = CacheOptions()
+    options.clock = clock
+    let saved = try ObjectCache<String, Int>(options)
+    func load(_ cache: ObjectCache<String, Int>, _ value: Int) async -> Int {
+      await cache.value(forKey: "a", refreshAfter: .seconds(100)) { value }
+    }
+    #expect(await load(saved, 1) == 1)
+    clock.advance(by: .seconds(200))
+    try await saved.save(to: folder.path + "/cache", format: .purgeableBytes)
+    let restored = try ObjectCache<String, Int>(options)
+    try await restored.restore(from: folder.path + "/cache", format: .purgeableBytes)
+    // The old value at once; the new one as soon as it is loaded.
+    #expect(await load(restored, 2) == 1)
+    #expect(await TestRun.comes { restored.peekValue(forKey: "a") == 2 })
+  }
+
   @Test("what was saved is there again, in the order of last use, with cost, priority and what is left of the time")
   func roundTrip() throws {
     try withFolder { folder in

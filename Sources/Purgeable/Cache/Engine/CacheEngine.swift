@@ -81,7 +81,7 @@ final class CacheEngine: ForkProtected {
     let keys = KeyHashing(layout: keyLayout, seed: hashSeed)
     base = CacheBase(
       heap: heap, keys: keys, founder: index, limits: limits, observer,
-      options.evictionOrder, entryOrder, absentBytes: loads?.absentBytes)
+      options, entryOrder, absentBytes: loads?.absentBytes)
     shards = CacheShards(base, founder: index)
     base.limits.apply(to: heap)
     shards.reviewOpening()

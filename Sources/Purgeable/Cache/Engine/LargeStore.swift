@@ -104,12 +104,12 @@ import Glibc
       return nil
     }
     let old = unsafe held.find(key, prefix.bytes)
-    if held.isRefused(size, old) {
+    if held.isRefused(size, key, old) {
       failure = .tooLarge
       return nil
     }
     if held.base.exceedsWholeLimit(size.cost, size.byteCount, beside: held.heap.writingBytes) { return nil }
-    if held.base.limits.areStrict { held.makeRoom(for: size.cost, replacing: old, among: shards) }
+    if held.base.limits.areStrict { held.makeRoom(for: size.cost, of: key, replacing: old, among: shards) }
     return held.allocate(size.byteCount, nil, among: shards)
   }
 
@@ -128,7 +128,7 @@ import Glibc
     }
     defer { held.base.totals.endReservation(destination.reserved) }
     // Others may have used up the room meanwhile.
-    if held.base.limits.areStrict { held.makeRoom(for: size.cost, replacing: old, among: shards) }
+    if held.base.limits.areStrict { held.makeRoom(for: size.cost, of: key, replacing: old, among: shards) }
     let lane = held.lane(destination.queue, head)
     held.heap.move(held.heap.slab(of: element.reference), to: held.stream(lane))
     held.noteBirth(element.reference, lane)

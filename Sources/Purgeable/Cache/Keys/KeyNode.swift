@@ -9,9 +9,12 @@ struct KeyNode {
   fileprivate var hashOrCopy: UInt64
   /// Of a living node: its stamp, never used twice in a shard. Of a departed one: why it left, and why there is no copy.
   fileprivate var stampOrEnd: UInt64 = 0
+  /// Of the value; of a hollow entry, which has none: its neighbours (`ShardKeys.makeHollow`).
   var cost: UInt64 = 0
   /// The key's number in its shard.
   private(set) var number: UInt32 = 0
+  /// The value is lost, and the key stays (Shard/HeldShard+Hollow.swift).
+  var isHollow = false
 
   init(hash: UInt64) { hashOrCopy = hash }
 

@@ -55,6 +55,9 @@ final class NodeMemory: Sendable {
   private var headCount = 0
   private(set) var count = 0
   private var lastStamp: UInt64 = 0
+  /// The ends of the list of hollow entries, as `HollowLinks` has them.
+  private var hollow = HollowLinks()
+  private(set) var hollowCount = 0
 
   /// `memory`: nil for a cache without tracked keys.
   init(_ memory: NodeMemory?) { self.memory = memory }
@@ -109,6 +112,38 @@ final class NodeMemory: Sendable {
       number += 1
     }
     return nil
+  }
+
+  // MARK: Hollow entries
+
+  /// The one that has been hollow for longest.
+  var firstHollow: UInt32? { hollow.next == HollowLinks.none ? nil : hollow.next }
+
+  func isHollow(_ number: UInt32) -> Bool { self[number]?.node.isHollow ?? false }
+
+  /// Needs no memory: the list runs through the nodes, in place of costs.
+  mutating func makeHollow(_ number: UInt32) {
+    guard let pointer = self[number], !pointer.node.isHollow else { return }
+    pointer.node.isHollow = true
+    let last = hollow.before
+    pointer.node.hollowLinks = HollowLinks(before: last)
+    setNext(number, of: last)
+    hollow.before = number
+    hollowCount += 1
+  }
+
+  /// Takes a key out of the list. It has no cost then.
+  mutating func endHollow(_ number: UInt32) {
+    guard let pointer = self[number], pointer.node.isHollow else { return }
+    let links = pointer.node.hollowLinks
+    setNext(links.next, of: links.before)
+    if let next = self[links.next] { next.node.hollowLinks.before = links.before } else { hollow.before = links.before }
+    (pointer.node.isHollow, pointer.node.cost) = (false, 0)
+    hollowCount -= 1
+  }
+
+  private mutating func setNext(_ number: UInt32, of before: UInt32) {
+    if let pointer = self[before] { pointer.node.hollowLinks.next = number } else { hollow.next = number }
   }
 
   // MARK: Changing
@@ -168,6 +203,7 @@ final class NodeMemory: Sendable {
   /// Takes a node out: it is the caller's from here on. nil where the number has none.
   mutating func takeOut(_ number: UInt32) -> NodePointer? {
     guard let memory, let pointer = self[number] else { return nil }
+    endHollow(number)
     let bucket = bucket(of: pointer.node.hash)
     if head(bucket) == pointer {
       setHead(bucket, pointer.node.next)
@@ -206,6 +242,7 @@ final class NodeMemory: Sendable {
     numbers.release()
     heads.release()
     (numberCount, firstFree, headCount, count) = (0, 0, 0, 0)
+    (hollow, hollowCount) = (HollowLinks(), 0)
   }
 
   /// Adds a head: the chain of its sibling is divided between the two, each part in its old order.
@@ -232,5 +269,21 @@ final class NodeMemory: Sendable {
     append(nil, to: sibling, behind: &stays)
     append(nil, to: headCount, behind: &leaves)
     headCount += 1
+  }
+}
+
+/// The numbers before and after a hollow entry's.
+private struct HollowLinks {
+  /// No number: beyond all there may be.
+  static let none = UInt32.max
+
+  var before = none
+  var next = none
+}
+
+extension KeyNode {
+  fileprivate var hollowLinks: HollowLinks {
+    get { HollowLinks(before: UInt32(truncatingIfNeeded: cost), next: UInt32(truncatingIfNeeded: cost >> 32)) }
+    set { cost = UInt64(newValue.before) | UInt64(newValue.next) << 32 }
   }
 }

@@ -13,6 +13,8 @@ final class CacheBase: Sendable {
   let makeEntryOrder: @Sendable () -> (any EntryOrder)?
   /// Whether the order names slabs, not entries. One that names entries (`EntryOrder`) is told of each hit.
   let namesSlabs: Bool
+  /// Whether an entry whose value is lost stays. All keys are tracked then, and there is one shard.
+  let keepsLost: Bool
   /// Reads entries from the heap's elements.
   let elements: ElementReader
   /// The indexes of all shards, for readers.
@@ -55,8 +57,10 @@ final class CacheBase: Sendable {
 
   init(
     heap: SlabHeap, keys: KeyHashing, founder: SlotIndex, limits: consuming CacheLimits, _ observer: (any EngineObserver)?,
-    _ evictionOrder: EvictionOrder, _ entryOrder: (@Sendable () -> any EntryOrder)?, absentBytes: ByteCount?
+    _ options: CacheOptions, _ entryOrder: (@Sendable () -> any EntryOrder)?, absentBytes: ByteCount?
   ) {
+    let evictionOrder = options.evictionOrder
+    keepsLost = !options.evictsEntriesWithDiscardedContent
     totals = CacheTotals(absentBytes: absentBytes)
     self.heap = heap
     elements = ElementReader(heap: heap, keys: keys)

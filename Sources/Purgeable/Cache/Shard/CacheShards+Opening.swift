@@ -63,7 +63,7 @@ extension CacheShards {
 
   /// The number of shards that the limits allow, a power of two; 1 for the founder alone.
   var wantedShardCount: Int {
-    guard base.namesSlabs, base.limits.cost.load(ordering: .relaxed) == .max else { return 1 }
+    guard base.namesSlabs, !base.keepsLost, base.limits.cost.load(ordering: .relaxed) == .max else { return 1 }
     var count = min(EngineKey.otherCount, countOfBytes)
     let entries = base.limits.count.load(ordering: .relaxed)
     if entries != .max { count = min(count, entries / sizes.entriesPerShard.load(ordering: .relaxed)) }

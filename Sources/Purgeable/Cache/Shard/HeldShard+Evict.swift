@@ -12,12 +12,14 @@ extension HeldShard {
   // MARK: Strict limits
 
   /// Makes room for a new entry and its cost, by evicting from this shard, or from the founder what is older there.
-  mutating func makeRoom(for cost: UInt64, replacing old: FoundSlot?, among shards: borrowing CacheShards) {
+  mutating func makeRoom(
+    for cost: UInt64, of key: EngineKey, replacing old: FoundSlot?, among shards: borrowing CacheShards
+  ) {
     // Made when the program has been asked.
     if base.isAsking.load(ordering: .relaxed) { return }
     let countLimit = base.limits.count.load(ordering: .relaxed)
     if countLimit != .max {
-      let coming = old == nil ? 1 : 0
+      let coming = old == nil && !isHollow(key) ? 1 : 0
       while base.count + coming > countLimit {
         readyGhost()
         guard shards.evictFromFounder(.count, before: &self) || evictEntry(.count) else { break }
@@ -76,7 +78,7 @@ extension HeldShard {
 
   /// Evicts the one entry that the order names. False when no entry could be evicted.
   mutating func evictEntry(_ reason: DepartureReason) -> Bool {
-    if base.asks(reason) { return dropExpiredForRoom() }
+    if base.asks(reason) { return dropDead(for: reason) }
     switch nextToGo(reason) {
     case .entry(let entry):
       drop(entry.found, reason, facts: entry.facts)
@@ -95,7 +97,7 @@ extension HeldShard {
   /// The entry that goes next for a reason; those before it that the order spares have been moved. nil where none can go.
   /// `resting`: a bit for each queue that is passed over.
   mutating func nextToGo(_ reason: DepartureReason, resting: UInt8 = 0) -> NextToGo? {
-    if dropExpiredForRoom() { return .gone }
+    if dropDead(for: reason) { return .gone }
     let before = slots.count
     if case .limit = reason.cause { index.noteEviction() }
     if reason == .cost, books.cost == 0 { return nil }
@@ -306,6 +308,7 @@ extension HeldShard {
 
   /// The turn of the entry that `evictEntry` would look at next; `UInt64.max` when there is none.
   func nextAge(_ reason: DepartureReason) -> UInt64 {
+    if reason != .cost, keys.hollowCount > 0 { return 0 }
     guard slots.count > 0 else { return .max }
     let turns = nextQueue(reason).turns
     for i in turns.indices { if let age = nextInTurn(turns[i])?.age { return turn(age, turns[i]) } }
@@ -315,6 +318,7 @@ extension HeldShard {
 
   /// The turn of the slab that would be given back next; `UInt64.max` when there is none.
   func oldestSlabAge() -> UInt64 {
+    if keys.hollowCount > 0 { return 0 }
     let turns = nextQueue(.bytes).turns
     for i in turns.indices { if let age = oldestSlabAge(turns[i]) { return turn(age, turns[i]) } }
     return slots.count > 0 ? .max - 1 : .max

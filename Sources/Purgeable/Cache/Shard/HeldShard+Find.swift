@@ -88,7 +88,9 @@ extension HeldShard {
       if removes { drop(found, .removed) }
       return .hit(byteCount: byteCount)
     }
-    let known = count(.expired) != before.expired ? MissReason.expired : count(.discarded) != before.lost ? .discarded : nil
+    let isLost = count(.discarded) != before.lost || isHollow(key)
+    let known = count(.expired) != before.expired ? MissReason.expired : isLost ? .discarded : nil
+    if removes { endHollow(key, .removed) }
     if countsAsUse { index.countMiss() }
     return .miss(missReason(key, known, counts: countsAsUse))
   }

@@ -42,11 +42,11 @@ extension HeldShard {
     let size = EntrySize(prefixByteCount: prefix.byteCount, valueByteCount: value.byteCount, head, base.credits)
     let old = find(key, prefix)
     let changesBefore = slots.changes
-    if isRefused(size, old) { return .tooLarge }
+    if isRefused(size, key, old) { return .tooLarge }
     guard let destination = destination(of: key, size, head.priority, old) else { return pinRefusal }
     defer { base.totals.endReservation(destination.reserved) }
     let lane = lane(destination.queue, head)
-    if base.limits.areStrict { makeRoom(for: size.cost, replacing: old, among: shards) }
+    if base.limits.areStrict { makeRoom(for: size.cost, of: key, replacing: old, among: shards) }
     guard let element = allocate(size.byteCount, lane, among: shards) else { return .outOfMemory }
     unsafe EntryPrefix.write(prefix, head, value, to: element.bytes)
     // Making room may have evicted the old value, or moved it.
@@ -57,9 +57,9 @@ extension HeldShard {
 
   /// Whether an entry exceeds a limit even when it is alone; then the key's old value goes.
   @inline(__always)
-  mutating func isRefused(_ size: EntrySize, _ old: FoundSlot?) -> Bool {
+  mutating func isRefused(_ size: EntrySize, _ key: EngineKey, _ old: FoundSlot?) -> Bool {
     guard size.isTooLong || base.exceedsWholeLimit(size.cost, size.byteCount) else { return false }
-    if let old { drop(old, .replaced) }
+    if let old { drop(old, .replaced) } else { endHollow(key, .replaced) }
     counters.refusals += 1
     return true
   }
@@ -105,6 +105,7 @@ extension HeldShard {
       isSpeculative ? 0 : restored?.useCount ?? order.counter(ofNew: size.credit, replacing: replaced?.slot.counter)
     let slot = Slot(identity: key.identity, place: element.reference.place, counter: counter, hasHead: !head.isEmpty)
     let use = restored?.lastUse ?? useNow(head)
+    var hadOld = hadOld
     if let replaced {
       replace(replaced, by: slot, use)
       counters.replacements += 1
@@ -114,6 +115,7 @@ extension HeldShard {
         return .outOfMemory
       }
       counters.insertions += 1
+      if endHollow(key, .replaced) { hadOld = true }
       // Making room may have evicted the old value, whose key then is in the ghost.
       if isRemembered || hadOld { ghost.forget(key.ghostIdentity) }
     }
@@ -136,6 +138,7 @@ extension HeldShard {
       if let facts { copy = old.slot.isTracked ? departures.valueCopy(of: old.slot, facts, elements) : .unwanted }
     } else {
       books.unbookLostPage(place, heap.queue(at: place))
+      books.addLost(-1)
     }
     // Release: a reader that sees the slot sees the committed element.
     old.pointer.store(releasing: slot.bits)
@@ -323,7 +326,7 @@ extension HeldShard {
   // MARK: Removing
 
   mutating func remove(_ key: EngineKey, _ prefix: RawSpan, _ reason: DepartureReason = .removed) -> Bool {
-    guard let found = find(key, prefix) else { return false }
+    guard let found = find(key, prefix) else { return endHollow(key, reason) }
     drop(found, reason)
     return true
   }

@@ -11,6 +11,7 @@
 //     HeldShard+EntryOrder.swift   eviction by an order that names entries
 //     HeldShard+Idle.swift         eviction of entries not used for a time
 //     HeldShard+Sweep.swift        dropping lost entries
+//     HeldShard+Hollow.swift       entries that stay when their values are lost
 //     HeldShard+Expire.swift       dropping entries whose time is over
 //     HeldShard+Priority.swift     speculative and pinned entries
 //     HeldShard+Restore.swift      entries of a file
@@ -109,7 +110,7 @@ struct HeldShard: ~Copyable {
     self.index = index
     self.place = place
     entryOrder = base.makeEntryOrder()
-    books = ShardBooks(base.pageSums, base.totals, index)
+    books = ShardBooks(base.pageSums, base.totals, index, keepsLost: base.keepsLost)
     ghost = Ghost(countedIn: base.totals)
     keys = ShardKeys(base.observer?.nodes)
     departures = ShardDepartures(base.observer)
@@ -180,10 +181,12 @@ struct HeldShard: ~Copyable {
         if let facts { copy = departures.valueCopy(of: slot, facts, elements) } else { copy = .discarded }
       }
       books.unbook(place, queue, cost: booked.cost, byteCount: booked.byteCount)
+      if reason == .discarded { books.addLost(1) }
     } else {
       // The entry's page is lost, whether the core has noted the loss or not.
       books.unbookLostPage(place, queue)
       copy = .discarded
+      if reason != .discarded { books.addLost(-1) }
     }
     leave(found, reason, copy, freeing: reference)
   }
@@ -204,12 +207,13 @@ struct HeldShard: ~Copyable {
 
   /// Counts a departure, and notes it to be told of.
   mutating func report(_ slot: Slot, _ reason: DepartureReason, _ copy: ValueCopy) {
+    if reason == .discarded, base.keepsLost { return keys.makeHollow(EngineKey.trackedNumber(of: slot)) }
     counters.departures[reason.rawValue] += 1
     departures.report(slot, reason, copy, &keys)
   }
 
   private mutating func noteInGhost(_ slot: Slot, _ reason: DepartureReason) {
-    guard let why = order.remembered(of: reason) else { return }
+    guard let why = order.remembered(of: reason), reason != .discarded || !base.keepsLost else { return }
     if let identity = ghostIdentity(of: slot) { remember(identity, why) }
   }
 

@@ -89,6 +89,7 @@ struct TrackedRemoval {
       dropped += 1
       if dropped >= Self.entriesPerSlice || held.departures.sliceIsFull, restarts < 16 { return false }
     }
+    if held.dropHollow(Self.entriesPerSlice, reason) { return false }
     // What was trimmed may be asked for again.
     if reason == .removed { held.ghost.removeAll() }
     held.shrinkIndex()

@@ -18,12 +18,16 @@ struct ShardBooks: ~Copyable {
   private let totals: CacheTotals
   private(set) var sums = EachQueue<QueueSums>(repeating: QueueSums())
   private let index: SlotIndex
+  /// Whether entries whose values are lost stay.
+  private let keepsLost: Bool
+  /// Lost entries that stay: the hollow ones, and those that no pass has made hollow yet.
+  private(set) var lostCount = 0
   /// The index's bytes as they are in the totals. Not kept in the index itself, which is wiped in a forked child.
   private var indexBytes = 0
 
   /// `index`: where the sums are published.
-  init(_ pageSums: PageSums, _ totals: CacheTotals, _ index: SlotIndex) {
-    (self.pageSums, self.totals, self.index) = (pageSums, totals, index)
+  init(_ pageSums: PageSums, _ totals: CacheTotals, _ index: SlotIndex, keepsLost: Bool) {
+    (self.pageSums, self.totals, self.index, self.keepsLost) = (pageSums, totals, index, keepsLost)
   }
 
   subscript(queue: EvictionQueue) -> QueueSums { sums[queue.rawValue] }
@@ -70,6 +74,7 @@ struct ShardBooks: ~Copyable {
   /// Takes off all entries of a lost page at once, when the first of them is found lost.
   mutating func unbookLostPage(_ place: UInt64, _ queue: EvictionQueue) {
     guard let lost = emptyPage(at: place, leaving: .lost) else { return }
+    if keepsLost { lostCount += Int(lost.count) }
     add(-Int(lost.count), -Int128(lost.cost), -Int(lost.byteCount), queue)
   }
 
@@ -98,11 +103,22 @@ struct ShardBooks: ~Copyable {
     let magnitude = cost.magnitude
     sums[at].cost = cost >= 0 ? old + magnitude : old - min(old, magnitude)
     if queue == .pinned { totals.pinnedBytes.add(byteCount, ordering: .relaxed) }
-    index.publish(count: self.count, cost: self.cost)
+    publish()
+  }
+
+  private func publish() { index.publish(count: count + lostCount, cost: cost) }
+
+  /// Called when a lost entry that stays comes, or leaves.
+  mutating func addLost(_ count: Int) {
+    if !keepsLost { return }
+    lostCount += count
+    assert(lostCount >= 0, "PurgeableCache: more lost entries leave than came")
+    publish()
   }
 
   /// Takes off all that is left: in a forked child, and in a shard of which everything was removed.
   mutating func forgetAll() {
+    lostCount = 0
     for queue in EvictionQueue.all {
       let rest = self[queue]
       add(-rest.count, -Int128(truncatingIfNeeded: rest.cost), -rest.byteCount, queue)

@@ -110,11 +110,16 @@ extension PurgeableCache {
     let lock = encode(key) { engineKey, prefix in
       engine.lock(engineKey, prefix: prefix)
     } tracked: { hash in
-      let lock = withTracked(key, hash: hash) { engineKey, prefix, held in held.lock(engineKey, prefix) } ?? .absent
+      var reason: MissReason?
+      let lock =
+        withTracked(key, hash: hash) { engineKey, prefix, held in
+          defer { if held.isHollow(engineKey) { reason = .discarded } }
+          return held.lock(engineKey, prefix)
+        } ?? .absent
       switch lock {
       case .locked: break
       case .refused: _ = engine.miss(EngineKey(hash: hash), .lockLimit)
-      case .absent: _ = engine.miss(EngineKey(hash: hash), nil)
+      case .absent: _ = engine.miss(EngineKey(hash: hash), reason)
       }
       return lock
     }

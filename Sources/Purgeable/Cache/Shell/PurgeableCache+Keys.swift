@@ -101,7 +101,7 @@ extension PurgeableCache {
         var isThere = true
         switch outcome {
         case .stored, .replaced: held.keys[number]?.node.cost = head.cost ?? UInt64(value.byteCount)
-        default: isThere = held.find(engineKey, prefix) != nil
+        default: isThere = held.find(engineKey, prefix) != nil || held.isHollow(engineKey)
         }
         let old = held.departures.endStore()
         // The key as it was first stored.

@@ -153,7 +153,7 @@ extension PurgeableCache where Key: PurgeableValue {
         let outcome = overtaken.has(hashValue) ? .present : held.restore(engineKey, prefix, value, head, rank)
         if outcome == .stored { held.keys[number]?.node.cost = head.cost ?? UInt64(value.byteCount) }
         // A number that has no entry is given back.
-        if held.find(engineKey, prefix) == nil { held.departures.release(number, of: &held.keys) }
+        if held.find(engineKey, prefix) == nil, !held.isHollow(engineKey) { held.departures.release(number, of: &held.keys) }
         return (outcome, held.takeDue(value.byteCount))
       }
       guard let (outcome, due) = result else { return .full }

@@ -123,8 +123,12 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   /// Makes an empty cache as the options say; each means what the parameter of its name means in the initializer with all
   /// parameters, and `onDeparture` the same as there.
   ///
-  /// - Throws: as there; and `PurgeableError` of kind `invalidArgument` where `evictsEntriesWithDiscardedContent` is false: here
-  ///   the value of such an entry is lost.
+  /// With `evictsEntriesWithDiscardedContent` false, an entry whose value is found discarded stays without it: it is part of
+  /// `count`, costs nothing, and its look-up says `MissReason.discarded`, until it is stored anew, removed or evicted, which it
+  /// is before others. Walks and snapshots leave it out. Keys are tracked then, and the cache has one shard: calls of several
+  /// threads wait for each other.
+  ///
+  /// - Throws: as there.
   public convenience init(
     _ options: CacheOptions, onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
@@ -155,12 +159,8 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
     }
     let operation = "PurgeableCache '\(options.name)'.init"
     try options.check(in: operation)
-    guard options.evictsEntriesWithDiscardedContent else {
-      throw PurgeableError(
-        .invalidArgument("evictsEntriesWithDiscardedContent"), in: operation,
-        explanation: "a cache of bytes drops what was discarded; false is for caches of objects")
-    }
-    let form = KeyForm<Key>(tracking: options.tracksKeys || onDeparture != nil)
+    let form = KeyForm<Key>(
+      tracking: options.tracksKeys || onDeparture != nil || !options.evictsEntriesWithDiscardedContent)
     let teller: KeyTeller<Key, Value>? =
       switch form {
       case .tracked, .string:

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT
+// Entries that were not used for a time leave, even when memory is not short: `idleTime`.
+//
+// They stand in the order of their last use, by stamps of the machine's clock; the idle time is by the cache's own. So each
+// round, four in an idle time, notes a moment of both. When a round is as long ago as the idle time, what was not used since
+// then leaves.
+
+import Synchronization
+
+/// The rounds that are not as long ago as the idle time.
+struct IdleRounds: Sendable {
+  /// Where there is no room for another one, what it would have covered leaves with the next.
+  private static let capacity = 6
+  private var rounds = InlineArray<6, (moment: UInt64, stamp: UInt64)>(repeating: (0, 0))
+  private var count = 0
+
+  /// Notes a round if one is due. Entries with stamps below the result are idle; nil for none.
+  mutating func pass(_ idle: UInt64, now: UInt64, stamp: UInt64) -> UInt64? {
+    var bound: UInt64?
+    while count > 0, now - min(now, rounds[0].moment) >= idle {
+      bound = rounds[0].stamp
+      count -= 1
+      for i in 0..<count { rounds[i] = rounds[i + 1] }
+    }
+    if count < Self.capacity, isDue(idle, now: now) {
+      rounds[count] = (now, stamp)
+      count += 1
+    }
+    return bound
+  }
+
+  func isDue(_ idle: UInt64, now: UInt64) -> Bool { count == 0 || now - min(now, rounds[count - 1].moment) >= idle / 4 }
+}
+
+extension ObjectBooks {
+  /// Called when entries have come that are older than they look.
+  final func forgetIdleRounds() { budget.withLock { $0.idleRounds = IdleRounds() } }
+
+  /// As `untilDue`. The clock, which may be the program's, is asked under no mutex.
+  final func untilIdleRound() -> UInt64 {
+    guard let idle = budget.withLock({ $0.bytes.idleNanoseconds }), count > 0 else { return .max }
+    let now = clock.now()
+    if budget.withLock({ $0.idleRounds.isDue(idle, now: now) }) { begin { $0.wantsUpkeep = true } }
+    return 0
+  }
+}
+
+extension ObjectStore {
+  /// Drops what is idle. Under no mutex.
+  func dropIdle() {
+    let (now, stamp) = (clock.now(), MonotonicTime.now)
+    let bound = budget.withLock { budget in
+      budget.bytes.idleNanoseconds.flatMap { budget.idleRounds.pass($0, now: now, stamp: stamp) }
+    }
+    guard let bound else { return }
+    var walk = ObjectWalk(self, before: bound) { !$0.isPinned }
+    while let noted = walk.next(in: self) { _ = remove(noted, .idle) }
+    for shard in 0..<ObjectGate.count { hold(shard: shard) { $0.table.shrink() } }
+  }
+}
+
+extension ObjectCache {
+  /// Entries that were not used for this long leave, even when memory is not short; nil, the default: never. Pinned ones stay.
+  /// An entry goes after one to one and a half times that long, and up to a second later, told as `idle`. Not a limit on the age
+  /// of values: that is `expiry`. Cost: four times in each idle time, a look at the entries that leave.
+  public var idleTime: Duration? {
+    store.budget.withLock { $0.bytes.idleNanoseconds }.map { .nanoseconds(Int64(clamping: $0)) }
+  }
+
+  /// Sets `idleTime`; takes effect with the library's next round. Any thread.
+  ///
+  /// - Throws: `PurgeableError` of kind `invalidArgument` for 0 or less; the time stays as it was then.
+  public func setIdleTime(_ time: Duration?) throws(PurgeableError) {
+    try LimitCheck.time(time, "time", in: "ObjectCache '\(name)'.setIdleTime")
+    let nanoseconds = time.map(CacheBudget.nanoseconds)
+    store.budget.withLock { $0.bytes.idleNanoseconds = nanoseconds }
+    WorkBell.ring()
+  }
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: MIT
+// Kills at chosen moments: in the middle of any of SQLite's writes, between a value's file and its row; and a damaged log.
+
+#if SQLite
+  import CSQLite
+  import Foundation
+  import Glibc
+  import PurgeableTestSupport
+  import Synchronization
+  import Testing
+  import ToolSupport
+
+  @testable import PurgeableSQLite
+
+  /// Counts what SQLite writes from here on, and ends this process in the middle of one write. For child processes.
+  private enum WriteKill {
+    static let count = Atomic<Int>(0)
+    private static let last = Atomic<Int>(.max)
+
+    static func begin(at number: Int) {
+      last.store(number, ordering: .relaxed)
+      guard let vfs = unsafe sqlite3_vfs_find(nil), let set = unsafe vfs.pointee.xSetSystemCall else { fatalError("no VFS") }
+      let write: @convention(c) (Int32, UnsafeRawPointer?, Int, Int) -> Int = { file, bytes, count, offset in
+        WriteKill.note { unsafe pwrite(file, bytes, count / 2, offset) }
+        return unsafe pwrite(file, bytes, count, offset)
+      }
+      let truncate: @convention(c) (Int32, Int) -> Int32 = { file, length in
+        WriteKill.note { 0 }
+        return ftruncate(file, length)
+      }
+      // Safe: SQLite's documentation has these calls replaced by functions of exactly these types.
+      for name in ["pwrite", "pwrite64"] { _ = unsafe set(vfs, name, unsafeBitCast(write, to: sqlite3_syscall_ptr.self)) }
+      _ = unsafe set(vfs, "ftruncate", unsafeBitCast(truncate, to: sqlite3_syscall_ptr.self))
+    }
+
+    private static func note(_ part: () -> Int) {
+      guard count.add(1, ordering: .relaxed).newValue == last.load(ordering: .relaxed) else { return }
+      _ = part()
+      kill(getpid(), SIGKILL)
+    }
+  }
+
+  @Suite("a database, and kills at chosen moments")
+  struct StoreKillTests {
+    /// Files in place of the values that are longer than this.
+    private static var options: PurgeableStoreOptions {
+      var options = PurgeableStoreOptions()
+      options.fileThresholdBytes = 16 << 10
+      return options
+    }
+
+    private static let keys = 300
+    private static func value(_ key: Int, _ version: Int) -> [UInt8] {
+      content(key, version: version, count: key % 20 == 0 ? 20_000 + key : 500 + key)
+    }
+
+    private static func fill(_ place: StorePlace) throws {
+      try place.withStore(options) { store in
+        for key in 0..<keys { store.setValue(value(key, 0), forKey: "\(key)") }
+      }
+    }
+
+    @Test("in any write of replacing, evicting, giving pages back and writing the log back: it opens again, all of it is right")
+    func inWrites() async {
+      await #expect(processExitsWith: .success) {
+        guard let place = try? StorePlace(), (try? StoreKillTests.fill(place)) != nil else { fatalError("a store") }
+        let (files, copy, counted) = (FileManager.default, place.folder.path + "/copy", place.folder.path + "/counted")
+        try files.copyItem(atPath: place.path, toPath: copy)
+        func work(killingAt number: Int) throws {
+          let store = try place.open(StoreKillTests.options)
+          WriteKill.begin(at: number)
+          for key in stride(from: 0, to: StoreKillTests.keys, by: 3) {
+            store.setValue(StoreKillTests.value(key, 1), forKey: "\(key)")
+          }
+          try store.flush()
+          try store.trim(toBytes: 60_000)
+          try place.run("PRAGMA incremental_vacuum(200); PRAGMA wal_checkpoint(TRUNCATE)")
+          for key in 1000..<1100 { store.setValue(StoreKillTests.value(key, 0), forKey: "\(key)") }
+          try store.close()
+          try "\(WriteKill.count.load(ordering: .relaxed))".write(toFile: counted, atomically: true, encoding: .utf8)
+        }
+        func end(killingAt number: Int) -> ChildEnd? {
+          let child = fork()
+          if child == 0 {
+            alarm(60)
+            _exit((try? work(killingAt: number)) == nil ? 1 : 0)
+          }
+          return ChildEnd.of(child)
+        }
+        precondition(end(killingAt: .max) == .exited(0), "all of the work")
+        let count = Int(try String(contentsOfFile: counted, encoding: .utf8)) ?? 0
+        precondition(count > 50, "\(count) writes")
+        let trials = TestRun.isFull ? 200 : 20
+        for trial in 0..<trials {
+          try files.removeItem(atPath: place.path)
+          try files.copyItem(atPath: copy, toPath: place.path)
+          precondition(end(killingAt: 1 + trial * count / trials) == .killed(SIGKILL), "trial \(trial) of \(count) writes")
+          let store = try place.open(StoreKillTests.options)
+          let records = store.statistics.recordCount
+          var found = 0
+          for key in Array(0..<StoreKillTests.keys) + Array(1000..<1100) {
+            guard let value = store.value(forKey: "\(key)") else { continue }
+            found += 1
+            precondition(
+              value == StoreKillTests.value(key, 0) || key % 3 == 0 && value == StoreKillTests.value(key, 1),
+              "trial \(trial): \(key)")
+          }
+          precondition(found == records && store.statistics.failureCount == 0, "trial \(trial): \(found) of \(records)")
+          try store.close()
+          let faults = try place.number("SELECT count(*) FROM pragma_integrity_check WHERE integrity_check<>'ok'")
+          precondition(faults == 0, "trial \(trial): \(faults ?? -1) faults")
+        }
+        place.folder.remove()
+      }
+    }
+
+    @Test("a log that is cut, zeroed, changed or gone: values are those of some commit or, in files, missing; the store goes on")
+    func log() throws {
+      try withPlace { place in
+        try Self.fill(place)
+        let store = try place.open(Self.options)
+        for key in stride(from: 0, to: Self.keys, by: 2) {
+          store.setValue(Self.value(key, 1), forKey: "\(key)")
+          // Each a commit.
+          if key % 20 == 18 { try store.flush() }
+        }
+        // As a kill leaves it now.
+        let (data, copy) = (place.path + "/data", place.folder.path + "/copy")
+        try FileManager.default.copyItem(atPath: data, toPath: copy)
+        try store.close()
+        let log = try Data(contentsOf: URL(fileURLWithPath: copy + "/database-wal"))
+        #expect(log.count > 100_000)
+        var random = SplitMix64(seed: TestRun.seed)
+        var newer = 0
+        for trial in 0..<(TestRun.isFull ? 400 : 40) {
+          try FileManager.default.removeItem(atPath: data)
+          try FileManager.default.copyItem(atPath: copy, toPath: data)
+          try? FileManager.default.removeItem(atPath: data + "/database-shm")
+          var damaged = log
+          let at = random.index(below: log.count)
+          switch trial % 4 {
+          case 0: damaged = log.prefix(at)
+          case 1: damaged.replaceSubrange(at..<min(log.count, at + 10_000), with: Data(count: min(log.count - at, 10_000)))
+          case 2: damaged[at] ^= UInt8(1 << random.index(below: 8))
+          default: damaged = Data()
+          }
+          let path = data + "/database-wal"
+          if trial % 8 == 7 {
+            try FileManager.default.removeItem(atPath: path)
+          } else {
+            try damaged.write(to: URL(fileURLWithPath: path))
+          }
+          try place.withStore(Self.options) { store in
+            for key in 0..<Self.keys {
+              let found = store.value(forKey: "\(key)")
+              if key % 2 == 0 {
+                if found == Self.value(key, 1) { newer += 1 }
+                let isMissing = found == nil && key % 20 == 0
+                #expect(isMissing || found == Self.value(key, 0) || found == Self.value(key, 1), "trial \(trial), \(key)")
+              } else {
+                #expect(found == Self.value(key, 0), "trial \(trial), \(key)")
+              }
+            }
+            store.setValue([1], forKey: "new")
+            try store.flush()
+            store.cache.removeAll()
+            #expect(store.value(forKey: "new") == [1])
+          }
+        }
+        #expect(newer > 0)
+      }
+    }
+
+    @Test(
+      "between a row and the end of its file, or a file and its row: nothing is missing; what no row names goes after an hour")
+    func betweenFileAndRow() async throws {
+      let place = try StorePlace()
+      defer { place.folder.remove() }
+      func value(_ version: Int) -> [UInt8] { content(1, version: version, count: 20_000) }
+      /// What kills would have left.
+      func prepare() throws -> (old: String, young: String) {
+        let files = FileManager.default
+        let aside = place.folder.path + "/aside"
+        let old = try place.withStore(Self.options) { store in
+          store.setValue(value(0), forKey: "a")
+          try store.flush()
+          let old = try #require(place.valueFiles().first)
+          try files.linkItem(atPath: old, toPath: aside)
+          store.setValue(value(1), forKey: "a")
+          return old
+        }
+        #expect(!files.fileExists(atPath: old) && place.valueFiles().count == 1)
+        // Before the end of the old one; and before the row of the young one.
+        try files.createDirectory(atPath: (old as NSString).deletingLastPathComponent, withIntermediateDirectories: true)
+        try files.moveItem(atPath: aside, toPath: old)
+        try files.setAttributes([.modificationDate: Date(timeIntervalSinceNow: -7200)], ofItemAtPath: old)
+        let young = (old as NSString).deletingLastPathComponent + "/0123456789abcdef"
+        try Data([1]).write(to: URL(fileURLWithPath: young))
+        return (old, young)
+      }
+      func read(_ store: BytesStore) -> [UInt8]? { store.value(forKey: "a") }
+      let (old, young) = try prepare()
+      let store = try place.open(Self.options)
+      #expect(read(store) == value(1))
+      #expect(await TestRun.comes { !FileManager.default.fileExists(atPath: old) })
+      #expect(FileManager.default.fileExists(atPath: young) && place.valueFiles().count == 2)
+      store.cache.removeAll()
+      #expect(read(store) == value(1) && store.statistics.failureCount == 0)
+      try store.close()
+    }
+  }
+#endif

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT
+// Objects that were not used for a time.
+
+import PurgeableTestSupport
+import Testing
+
+@testable import Purgeable
+
+@Suite("ObjectCache, idleness")
+struct ObjectIdleTests {
+  @Test("what was not used for the idle time leaves, by the cache's clock; what was used or is pinned stays")
+  func idle() async throws {
+    let clock = ManualClock()
+    var options = CacheOptions()
+    (options.clock, options.idleTime) = (clock, .seconds(8))
+    let told = Departures<Int, Int>()
+    let cache = try ObjectCache<Int, Int>(options) { told.note($0) }
+    #expect(cache.idleTime == .seconds(8))
+    for key in 0..<100 { cache[key] = key }
+    #expect(cache.setPriority(.pinned, forKey: 1))
+    // The library's thread may pass rounds, too.
+    func advance(_ seconds: Int) {
+      for _ in 0..<seconds / 2 {
+        clock.advance(by: .seconds(2))
+        cache.store.dropIdle()
+      }
+    }
+    cache.store.dropIdle()
+    advance(6)
+    #expect(cache.count == 100)
+    #expect(cache[0] == 0 && cache.peekValue(forKey: 2) == 2)
+    advance(6)
+    #expect(await TestRun.comes { cache.count == 2 && told.all.count == 98 })
+    #expect(Set(cache.keys) == [0, 1])
+    #expect(told.all.allSatisfy { $0.reason == .idle && $0.value == $0.key } && cache.statistics.departures[.idle] == 98)
+    advance(8)
+    #expect(await TestRun.comes { cache.keys == [1] })
+    try cache.setIdleTime(nil)
+    cache[2] = 2
+    advance(100)
+    #expect(cache.count == 2 && cache.idleTime == nil)
+  }
+
+  @Test("the library does it by itself")
+  func byItself() async throws {
+    var options = CacheOptions()
+    options.idleTime = .milliseconds(20)
+    let cache = try ObjectCache<Int, Int>(options)
+    for key in 0..<100 { cache[key] = key }
+    #expect(await TestRun.comes { cache.isEmpty })
+  }
+
+  @Test("what came from a file is idle only after another idle time")
+  func restored() throws {
+    try withFolder { folder in
+      let clock = ManualClock()
+      var options = CacheOptions()
+      (options.clock, options.idleTime) = (clock, .seconds(8))
+      let cache = try ObjectCache<Int, Int>(options)
+      for key in 0..<10 { cache[key] = key }
+      try cache.save(to: folder.path + "/cache", format: .purgeableBytes)
+      cache.removeAll()
+      for _ in 0..<10 {
+        clock.advance(by: .seconds(2))
+        cache.store.dropIdle()
+      }
+      try cache.restore(from: folder.path + "/cache", format: .purgeableBytes)
+      for _ in 0..<4 { cache.store.dropIdle() }
+      #expect(cache.count == 10)
+    }
+  }
+
+  @Test("rounds are a quarter of the idle time apart, and due when they are as old as it")
+  func rounds() {
+    var rounds = IdleRounds()
+    var bounds: [UInt64?] = []
+    for now in 0..<20 as Range<UInt64> { bounds.append(rounds.pass(8, now: 100 + now, stamp: now)) }
+    let due: [UInt64?] = [0, nil, 2, nil, 4, nil, 6, nil, 8, nil, 10, nil]
+    #expect(bounds == [UInt64?](repeating: nil, count: 8) + due)
+    // A clock that goes back, and one that leaps.
+    #expect(rounds.pass(8, now: 50, stamp: 20) == nil)
+    #expect(rounds.pass(8, now: 1000, stamp: 21) == 18)
+  }
+
+  @Test("a time of 0 or less is refused by name, and the old one stays")
+  func refused() throws {
+    var options = CacheOptions()
+    options.idleTime = .zero
+    #expect(throws: PurgeableError.self) { try ObjectCache<Int, Int>(options) }
+    options.idleTime = .seconds(5)
+    let cache = try ObjectCache<Int, Int>(options)
+    #expect {
+      try cache.setIdleTime(.seconds(-1))
+    } throws: { error in
+      (error as? PurgeableError)?.kind == .invalidArgument("time")
+    }
+    #expect(cache.idleTime == .seconds(5))
+  }
+}
