@@ -25,6 +25,32 @@ public struct CacheEntry<Key: Hashable & Sendable, Value: Sendable>: Sendable {
     (self.key, self.value, self.cost) = (key, value, cost)
     (self.remainingTime, self.recomputeCost, self.priority, self.version) = (remainingTime, recomputeCost, priority, version)
   }
+
+  @inlinable
+  init(key: Key, value: Value, _ notes: EntryNotes) {
+    (self.key, self.value, cost) = (key, value, notes.cost)
+    (remainingTime, recomputeCost) = (notes.remainingTime, notes.recomputeCost)
+    (priority, version) = (notes.priority, notes.version)
+  }
+}
+
+/// What is known of an entry beside key and value.
+@usableFromInline
+struct EntryNotes {
+  @usableFromInline var cost = 0
+  @usableFromInline var remainingTime: Duration?
+  @usableFromInline var recomputeCost: Duration?
+  @usableFromInline var priority = EntryPriority.normal
+  @usableFromInline var version: String?
+
+  @usableFromInline
+  init(
+    cost: Int = 0, remainingTime: Duration? = nil, recomputeCost: Duration? = nil, priority: EntryPriority = .normal,
+    version: String? = nil
+  ) {
+    (self.cost, self.remainingTime, self.recomputeCost) = (cost, remainingTime, recomputeCost)
+    (self.priority, self.version) = (priority, version)
+  }
 }
 
 /// The most bytes of a version's text: its length is a byte.

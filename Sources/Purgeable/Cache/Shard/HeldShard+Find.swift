@@ -55,6 +55,15 @@ extension HeldShard {
     _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,
     version: RawSpan? = nil, removes: Bool = false
   ) -> BufferRead {
+    var found: FoundSlot?
+    return unsafe read(key, prefix, into: buffer, countsAsUse: countsAsUse, version: version, removes: removes, at: &found)
+  }
+
+  /// As above. `place`: where a hit was.
+  private mutating func read(
+    _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool, version: RawSpan?,
+    removes: Bool, at place: inout FoundSlot?
+  ) -> BufferRead {
     func count(_ reason: DepartureReason) -> UInt64 { counters.departures[reason.rawValue] }
     let before = (lost: count(.discarded), expired: count(.expired))
     while let found = find(key, prefix) {
@@ -86,6 +95,7 @@ extension HeldShard {
       }
       if byteCount > buffer.count { return .bufferTooSmall(needed: byteCount) }
       if removes { drop(found, .removed) }
+      place = found
       return .hit(byteCount: byteCount)
     }
     let isLost = count(.discarded) != before.lost || isHollow(key)
@@ -100,9 +110,10 @@ extension HeldShard {
     _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, digests: Bool,
     _ peeked: inout PeekedEntry?
   ) -> BufferRead {
-    let read = unsafe read(key, prefix, into: buffer, countsAsUse: false)
+    var found: FoundSlot?
+    let read = unsafe read(key, prefix, into: buffer, countsAsUse: false, version: nil, removes: false, at: &found)
     guard case .hit = read else { return read }
-    peeked = self.peeked(key, prefix, digests: digests)
+    peeked = found.flatMap { peekedEntry($0, prefixByteCount: prefix.byteCount, digests: digests) }
     return peeked == nil ? .miss(.discarded) : read
   }
 

@@ -21,19 +21,28 @@ extension PurgeableCache {
   /// memory for each as long as the loop lasts; stores wait while their shard is noted. Then a short mutex for each 32 keys.
   /// Without memory for that, the loop sees no keys or ends early. Any thread. A loop that a forked child goes on with sees some
   /// keys of the parent's at most.
-  public var keys: some Sequence<Key> { CacheKeys(cache: self) }
+  @inlinable
+  public var keys: some Sequence<Key> { CacheKeys(self) }
 
   /// The values in the order of `keys`, each copied when its turn comes, as by `peekValue(forKey:)`. Everything else as `keys`.
+  @inlinable
   public var values: some Sequence<Value> { keys.lazy.compactMap { self.peekValue(forKey: $0) } }
 
   /// The entries in the order of `keys`, each copied when its turn comes, as by `peekEntry(forKey:)`. Everything else as `keys`.
+  @inlinable
   public var entries: some Sequence<CacheEntry<Key, Value>> {
     keys.lazy.compactMap { self.peekEntry(forKey: $0) }
   }
 
   /// A key's entry, without counting as a use. nil where `peekValue(forKey:)` is nil. The value is copied under the
   /// mutex of its shard.
-  public func peekEntry(forKey key: Key) -> CacheEntry<Key, Value>? { peek(key)?.entry }
+  @inlinable
+  public func peekEntry(forKey key: Key) -> CacheEntry<Key, Value>? {
+    var notes = EntryNotes()
+    let found = unsafe lookUp({ buffer in unsafe peek(key, into: buffer, &notes) }, countsAsUse: false)
+    guard case .hit(let value) = found else { return nil }
+    return CacheEntry(key: key, value: value, notes)
+  }
 
   // MARK: Many
 
@@ -129,25 +138,39 @@ extension PurgeableCache {
 
   /// A key's entry, without counting as a use. `digests`: whether a digest of the value is made.
   func peek(_ key: Key, digests: Bool = false) -> (entry: CacheEntry<Key, Value>, peeked: PeekedEntry)? {
-    var peeked: PeekedEntry?
-    var (text, textByteCount) = (InlineArray<255, UInt8>(repeating: 0), Int?.none)
+    var (notes, peeked) = (EntryNotes(), PeekedEntry?.none)
     let found = unsafe lookUp(
-      { buffer in
-        withEntry(key) { engineKey, prefix, held in
-          let read = unsafe held.peek(engineKey, prefix, into: buffer, digests: digests, &peeked)
-          if peeked?.head.version != nil { textByteCount = held.copyVersion(engineKey, prefix, into: &text) }
-          return read
-        } ?? .miss(.unknown)
-      }, countsAsUse: false)
+      { buffer in unsafe peek(key, into: buffer, &notes, &peeked, digests: digests) }, countsAsUse: false)
     guard case .hit(let value) = found, let peeked else { return nil }
-    let now = engine.base.clock.now()
-    let entry = CacheEntry(
-      key: key, value: value, cost: Int(clamping: peeked.cost),
-      remainingTime: peeked.end.map { .nanoseconds(Int64(clamping: $0 - min($0, now))) },
-      recomputeCost: peeked.head.recomputeCost.map { .nanoseconds(Int64(clamping: $0)) },
-      priority: peeked.priority,
+    return (CacheEntry(key: key, value: value, notes), peeked)
+  }
+
+  /// Copies a key's value, and notes what else is known of the entry.
+  @usableFromInline
+  func peek(_ key: Key, into buffer: UnsafeMutableRawBufferPointer, _ notes: inout EntryNotes) -> BufferRead {
+    var peeked: PeekedEntry?
+    return unsafe peek(key, into: buffer, &notes, &peeked, digests: false)
+  }
+
+  private func peek(
+    _ key: Key, into buffer: UnsafeMutableRawBufferPointer, _ notes: inout EntryNotes, _ peeked: inout PeekedEntry?, digests: Bool
+  ) -> BufferRead {
+    var read = BufferRead.miss(.unknown)
+    var (text, textByteCount) = (InlineArray<255, UInt8>(repeating: 0), Int?.none)
+    visitEntry(key) { engineKey, prefix, held in
+      read = unsafe held.peek(engineKey, prefix, into: buffer, digests: digests, &peeked)
+      if peeked?.head.version != nil { textByteCount = held.copyVersion(engineKey, prefix, into: &text) }
+    }
+    guard case .hit = read, let peeked else { return read }
+    notes = EntryNotes(
+      cost: Int(clamping: peeked.cost),
+      remainingTime: peeked.end.map { end in
+        let now = engine.base.clock.now()
+        return .nanoseconds(Int64(clamping: end - min(end, now)))
+      },
+      recomputeCost: peeked.head.recomputeCost.map { .nanoseconds(Int64(clamping: $0)) }, priority: peeked.priority,
       version: textByteCount.map { String(decoding: (0..<$0).map { text[$0] }, as: UTF8.self) })
-    return (entry, peeked)
+    return read
   }
 
   /// The key that was written as these bytes.
@@ -248,61 +271,73 @@ struct EntryCopies<Key: Hashable & Sendable> {
 }
 
 /// The keys of a cache in the order of eviction.
-private struct CacheKeys<Key: Hashable & Sendable, Value: PurgeableValue>: Sequence {
-  let cache: PurgeableCache<Key, Value>
+@usableFromInline
+struct CacheKeys<Key: Hashable & Sendable, Value: PurgeableValue>: Sequence {
+  @usableFromInline let cache: PurgeableCache<Key, Value>
 
-  func makeIterator() -> KeyWalk<Key, Value> { KeyWalk(cache) }
+  @usableFromInline init(_ cache: PurgeableCache<Key, Value>) { self.cache = cache }
+
+  @inlinable func makeIterator() -> KeyWalk<Key, Value> { KeyWalk(cache) }
 }
 
 /// A walk over keys.
+@usableFromInline
 final class KeyWalk<Key: Hashable & Sendable, Value: PurgeableValue>: IteratorProtocol {
   private let cache: PurgeableCache<Key, Value>
   private var walk: EntryWalk
   private var copies = EntryCopies<Key>()
   /// Of the last visit, and how many of them have come.
-  private var keys: [Key] = []
+  @usableFromInline var keys: [Key] = []
   private var lastUses: [UseTime] = []
-  private var position = 0
+  @usableFromInline var position = 0
 
   /// Entries that were not used since then are left out; of the others the last uses are kept with the keys.
   private let start: UseTime?
   private var uses: [UseTime] = []
 
-  init(_ cache: PurgeableCache<Key, Value>, usedSince start: UseTime? = nil) {
+  init(_ cache: PurgeableCache<Key, Value>, usedSince start: UseTime?) {
     (self.cache, self.start) = (cache, start)
     walk = EntryWalk(cache.engine.shards)
   }
 
+  @usableFromInline convenience init(_ cache: PurgeableCache<Key, Value>) { self.init(cache, usedSince: nil) }
+
   /// Of the key that came last; nil where uses do not matter.
   var lastUse: UseTime? { start == nil ? nil : lastUses[position - 1] }
 
+  @inlinable
   func next() -> Key? {
-    while position == keys.count {
-      guard MemoryReserve.isThere(MemoryReserve.ofNews),
-        walk.visitNext(
-          of: cache.engine.shards,
-          { held, found in
-            guard let start else {
-              _ = copies.append(found.slot, in: held, withValue: false)
-              return
-            }
-            guard let use = held.lastUse(of: found.slot), start.steps(until: use) > 0,
-              copies.append(found.slot, in: held, withValue: false)
-            else { return }
-            uses.append(use)
-          })
-      else { return nil }
-      // Here keys may end, which is the program's code.
-      keys.removeAll(keepingCapacity: true)
-      position = 0
-      lastUses.removeAll(keepingCapacity: true)
-      copies.takeEach(for: cache) { number, key, _, _, _ in
-        keys.append(key)
-        if start != nil { lastUses.append(uses[number]) }
-      }
-      uses.removeAll(keepingCapacity: true)
-    }
+    while position == keys.count { if !visitNext() { return nil } }
     position += 1
     return keys[position - 1]
+  }
+
+  /// Fetches some more keys, or none. False at the end.
+  @usableFromInline
+  func visitNext() -> Bool {
+    guard MemoryReserve.isThere(MemoryReserve.ofNews),
+      walk.visitNext(
+        of: cache.engine.shards,
+        { held, found in
+          guard let start else {
+            _ = copies.append(found.slot, in: held, withValue: false)
+            return
+          }
+          guard let use = held.lastUse(of: found.slot), start.steps(until: use) > 0,
+            copies.append(found.slot, in: held, withValue: false)
+          else { return }
+          uses.append(use)
+        })
+    else { return false }
+    // Here keys may end, which is the program's code.
+    keys.removeAll(keepingCapacity: true)
+    position = 0
+    lastUses.removeAll(keepingCapacity: true)
+    copies.takeEach(for: cache) { number, key, _, _, _ in
+      keys.append(key)
+      if start != nil { lastUses.append(uses[number]) }
+    }
+    uses.removeAll(keepingCapacity: true)
+    return true
   }
 }

@@ -29,13 +29,21 @@ extension PurgeableCache {
     }
   }
 
-  /// Runs `body` for a key's entry under its shard's mutex. nil for a tracked key without a number, which has no entry.
-  func withEntry<R>(_ key: Key, _ body: (EngineKey, RawSpan, inout HeldShard) -> R) -> R? {
+  /// Runs `body` for a key's entry under its shard's mutex; not for a tracked key without a number, which has no entry. Without a
+  /// result of any type, which the runtime would be asked for each time.
+  func visitEntry(_ key: Key, _ body: (EngineKey, RawSpan, inout HeldShard) -> Void) {
     encode(key) { engineKey, prefix in
       engine.shards.hold(of: engineKey, prefix) { held in body(engineKey, prefix, &held) }
     } tracked: { hash in
-      withTracked(key, hash: hash, body)
+      _ = withTracked(key, hash: hash, body)
     }
+  }
+
+  /// As `visitEntry`. nil for a tracked key without a number.
+  func withEntry<R>(_ key: Key, _ body: (EngineKey, RawSpan, inout HeldShard) -> R) -> R? {
+    var result: R?
+    visitEntry(key) { engineKey, prefix, held in result = body(engineKey, prefix, &held) }
+    return result
   }
 
   /// A key's bytes behind their length, on the stack.
