@@ -59,11 +59,11 @@ extension Command {
       guard let files = try GroupProcess.settle(arguments, seconds: DemoTimes.childSeconds) else {
         throw UsageError("--group is missing")
       }
-      var neighbour = Neighbour(files: files, limitBytes: try arguments.bytes("limit") ?? 0)
+      var neighbour = Neighbour(files: files, limitBytes: try arguments.bytes("limit") ?? 0, logs: arguments.has("log"))
       neighbour.run()
       let output = WireWriter(descriptor: STDOUT_FILENO)
       try output.write(.result, 0, Frame.bytes(of: neighbour.result.words))
-      if arguments.has("log") { try output.write(.requests, 0, Frame.bytes(of: neighbour.log)) }
+      if let log = neighbour.log { try output.write(.requests, 0, Frame.bytes(of: log)) }
       return 0
     },
     Command(

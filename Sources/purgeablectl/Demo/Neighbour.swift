@@ -27,12 +27,13 @@ struct Neighbour {
   let files: GroupFiles
   let limitBytes: UInt64
   private(set) var result = NeighbourResult()
-  /// A time, and what it held from then on, in turn.
-  private(set) var log: [UInt64] = []
+  /// A time, and what it held from then on, in turn; nil where nobody wants to know.
+  private(set) var log: [UInt64]?
 
-  init(files: GroupFiles, limitBytes: UInt64) {
+  init(files: GroupFiles, limitBytes: UInt64, logs: Bool) {
     self.files = files
     self.limitBytes = limitBytes
+    log = logs ? [] : nil
   }
 
   /// The room that it leaves for memory that the group cannot do without.
@@ -56,7 +57,7 @@ struct Neighbour {
     guard let start = unsafe mmap(nil, length, PROT_READ | PROT_WRITE, flags, -1, 0), unsafe start != MAP_FAILED else { return }
     defer {
       unsafe munmap(start, length)
-      log += [Clock.now, 0]
+      note(0)
     }
     var held = 0
     while held + step <= length {
@@ -64,12 +65,17 @@ struct Neighbour {
       // In bounds: `held + step` is at most the mapping's length.
       unsafe memset(start + held, 0x5A, step)
       held += step
-      log += [Clock.now, UInt64(held)]
+      note(held)
     }
     if held == 0 { return }
     result.waveCount += 1
     result.peakBytes = max(result.peakBytes, UInt64(held))
     usleep(50_000)
+  }
+
+  private mutating func note(_ held: Int) {
+    log?.append(Clock.now)
+    log?.append(UInt64(held))
   }
 
   private static func inputEnds(within milliseconds: Int32) -> Bool {

@@ -128,6 +128,26 @@ struct CacheHollowTests {
     cache.checkBooksSwept()
   }
 
+  @Test(
+    "where the program is asked, no more of them go than have to, and it is not asked about them",
+    arguments: EvictionOrder.allCases)
+  func asking(order: EvictionOrder) throws {
+    try needRealDiscards()
+    var options = options(order)
+    options.countLimit = 300
+    let cache = try PurgeableCache<UInt32, [UInt8]>(options)
+    for key in 0..<300 as Range<UInt32> { cache[key] = value(key) }
+    cache.discardAll()
+    #expect(cache.sweep() == 300)
+    cache.shouldEvict = { key, _ in
+      Issue.record("asked about \(key)")
+      return true
+    }
+    for key in 1000..<1100 as Range<UInt32> { cache[key] = value(key) }
+    #expect(cache.count == 300 && Array(cache.keys).count == 100)
+    cache.checkBooksSwept()
+  }
+
   @Test("beside random stores, removals, reads and losses, the count is that of the keys that were stored and not removed")
   func model() throws {
     try needRealDiscards()

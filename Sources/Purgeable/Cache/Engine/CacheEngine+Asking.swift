@@ -72,7 +72,11 @@ extension CacheEngine {
         }
       }
       left -= 1
-      guard let candidate = turn.next(of: shards, reason, passes, note) else { break }
+      guard let candidate = turn.next(of: shards, reason, passes, note) else {
+        guard turn.hasDropped else { break }
+        evicted += 1
+        continue
+      }
       if passes.hasPassed(candidate) {
         if base.namesSlabs { continue }
         break
@@ -137,21 +141,30 @@ private struct EvictionPasses {
 private struct AskingTurn {
   private var shard: EngineShard?
   private var left = 0
+  /// Whether the last call dropped something instead that nobody is asked about: lost, hollow or expired entries.
+  private(set) var hasDropped = false
 
-  /// Notes the next entry; nil where there is none.
+  /// Notes the next entry; nil where there is none, or something was dropped.
   mutating func next(
     of shards: borrowing CacheShards, _ reason: DepartureReason, _ passes: EvictionPasses,
     _ note: (borrowing HeldShard, FoundSlot) -> Void
   ) -> EvictionCandidate? {
     var candidate: EvictionCandidate?
+    hasDropped = false
     if let shard, left > 0 {
       left -= 1
-      _ = shards.hold(shard) { held in held.note(&candidate, reason, passes, in: shards, note) }
-      if candidate != nil { return candidate }
+      hasDropped = shards.hold(shard) { held in held.note(&candidate, reason, passes, in: shards, note) } && candidate == nil
+      if candidate != nil || hasDropped { return candidate }
     }
+    var dropped = false
     shards.evictByAge(
-      age: { $0.nextAge(reason) }, until: { candidate != nil },
-      evict: { held in held.note(&candidate, reason, passes, in: shards, note) })
+      age: { $0.nextAge(reason) }, until: { candidate != nil || dropped },
+      evict: { held in
+        let isFruitful = held.note(&candidate, reason, passes, in: shards, note)
+        dropped = isFruitful && candidate == nil
+        return isFruitful
+      })
+    hasDropped = dropped
     (shard, left) = (candidate?.shard, 16)
     return candidate
   }
