@@ -148,6 +148,21 @@ struct CacheHollowTests {
     cache.checkBooksSwept()
   }
 
+  @Test("a trim by bytes reaches its goal past many of them, and takes them first", arguments: EvictionOrder.allCases)
+  func trimmed(order: EvictionOrder) throws {
+    try needRealDiscards()
+    let cache = try PurgeableCache<UInt32, [UInt8]>(options(order))
+    for key in 0..<20_000 as Range<UInt32> { cache[key] = [1] }
+    cache.discardMost()
+    let lost = cache.sweep()
+    #expect(lost > 10_000)
+    for key in 100_000..<103_000 as Range<UInt32> { cache[key] = value(key, count: 1000) }
+    let goal = cache.byteCount / 2
+    cache.trim(toBytes: goal)
+    #expect(cache.byteCount <= goal && cache.count < 3000, "\(cache.byteCount) of \(goal)")
+    cache.checkBooksSwept()
+  }
+
   @Test("beside random stores, removals, reads and losses, the count is that of the keys that were stored and not removed")
   func model() throws {
     try needRealDiscards()

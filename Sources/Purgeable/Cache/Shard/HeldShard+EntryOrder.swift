@@ -49,7 +49,7 @@ extension HeldShard {
 
   /// Gives back so many bytes at least, counting the entries that are copied. False when nothing could be given back.
   mutating func evictEntries(ofBytes byteCount: Int, _ reason: DepartureReason) -> Bool {
-    if dropDueSlab() || dropHollow(Self.hollowPerTurn, reason) { return true }
+    if dropDueSlab() || dropHollow(ofBytes: byteCount, reason) { return true }
     let (countBefore, heldBefore) = (slots.count, heap.heldBytes)
     let goal = heldBefore - min(heldBefore, byteCount)
     while livingBytes > goal / 4 * 3, evictEntry(reason) {}

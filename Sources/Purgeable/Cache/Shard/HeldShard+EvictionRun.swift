@@ -86,7 +86,7 @@ extension HeldShard {
   /// large entry, only that one: a large entry that was used moves with its slab, which frees nothing. False when nothing could
   /// be given back.
   mutating func evictSlabs(ofBytes byteCount: Int, _ reason: DepartureReason) -> Bool {
-    if dropDueSlab() || dropHollow(Self.hollowPerTurn, reason) { return true }
+    if dropDueSlab() || dropHollow(ofBytes: byteCount, reason) { return true }
     if base.asks(reason) { return false }
     if entryOrder != nil { return evictEntries(ofBytes: byteCount, reason) }
     let before = slots.count
@@ -287,7 +287,7 @@ extension HeldShard {
 
   /// Gives one slab back. False when nothing could be given back.
   mutating func evictSlab(_ reason: DepartureReason) -> Bool {
-    if dropDueSlab() || dropHollow(Self.hollowPerTurn, reason) { return true }
+    if dropDueSlab() || dropHollow(ofBytes: heap.slabBytes, reason) { return true }
     // Memory of entries that another thread is removing goes before entries that live.
     if base.removalCount.load(ordering: .relaxed) > 0, base.giveBackRemoved(heap.slabBytes) > 0 { return true }
     if base.asks(reason) { return false }

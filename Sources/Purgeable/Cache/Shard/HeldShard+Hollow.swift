@@ -7,9 +7,6 @@
 // Where the option is not chosen, there is none, and all this costs a look at one flag.
 
 extension HeldShard {
-  /// As many as take about a slab's bytes.
-  static var hollowPerTurn: Int { 1024 }
-
   func isHollow(_ key: EngineKey) -> Bool { base.keepsLost && key.isTracked && keys.isHollow(key.trackedNumber) }
 
   /// Ends the hollow entry of a key. False where there is none.
@@ -38,6 +35,11 @@ extension HeldShard {
       left -= 1
     }
     return left < most
+  }
+
+  /// As many as take so many bytes of ordinary memory.
+  mutating func dropHollow(ofBytes byteCount: Int, _ reason: DepartureReason) -> Bool {
+    dropHollow(byteCount / (base.observer?.nodes.nodeByteCount ?? .max) + 1, reason)
   }
 
   /// Drops what has no value any more before entries have to go for want of room. False where there was nothing.
