@@ -45,8 +45,9 @@ package enum DiskFile {
     return FileStatus(status)
   }
 
-  /// A regular file's bytes, nil where it cannot be read. `fromDisk` asks the kernel to forget its cached pages first.
-  package static func read(_ path: String, fromDisk: Bool = false) -> [UInt8]? {
+  /// A regular file's bytes, nil where it cannot be read. The kernel is asked to forget its cached pages, before with `fromDisk`,
+  /// and afterwards without `leavesPageCache`.
+  package static func read(_ path: String, fromDisk: Bool = false, leavesPageCache: Bool = true) -> [UInt8]? {
     // Not through links, and not waiting for whatever turned up in the file's place.
     let descriptor = unsafe open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY)
     guard descriptor >= 0 else { return nil }
@@ -65,6 +66,7 @@ package enum DiskFile {
         count += got
       }
     }
+    if !leavesPageCache { posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED) }
     return failed ? nil : bytes
   }
 

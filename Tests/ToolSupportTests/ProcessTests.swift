@@ -36,9 +36,11 @@ struct ProcessTests {
 
   @Test("a program may print more than a pipe holds")
   func muchOutput() throws {
-    let child = try Self.shell("head -c 3000000 /dev/zero | tr '\\0' x; head -c 300000 /dev/zero | tr '\\0' y >&2")
+    let count = TestRun.isFull ? 3_000_000 : 500_000
+    let child = try Self.shell("head -c \(count) /dev/zero | tr '\\0' x; head -c 300000 /dev/zero | tr '\\0' y >&2")
     #expect(child.end == .exited(0))
-    #expect(child.output.utf8.count == 3_000_000 && child.output.utf8.allSatisfy { $0 == UInt8(ascii: "x") })
+    let isRight = child.output == String(repeating: "x", count: count)
+    #expect(isRight, "\(child.output.utf8.count) bytes")
     #expect(child.errors.utf8.count == 300_000)
   }
 
@@ -93,6 +95,7 @@ struct ProcessTests {
     try root.link("c", root.path + "/b")
     #expect(DiskFile.read(root.path + "/a/y") == Array("22".utf8))
     #expect(DiskFile.read(root.path + "/a/y", fromDisk: true) == Array("22".utf8))
+    #expect(DiskFile.read(root.path + "/a/y", leavesPageCache: false) == Array("22".utf8))
     for name in ["c", "a", "nothing"] { #expect(DiskFile.read(root.path + "/" + name) == nil) }
     #expect(DiskFile.names(in: root.path)?.map(\.name) == ["a", "b", "c"])
     #expect(DiskFile.names(in: root.path + "/b") == nil)

@@ -8,7 +8,7 @@ struct ObjectBudget: Sendable {
   var costLimit: Int?
   /// Costs count as bytes against these.
   var bytes: CacheBudget
-  var idleRounds = IdleRounds()
+  var idleMarks = IdleMarks<UInt64>(none: 0)
 
   /// What the costs may add up to, and the reason why entries leave that exceed it; `.max` stands for no limit.
   var limit: (cost: UInt64, reason: DepartureReason) {

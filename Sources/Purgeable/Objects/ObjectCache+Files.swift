@@ -130,7 +130,7 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
     _ report: inout FileReport
   ) throws(PurgeableError) {
     let times = FileTimes(clock: store.clock, created: reader.header.created)
-    defer { store.forgetIdleRounds() }
+    defer { store.forgetIdleMarks() }
     var batch = CacheFileReader.Batch()
     while try reader.next(&batch) {
       for item in batch.items {

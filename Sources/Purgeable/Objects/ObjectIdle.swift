@@ -7,40 +7,15 @@
 
 import Synchronization
 
-/// The rounds that are not as long ago as the idle time.
-struct IdleRounds: Sendable {
-  /// Where there is no room for another one, what it would have covered leaves with the next.
-  private static let capacity = 6
-  private var rounds = InlineArray<6, (moment: UInt64, stamp: UInt64)>(repeating: (0, 0))
-  private var count = 0
-
-  /// Notes a round if one is due. Entries with stamps below the result are idle; nil for none.
-  mutating func pass(_ idle: UInt64, now: UInt64, stamp: UInt64) -> UInt64? {
-    var bound: UInt64?
-    while count > 0, now - min(now, rounds[0].moment) >= idle {
-      bound = rounds[0].stamp
-      count -= 1
-      for i in 0..<count { rounds[i] = rounds[i + 1] }
-    }
-    if count < Self.capacity, isDue(idle, now: now) {
-      rounds[count] = (now, stamp)
-      count += 1
-    }
-    return bound
-  }
-
-  func isDue(_ idle: UInt64, now: UInt64) -> Bool { count == 0 || now - min(now, rounds[count - 1].moment) >= idle / 4 }
-}
-
 extension ObjectBooks {
   /// Called when entries have come that are older than they look.
-  final func forgetIdleRounds() { budget.withLock { $0.idleRounds = IdleRounds() } }
+  final func forgetIdleMarks() { budget.withLock { $0.idleMarks = IdleMarks(none: 0) } }
 
   /// As `untilDue`. The clock, which may be the program's, is asked under no mutex.
   final func untilIdleRound() -> UInt64 {
     guard let idle = budget.withLock({ $0.bytes.idleNanoseconds }), count > 0 else { return .max }
     let now = clock.now()
-    if budget.withLock({ $0.idleRounds.isDue(idle, now: now) }) { begin { $0.wantsUpkeep = true } }
+    if budget.withLock({ $0.idleMarks.wantsMark(idle, now: now) }) { begin { $0.wantsUpkeep = true } }
     return 0
   }
 }
@@ -49,8 +24,12 @@ extension ObjectStore {
   /// Drops what is idle. Under no mutex.
   func dropIdle() {
     let (now, stamp) = (clock.now(), MonotonicTime.now)
-    let bound = budget.withLock { budget in
-      budget.bytes.idleNanoseconds.flatMap { budget.idleRounds.pass($0, now: now, stamp: stamp) }
+    let bound: UInt64? = budget.withLock { budget in
+      guard let idle = budget.bytes.idleNanoseconds else { return nil }
+      var bound: UInt64?
+      while let due = budget.idleMarks.takeDue(idle, now: now) { bound = due }
+      if budget.idleMarks.wantsMark(idle, now: now) { budget.idleMarks.append(stamp, now: now) }
+      return bound
     }
     guard let bound else { return }
     var walk = ObjectWalk(self, before: bound) { !$0.isPinned }

@@ -70,16 +70,22 @@ struct ObjectIdleTests {
     }
   }
 
-  @Test("rounds are a quarter of the idle time apart, and due when they are as old as it")
-  func rounds() {
-    var rounds = IdleRounds()
+  @Test("marks are a quarter of the idle time apart, and due when they are as old as it")
+  func marks() {
+    var marks = IdleMarks<UInt64>(none: 0)
+    func round(now: UInt64, _ place: UInt64) -> UInt64? {
+      var bound: UInt64?
+      while let due = marks.takeDue(8, now: now) { bound = due }
+      if marks.wantsMark(8, now: now) { marks.append(place, now: now) }
+      return bound
+    }
     var bounds: [UInt64?] = []
-    for now in 0..<20 as Range<UInt64> { bounds.append(rounds.pass(8, now: 100 + now, stamp: now)) }
+    for now in 0..<20 as Range<UInt64> { bounds.append(round(now: 100 + now, now)) }
     let due: [UInt64?] = [0, nil, 2, nil, 4, nil, 6, nil, 8, nil, 10, nil]
     #expect(bounds == [UInt64?](repeating: nil, count: 8) + due)
     // A clock that goes back, and one that leaps.
-    #expect(rounds.pass(8, now: 50, stamp: 20) == nil)
-    #expect(rounds.pass(8, now: 1000, stamp: 21) == 18)
+    #expect(round(now: 50, 20) == nil)
+    #expect(round(now: 1000, 21) == 18)
   }
 
   @Test("a time of 0 or less is refused by name, and the old one stays")

@@ -63,6 +63,8 @@ extension CacheEngine {
       if reason.isOfMemory {
         let now = living ?? shards.all.reduce(0) { sum, shard in sum + shards.hold(shard) { $0.livingBytes } }
         living = now
+        // What lives fits in the slabs of fewer shards: who lowered the limit closes the others, and goes on.
+        if reason == .bytes, shards.areTooMany, now <= base.limits.bytes.load(ordering: .relaxed) / 4 * 3 { break }
         if now < base.heldBytes / 4 * 3, now <= nextCompaction {
           for shard in shards.all { shards.hold(shard) { held in held.compactSparsest() } }
           fruitless = base.heldBytes < least ? 0 : fruitless + 1
@@ -156,15 +158,13 @@ private struct AskingTurn {
       hasDropped = shards.hold(shard) { held in held.note(&candidate, reason, passes, in: shards, note) } && candidate == nil
       if candidate != nil || hasDropped { return candidate }
     }
-    var dropped = false
     shards.evictByAge(
-      age: { $0.nextAge(reason) }, until: { candidate != nil || dropped },
+      age: { $0.nextAge(reason) }, until: { candidate != nil || hasDropped },
       evict: { held in
         let isFruitful = held.note(&candidate, reason, passes, in: shards, note)
-        dropped = isFruitful && candidate == nil
+        hasDropped = isFruitful && candidate == nil
         return isFruitful
       })
-    hasDropped = dropped
     (shard, left) = (candidate?.shard, 16)
     return candidate
   }

@@ -20,11 +20,9 @@ extension HeldShard {
   private mutating func endHollow(_ number: UInt32, _ reason: DepartureReason) {
     keys.endHollow(number)
     books.addLost(-1)
-    counters.departures[reason.rawValue] += 1
-    if let why = order.remembered(of: reason), let hash = keys.hash(of: number) {
-      remember(EngineKey(hash: hash).ghostIdentity, why)
-    }
-    departures.report(number, reason, .discarded, &keys)
+    let slot = Slot(bits: EngineKey(trackedNumber: number, hash: 0).identity)
+    noteInGhost(slot, reason)
+    report(slot, reason, .discarded)
   }
 
   /// Ends so many hollow entries at most, the oldest first. False where there were none.

@@ -212,7 +212,7 @@ struct HeldShard: ~Copyable {
     departures.report(slot, reason, copy, &keys)
   }
 
-  private mutating func noteInGhost(_ slot: Slot, _ reason: DepartureReason) {
+  mutating func noteInGhost(_ slot: Slot, _ reason: DepartureReason) {
     guard let why = order.remembered(of: reason), reason != .discarded || !base.keepsLost else { return }
     if let identity = ghostIdentity(of: slot) { remember(identity, why) }
   }

@@ -46,12 +46,8 @@ struct ShardDepartures {
 
   /// Notes the departure of an entry. Its key leaves the table, unless another value is being stored under the key.
   mutating func report(_ slot: Slot, _ reason: DepartureReason, _ copy: ValueCopy, _ keys: inout ShardKeys) {
-    if slot.isTracked { report(EngineKey.trackedNumber(of: slot), reason, copy, &keys) }
-  }
-
-  /// By the number of the entry's key.
-  mutating func report(_ number: UInt32, _ reason: DepartureReason, _ copy: ValueCopy, _ keys: inout ShardKeys) {
-    guard let observer else { return }
+    guard let observer, slot.isTracked else { return }
+    let number = EngineKey.trackedNumber(of: slot)
     if keyInStore?.number == number {
       // A key has one value at a time, so one departs at most in a store.
       assert(keyInStore?.departure == nil, "PurgeableCache: a key had two values")

@@ -22,7 +22,7 @@ struct ShardLanes: ~Copyable {
 
   private var first = InlineArray<2, ShardLane>(repeating: ShardLane())
   private var others: BookkeepingArray<ShardLane>?
-  private var marks: BookkeepingArray<IdleMarks>?
+  private var marks: BookkeepingArray<SlabMarks>?
 
   /// Makes the other lanes, unless they are there. False without memory.
   mutating func makeOthers() -> Bool {
@@ -47,11 +47,11 @@ struct ShardLanes: ~Copyable {
   }
 
   /// Of the eager mode; no marks without room.
-  subscript(marksOf lane: Lane) -> IdleMarks {
+  subscript(marksOf lane: Lane) -> SlabMarks {
     get {
       switch marks {
       case .some(let marks): marks[lane.index]
-      case nil: IdleMarks()
+      case nil: SlabMarks()
       }
     }
     set { marks?[lane.index] = newValue }
