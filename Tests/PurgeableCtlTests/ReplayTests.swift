@@ -30,7 +30,7 @@ struct ReplayTests {
   /// Few objects of 1 to 400 bytes, most requests for the first of them; one object in forty is larger. Sizes change at times.
   private static let requests: [TraceRequest] = {
     var random = SplitMix64(seed: 7)
-    return (0..<3000).map { number in
+    return (0..<(TestRun.isFull ? 3000 : 1000)).map { number in
       let key = UInt64(random.index(below: 1 + random.index(below: 400)))
       let change: UInt64 = number % 10 == 0 ? 100 : 0
       return TraceRequest(key: key, size: key % 40 == 39 ? 5000 : 1 + SplitMix64.mix(key) % 300 + change)
@@ -151,7 +151,7 @@ struct ReplayTests {
     let path = root.path + "/trace.oracleGeneral"
     // A request a second.
     try Self.records(Self.requests).write(to: URL(fileURLWithPath: path))
-    for seconds in [1, 40, 700, 4000] {
+    for seconds in TestRun.isFull ? [1, 40, 700, 4000] : [1, 700] {
       var stored: [UInt64: Int] = [:]
       let misses = Self.requests.enumerated().count { now, request in
         if let time = stored[request.key], now < time + seconds { return false }
@@ -172,14 +172,17 @@ struct ReplayTests {
     // A tenth of the objects are dear; the column stands before the sizes, beside one that nobody asks for.
     func cost(_ key: UInt64) -> Double { key % 10 == 3 ? 250.5 : 0.5 }
     var random = SplitMix64(seed: 11)
-    let keys = (0..<6000).map { _ in UInt64(random.index(below: 1 + random.index(below: 1000))) }
+    let objectCount = TestRun.isFull ? 1000 : 400
+    let keys = (0..<objectCount * 6).map { _ in UInt64(random.index(below: 1 + random.index(below: objectCount))) }
+    // There is room for as many as are dear.
+    let (room, bytes) = ("--capacity=\(objectCount / 10)", "--capacity=\(objectCount / 10 * 64)")
     let root = try FakeRoot([
       "sizes.csv": keys.reduce(into: "key,cost,host,bytes\n") { $0 += "\($1),\(cost($1)),a,64\n" },
       "plain.csv": keys.reduce(into: "key,ms\n") { $0 += "\($1),\(cost($1))\n" },
     ])
     defer { root.remove() }
     let all = keys.reduce(0) { $0 + cost($1) }
-    for words in [["sizes.csv", "--cost=cost", "--capacity=6400"], ["plain.csv", "--cost=ms", "--capacity=100"]] {
+    for words in [["sizes.csv", "--cost=cost", bytes], ["plain.csv", "--cost=ms", room]] {
       let words = [root.path + "/" + words[0]] + words.dropFirst()
       let told = try Self.object(words)
       let untold = try Self.object(words + ["--without-credit"])
@@ -199,17 +202,17 @@ struct ReplayTests {
       for key in keys {
         if let place = recent.firstIndex(of: key) { recent.remove(at: place) } else { misses += cost(key) }
         recent.append(key)
-        if recent.count > 100 { recent.removeFirst() }
+        if recent.count > objectCount / 10 { recent.removeFirst() }
       }
       let lru = try Self.object(words + ["--order=lru"])
       #expect(try #require(lru["missCost"] as? Double) == misses)
       #expect(requests.count == (try Self.number(lru, "requests")))
     }
-    let equal = try Self.object([root.path + "/sizes.csv", "--cost=equal", "--capacity=6400"])
+    let equal = try Self.object([root.path + "/sizes.csv", "--cost=equal", bytes])
     #expect(try equal["missCost"] as? Double == Double(Self.number(equal, "misses")))
-    let table = try Self.run([root.path + "/plain.csv", "--cost=ms", "--capacity=100", "--without-credit"])
+    let table = try Self.run([root.path + "/plain.csv", "--cost=ms", room, "--without-credit"])
     #expect(table.output.contains("cost of misses") && table.output.contains("the cache was not told"))
-    #expect(try Self.object([root.path + "/plain.csv", "--capacity=100"])["missCost"] is NSNull)
+    #expect(try Self.object([root.path + "/plain.csv", room])["missCost"] is NSNull)
   }
 
   @Test(
@@ -345,7 +348,7 @@ struct ReplayTests {
 
   @Test("keys are any text, numbers are themselves, and ends of lines are of any kind")
   func lines() throws {
-    let long = (0..<30_000).map { TraceRequest(key: $0 &* 0x9E37_79B9_7F4A_7C15, size: $0) }
+    let long = (0..<(TestRun.isFull ? 30_000 : 9000)).map { TraceRequest(key: $0 &* 0x9E37_79B9_7F4A_7C15, size: $0) }
     let root = try FakeRoot([
       "keys": "key\r\n7\r\n07\r\n18446744073709551615\r\n18446744073709551616\na,b\nä\n \n07",
       "sizes": "key,bytes\na,b,3\n7,0\na,b,1152921504606846973", "long": Self.csv(long, sizes: true),

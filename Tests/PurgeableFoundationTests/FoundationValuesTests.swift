@@ -3,6 +3,7 @@
 
 import Foundation
 import PurgeableFoundation
+import PurgeableTestSupport
 import Testing
 
 @Suite("Foundation's types as values")
@@ -100,7 +101,7 @@ struct FoundationValuesTests {
 
   private func checkDiscarded<Value: PurgeableValue & Equatable>(_ make: (UInt8) -> Value?) throws {
     let cache = try PurgeableCache<Int, Value>()
-    let count = 10_000
+    let count = TestRun.isFull ? 10_000 : 4000
     func value(_ key: Int) -> Value? { make(UInt8(truncatingIfNeeded: key &* 7)) }
     for key in 0..<count { cache[key] = value(key) }
     cache.offerIdle()

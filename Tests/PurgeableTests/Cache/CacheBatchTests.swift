@@ -38,6 +38,7 @@ struct CacheBatchTests {
   }
 
   private static let keys = Array(0..<40)
+  private static let rounds = TestRun.isFull ? 120 : 40
   private static func values(_ version: UInt8) -> [Int: [UInt8]] {
     Dictionary(uniqueKeysWithValues: keys.map { ($0, [UInt8](repeating: version, count: 60)) })
   }
@@ -64,7 +65,7 @@ struct CacheBatchTests {
       onThreads(3) { thread in
         if thread == 0 {
           func isSeen() -> Bool { wholes.load(ordering: .relaxed) > 0 && empties.load(ordering: .relaxed) > 0 }
-          for round in 0..<100_000 where round < 120 || !isSeen() {
+          for round in 0..<100_000 where round < Self.rounds || !isSeen() {
             #expect(cache.setValues(Self.values(UInt8(truncatingIfNeeded: round))).isEmpty)
             if round % 3 == 0 { #expect(cache.remove(forKeys: Self.keys) == 40) }
             usleep(200)
@@ -93,7 +94,7 @@ struct CacheBatchTests {
       try cache.setChangeHandler(every: .seconds(10_000)) { change in told.withLock { $0.append(change) } }
       onThreads(2) { thread in
         if thread == 0 {
-          for round in 0..<100_000 where round < 120 || told.withLock({ $0.count }) <= 2 {
+          for round in 0..<100_000 where round < Self.rounds || told.withLock({ $0.count }) <= 2 {
             _ = cache.setValues(Self.values(UInt8(truncatingIfNeeded: round)))
             if round % 2 == 0 { _ = cache.remove(forKeys: Self.keys) }
             usleep(200)

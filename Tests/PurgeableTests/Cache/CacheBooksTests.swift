@@ -2,6 +2,7 @@
 // Totals stay exact whichever page is lost: random entries and random losses, against a recount after each step.
 
 import CPurgeable
+import PurgeableTestSupport
 import Testing
 import ToolSupport
 
@@ -120,13 +121,16 @@ private final class BooksRun<Key: Hashable & Sendable> {
 @Suite("PurgeableCache, totals after losses")
 struct CacheBooksTests {
   private let rounds = (isOptimized ? 12 : 5)
+  /// By which keys and limits are divided.
+  private let share = TestRun.isFull ? 1 : 3
 
   private func run<Key: Hashable & Sendable>(
     _ keyCount: Int, tracksKeys: Bool = false, countLimit: Int? = nil, costLimit: Int? = nil, _ key: @escaping (Int) -> Key
   ) throws {
     try needRealDiscards()
-    let cache = try PurgeableCache<Key, [UInt8]>(countLimit: countLimit, costLimit: costLimit, tracksKeys: tracksKeys)
-    let run = BooksRun(seed: chosenSeed, cache: cache, keyCount: keyCount, key: key)
+    let cache = try PurgeableCache<Key, [UInt8]>(
+      countLimit: countLimit.map { $0 / share }, costLimit: costLimit.map { $0 / share }, tracksKeys: tracksKeys)
+    let run = BooksRun(seed: chosenSeed, cache: cache, keyCount: keyCount / share, key: key)
     run.run(rounds: rounds)
     print("PURGEABLE_SEED=\(chosenSeed): \(cache.statistics.departures[.discarded, default: 0]) discarded")
     #expect(cache.statistics.departures[.discarded, default: 0] > 0)

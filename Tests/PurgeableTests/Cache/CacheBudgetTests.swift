@@ -97,10 +97,11 @@ struct CacheBudgetTests {
   @Test("a share of the memory is a byte limit", .notUnderThreadSanitizer)
   func share() throws {
     let memory = ProcessMemory.limit()
-    let share = Double(8 << 20) / Double(memory)
+    let (limit, count) = TestRun.isFull ? (8 << 20, 20_000) : (3 << 20, 7000)
+    let share = Double(limit) / Double(memory)
     let cache = try PurgeableCache<Int, [UInt8]>(memoryShare: share)
-    let limit = 8 << 20
-    for key in 0..<20_000 { cache[key] = pattern(1000) }
+    let value = pattern(1000)
+    for key in 0..<count { cache[key] = value }
     #expect(cache.byteCount <= limit)
     #expect(cache.byteCount > limit / 2)
     // Of the share and a byte limit, the smaller one holds.
@@ -109,11 +110,11 @@ struct CacheBudgetTests {
     #expect(cache.byteLimit == limit / 4)
     try cache.setByteLimit(nil)
     try cache.setMemoryShare(share / 2)
-    for key in 0..<20_000 { cache[key] = pattern(1000) }
+    for key in 0..<count { cache[key] = value }
     #expect(cache.byteCount <= limit / 2)
     try cache.setMemoryShare(nil)
-    for key in 0..<20_000 { cache[key] = pattern(1000) }
-    #expect(cache.count == 20_000)
+    for key in 0..<count { cache[key] = value }
+    #expect(cache.count == count)
     cache.checkBooks()
   }
 

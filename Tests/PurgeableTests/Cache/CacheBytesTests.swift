@@ -25,7 +25,7 @@ struct CacheBytesTests {
 
   @Test(
     "held bytes and bookkeeping stay below the limit after every store, and no store that fits fails", .notUnderThreadSanitizer,
-    arguments: [512 << 10, 4 << 20], [0, 1, 2, 3, 4, 5])
+    arguments: [512 << 10, TestRun.isFull ? 4 << 20 : 1 << 20], [0, 1, 2, 3, 4, 5])
   func bounds(limit: Int, kind: Int) throws {
     var random = SplitMix64(seed: UInt64(kind) + 1)
     let cache = try PurgeableCache<UInt32, [UInt8]>(byteLimit: limit)
@@ -47,7 +47,7 @@ struct CacheBytesTests {
     #expect(over == 0, "up to \(cache.byteCount)")
     #expect(cache.totalCost > limit / 8 || kind == 0, "\(cache.totalCost) of \(limit)")
     var hits = 0
-    for key in keys.suffix(3000) {
+    for key in keys.suffix(TestRun.isFull ? 3000 : 1000) {
       if let bytes = cache.value(forKey: key) {
         #expect(versionDescribed(in: bytes, key: key) == 7)
         hits += 1
@@ -64,7 +64,7 @@ struct CacheBytesTests {
   func tiny(uses: Bool) throws {
     let cache = try PurgeableCache<UInt16, Bool>(byteLimit: 256 << 10)
     for round in 0..<3 {
-      for key in UInt16.min...UInt16.max where key % 3 == round {
+      for key in UInt16.min...(TestRun.isFull ? UInt16.max : 16_000) where key % 3 == round {
         let outcome = cache.setValue(key % 2 == 0, forKey: key)
         #expect(outcome == .stored || outcome == .replaced)
         if uses { #expect(cache[key] == (key % 2 == 0)) }
@@ -83,19 +83,20 @@ struct CacheBytesTests {
     "one large value makes room for itself, however many slabs have to go", .notUnderThreadSanitizer,
     arguments: [20 << 20, 40 << 20])
   func largeAmongSmall(count: Int) throws {
-    let limit = 48 << 20
+    let share = TestRun.isFull ? 1 : 4
+    let limit = (48 << 20) / share
     let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: limit)
     let small = pattern(2000)
-    for i in 0..<30_000 { cache[i] = small }
+    for i in 0..<30_000 / share { cache[i] = small }
     #expect(cache.byteCount > limit / 2)
-    let large = [UInt8](repeating: 7, count: count)
+    let large = [UInt8](repeating: 7, count: count / share)
     #expect(cache.setValue(large, forKey: -1) == .stored)
     // Compared outside of the expectation: printing the arrays would take minutes.
     let isRight = cache[-1] == large
     #expect(isRight)
     #expect(cache.byteCount <= limit)
     // The large value is evicted when its turn comes.
-    for i in 100_000..<(TestRun.isFull ? 160_000 : 140_000) { #expect(cache.setValue(small, forKey: i) == .stored) }
+    for i in 100_000..<(TestRun.isFull ? 160_000 : 110_000) { #expect(cache.setValue(small, forKey: i) == .stored) }
     #expect(!cache.containsValue(forKey: -1))
     #expect(cache.byteCount <= limit)
     cache.checkBooksSwept()
@@ -115,13 +116,16 @@ struct CacheBytesTests {
   func lowering(tracksKeys: Bool) throws {
     let cache = try PurgeableCache<Int, [UInt8]>(tracksKeys: tracksKeys)
     let value = pattern(500)
-    let share = TestRun.isFull ? 1 : 2
+    let share = TestRun.isFull ? 1 : 8
     let count = 40_000 / share
+    // In the quick run all that decides about shards is smaller, too.
+    cache.openSooner(count: 16_384 / share)
+    cache.engine.shards.sizes.slabsPerShard.store(64 / share, ordering: .relaxed)
     for i in 0..<count { cache[i] = value }
     for limit in [16 << 20, 8 << 20, 6 << 20, 20 << 20].map({ $0 / share }) {
       try cache.setByteLimit(limit)
       #expect(cache.byteCount <= limit)
-      #expect(cache.count > 1000)
+      #expect(cache.count > (TestRun.isFull ? 1000 : 250))
     }
     for i in 0..<count {
       if let found = cache[i] { #expect(found == value) }
@@ -138,9 +142,10 @@ struct CacheBytesTests {
 
   @Test("tracked keys and the index count in it")
   func bookkeeping() throws {
-    let limit = 4 << 20
+    let share = TestRun.isFull ? 1 : 4
+    let limit = (4 << 20) / share
     let cache = try PurgeableCache<StructKey, UInt8>(byteLimit: limit)
-    for i in 0..<60_000 / slowness { cache[StructKey(a: i, b: "a key that is longer than fifteen bytes, \(i)")] = 1 }
+    for i in 0..<60_000 / share / slowness { cache[StructKey(a: i, b: "a key that is longer than fifteen bytes, \(i)")] = 1 }
     #expect(cache.byteCount <= limit)
     #expect(cache.statistics.memory.ordinaryBytes > cache.count * MemoryLayout<StructKey>.size)
     cache.checkBooksSwept()
@@ -148,13 +153,14 @@ struct CacheBytesTests {
 
   @Test("threads that store at once stay below it together")
   func threads() throws {
-    let limit = 8 << 20
+    let share = TestRun.isFull ? 1 : 3
+    let limit = (8 << 20) / share
     let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: limit)
     let failures = Atomic<Int>(0)
     let highest = Atomic<Int>(0)
     onThreads(4) { thread in
       let value = pattern(700)
-      for i in 0..<20_000 / slowness {
+      for i in 0..<20_000 / share / slowness {
         if cache.setValue(value, forKey: thread << 32 | i) != .stored { failures.add(1, ordering: .relaxed) }
         if i % 8 == 0 { highest.store(max(cache.byteCount, highest.load(ordering: .relaxed)), ordering: .relaxed) }
       }

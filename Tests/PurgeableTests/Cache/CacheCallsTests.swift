@@ -2,6 +2,7 @@
 // Every call of the cache: normal, edge, bad input.
 
 import Glibc
+import PurgeableTestSupport
 import Synchronization
 import Testing
 import ToolSupport
@@ -196,7 +197,7 @@ struct CacheCallsTests {
     "a trim ends while other threads go on storing: it evicts what is too much when it begins, and a quarter", arguments: [0, 1])
   func trimmingBeside(kind: Int) throws {
     let cache = try PurgeableCache<Int, [UInt8]>()
-    let count = 10_000
+    let count = TestRun.isFull ? 10_000 : 3000
     for i in 0..<count { cache.setValue(pattern(100), forKey: i, cost: 10) }
     let isOver = Atomic<Bool>(false)
     let storing = (0..<2).map { number in
@@ -208,7 +209,7 @@ struct CacheCallsTests {
       }
     }
     let most = cache.count
-    if kind == 0 { cache.trim(toCount: 1000) } else { cache.trim(toCost: 1000) }
+    if kind == 0 { cache.trim(toCount: count / 10) } else { cache.trim(toCost: count / 10) }
     let trimmed = cache.statistics.departures[.trimmed] ?? 0
     isOver.store(true, ordering: .relaxed)
     for thread in storing { thread.join() }
@@ -220,22 +221,23 @@ struct CacheCallsTests {
     "trimming goes as far as it is asked to, and no further than it must", .notUnderThreadSanitizer, arguments: [false, true])
   func trimming(tracksKeys: Bool) throws {
     let cache = try PurgeableCache<Int, [UInt8]>(tracksKeys: tracksKeys)
-    for i in 0..<20_000 { cache.setValue(pattern(100), forKey: i, cost: 10) }
-    cache.trim(toCount: 30_000)
-    #expect(cache.count == 20_000)
-    cache.trim(toCount: 15_000)
-    #expect(cache.count == 15_000)
-    cache.trim(toCost: 100_000)
-    #expect(cache.totalCost == 100_000)
-    #expect(cache.count == 10_000)
+    let count = TestRun.isFull ? 20_000 : 8000
+    for i in 0..<count { cache.setValue(pattern(100), forKey: i, cost: 10) }
+    cache.trim(toCount: count * 3 / 2)
+    #expect(cache.count == count)
+    cache.trim(toCount: count * 3 / 4)
+    #expect(cache.count == count * 3 / 4)
+    cache.trim(toCost: count * 5)
+    #expect(cache.totalCost == count * 5)
+    #expect(cache.count == count / 2)
     let held = cache.byteCount
     cache.trim(toFraction: 1)
-    #expect(cache.count == 10_000)
+    #expect(cache.count == count / 2)
     cache.trim(toFraction: 0.5)
     #expect(cache.byteCount <= held / 2)
-    #expect(cache.count > 2000)
+    #expect(cache.count > count / 10)
     cache.checkBooksSwept()
-    for i in 0..<20_000 { if let value = cache[i] { #expect(value == pattern(100)) } }
+    for i in 0..<count { if let value = cache[i] { #expect(value == pattern(100)) } }
     cache.trim(toBytes: 0)
     #expect(cache.isEmpty)
     #expect(cache.totalCost == 0)

@@ -154,7 +154,7 @@ struct CacheChangesTests {
     for cache in try Self.each(countLimit: 10) {
       let told = Told()
       try cache.setChangeHandler(every: Self.never) { told.note($0) }
-      for round in 0..<200 { for key in 0..<100 { cache.set(key + round % 2 * 1000) } }
+      for round in 0..<(TestRun.isFull ? 200 : 60) { for key in 0..<100 { cache.set(key + round % 2 * 1000) } }
       cache.deliverChanges()
       let changes = told.take()
       #expect(changes.count == 1)
@@ -274,7 +274,7 @@ struct CacheChangesTests {
       }
       onThreads(4) { thread in
         var random = SplitMix64(seed: UInt64(thread))
-        for _ in 0..<5000 / slowness {
+        for _ in 0..<(TestRun.isFull ? 5000 : 1500) / slowness {
           let key = Int(random.next() % 1000)
           if random.next() % 4 == 0 { cache.remove(key) } else { cache.set(key) }
         }

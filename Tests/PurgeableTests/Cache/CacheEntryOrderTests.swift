@@ -134,9 +134,13 @@ struct CacheEntryOrderTests {
     "entries leave exactly as in a plain simulation", .notUnderThreadSanitizer, arguments: Simulated.Order.allCases, [0, 1, 2])
   fileprivate func exact(order: Simulated.Order, limit: Int) throws {
     var random = SplitMix64(seed: chosenSeed)
+    // Smaller limits in the quick run, so that fewer steps reach them.
+    let (countLimit, costLimit) = TestRun.isFull ? (700, 9000) : (300, 4500)
     let simulated = try Simulated(
-      order, countLimit: limit == 0 ? 700 : nil, costLimit: limit == 1 ? 9000 : nil, byteLimit: limit == 2 ? 1 << 20 : nil)
-    let steps = isOptimized ? 1_000_000 : TestRun.isFull ? 40_000 : 16_000
+      order, countLimit: limit == 0 ? countLimit : nil, costLimit: limit == 1 ? costLimit : nil,
+      byteLimit: limit == 2 ? 1 << 20 : nil)
+    let steps = isOptimized ? 1_000_000 : TestRun.isFull ? 40_000 : 5000
+    let rounds = TestRun.isFull ? 8 : 4
     for step in 0..<steps {
       // Half of all is asked of a tenth of the keys.
       let key = random.index(below: random.index(below: 2) == 0 ? 200 : 2000)
@@ -150,7 +154,7 @@ struct CacheEntryOrderTests {
         default: simulated.peek(key)
         }
       try #require(isRight, "step \(step)")
-      if step % (steps / 8) == steps / 9 {
+      if step % (steps / rounds) == steps / 9 {
         #expect(simulated.isSame)
         simulated.cache.recountBooks()
         // Trims and pressure take the same order, also while the index shrinks and grows.
@@ -164,7 +168,7 @@ struct CacheEntryOrderTests {
     #expect(simulated.isSame && simulated.evictedCount > steps / 100, "\(simulated.evictedCount)")
     simulated.cache.checkBooksSwept()
     let all = simulated.cache.count
-    try #require(simulated.change { try $0.setByteLimit(0) } && simulated.cache.isEmpty && all > 100)
+    try #require(simulated.change { try $0.setByteLimit(0) } && simulated.cache.isEmpty && all > (TestRun.isFull ? 100 : 50))
   }
 
   @Test("priorities and what the program keeps count in an order that heeds no hits, too", arguments: Simulated.Order.allCases)
@@ -227,7 +231,7 @@ struct CacheEntryOrderTests {
 
   @Test("a byte limit holds, and three quarters of it are full however entries are used", arguments: [100, 3000])
   func bytes(byteCount: Int) throws {
-    let limit = 4 << 20
+    let limit = TestRun.isFull ? 4 << 20 : 2 << 20
     let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: limit, evictionOrder: .lru)
     var random = SplitMix64(seed: chosenSeed)
     let keyCount = 3 * limit / byteCount
@@ -244,15 +248,16 @@ struct CacheEntryOrderTests {
 
   @Test("where the oldest slabs are full of what is used, holes in younger ones are found all the same")
   func holes() throws {
-    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 6 << 20, evictionOrder: .lru)
-    let (hot, all) = (25_000, 36_000)
+    let share = TestRun.isFull ? 1 : 4
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: (6 << 20) / share, evictionOrder: .lru)
+    let (hot, all) = (25_000 / share, 36_000 / share)
     for key in 0..<all { cache[key] = pattern(100) }
     // Of each ten younger entries one is used. What is not used is evicted, and leaves nine holes.
     var next = all
     for _ in 0..<8 {
       for key in 0..<hot { _ = cache[key] }
       for key in stride(from: hot, to: next, by: 10) { _ = cache[key] }
-      for _ in 0..<1500 {
+      for _ in 0..<1500 / share {
         cache[next] = pattern(100)
         next += 1
       }
@@ -281,16 +286,17 @@ struct CacheEntryOrderTests {
 
   @Test("threads: hits, stores, removals and trims at the same time")
   func threads() throws {
-    let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 4000, byteLimit: 2 << 20, evictionOrder: .lru)
+    let share = TestRun.isFull ? 1 : 3
+    let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 4000 / share, byteLimit: (2 << 20) / share, evictionOrder: .lru)
     let wrongCount = Atomic<Int>(0)
     onThreads(4) { thread in
       var random = SplitMix64(seed: chosenSeed &+ UInt64(thread))
-      for step in 0..<(isOptimized ? 100_000 : 10_000) / slowness {
-        let key = random.index(below: 8000)
+      for step in 0..<(isOptimized ? 100_000 : 10_000 / share) / slowness {
+        let key = random.index(below: 8000 / share)
         switch random.index(below: 8) {
         case 0..<3: cache[key] = described(UInt32(key), version: UInt32(step), count: 20 + key % 900)
         case 3: cache.remove(forKey: key)
-        case 4 where step % 500 == 0: cache.trim(toCount: 1000)
+        case 4 where step % 500 == 0: cache.trim(toCount: 1000 / share)
         default:
           if let bytes = cache[key], versionDescribed(in: bytes, key: UInt32(key)) == nil {
             wrongCount.add(1, ordering: .relaxed)
@@ -299,7 +305,7 @@ struct CacheEntryOrderTests {
         if step % 2000 == 0 { cache.recountBooks() }
       }
     }
-    #expect(wrongCount.load(ordering: .relaxed) == 0 && cache.count <= 4000)
+    #expect(wrongCount.load(ordering: .relaxed) == 0 && cache.count <= 4000 / share)
     cache.checkBooksSwept()
   }
 

@@ -53,7 +53,7 @@ struct CacheExpiryStormTests {
       let isExact = limits.count == nil && limits.bytes == nil
       var model: [Int: (version: UInt32, idle: Int?, deadline: Int)] = [:]
       var (now, version): (Int, UInt32) = (0, 0)
-      for step in 0..<(TestRun.isFull ? 6000 : 3000) / slowness {
+      for step in 0..<(TestRun.isFull ? 6000 : 1200) / slowness {
         let key = random.index(below: 700)
         switch random.index(below: 20) {
         case 0..<9:
@@ -117,7 +117,7 @@ struct CacheExpiryStormTests {
     let lateCount = Atomic<Int>(0)
     onThreads(4) { thread in
       var random = SplitMix64(seed: chosenSeed &+ UInt64(thread))
-      for step in 0..<(isOptimized ? 60_000 : TestRun.isFull ? 8000 : 3000) / slowness {
+      for step in 0..<(isOptimized ? 60_000 : TestRun.isFull ? 8000 : 1200) / slowness {
         let key = random.index(below: 6000)
         switch random.index(below: 16) {
         case 0..<6:

@@ -4,6 +4,7 @@
 import CPurgeable
 import CPurgeable.Testing
 import Glibc
+import PurgeableTestSupport
 import Testing
 
 @testable import Purgeable
@@ -98,12 +99,12 @@ struct CacheFaultTests {
       // 1,500 entries lie on pages whose sums fit into the index's home. Later there is no memory for sums of more pages, and
       // when a store needs a slab, a whole one is evicted, with up to 1,500 small entries. With 4,000 entries only the index
       // needs memory.
+      let huge = [UInt8](repeating: 1, count: 80 << 20)
       for (tracksKeys, first, least) in [(false, 1500, 1), (true, 1500, 1), (false, 4000, 2500), (true, 4000, 2500)] {
         let cache = try PurgeableCache<UInt32, [UInt8]>(tracksKeys: tracksKeys)
         let first = UInt32(first)
         for key in 0..<first { cache.setValue(described(key, version: 1, count: 100), forKey: key) }
         fail(UInt32(purgeable_testing_call_mmap.rawValue | purgeable_testing_call_allocate.rawValue), at: 1, and: true)
-        let huge = [UInt8](repeating: 1, count: 80 << 20)
         require(cache.setValue(huge, forKey: 5000) == .outOfMemory, "no chunk for it")
         require(cache.setValue(huge, forKey: 7) == .outOfMemory, "no chunk for it either")
         noFaults()
@@ -111,7 +112,7 @@ struct CacheFaultTests {
         requireContents(cache, first)
         fail(UInt32(purgeable_testing_call_mmap.rawValue), at: 1, and: true)
         // The index cannot grow: other entries are evicted by policy.
-        let count: UInt32 = 20_000
+        let count: UInt32 = TestRun.isFull ? 20_000 : 7000
         var refused = 0
         var fewest = cache.count
         for key in first..<count {
@@ -121,6 +122,7 @@ struct CacheFaultTests {
         requireContents(cache, count, all: false)
         require(fewest >= least && refused == 0, "\(fewest) entries at the fewest, \(refused) refused")
         noFaults()
+        cache.openSooner(count: 6000)
         for key in 0..<count { cache.setValue(described(key, version: 2, count: 8), forKey: key) }
         requireContents(cache, count)
         cache.removeAll()
@@ -135,30 +137,31 @@ struct CacheFaultTests {
       let calls =
         purgeable_testing_call_madvise_free.rawValue | purgeable_testing_call_madvise_dontneed.rawValue
         | purgeable_testing_call_madvise_other.rawValue | purgeable_testing_call_mincore.rawValue
+      let count: UInt32 = TestRun.isFull ? 5000 : 1500
       let cache = try PurgeableCache<UInt32, [UInt8]>()
-      for key in 0..<UInt32(5000) { cache.setValue(described(key, version: 1, count: 300), forKey: key) }
+      for key in 0..<count { cache.setValue(described(key, version: 1, count: 300), forKey: key) }
       for round in 0..<40 {
         fail(UInt32(calls), at: round < 20 ? UInt64(round / 4 + 1) : 1, and: round >= 20)
         switch round % 4 {
         case 0: cache.offerIdle()
         case 1: cache.sweep()
         case 2: _ = cache.statistics
-        default: require(cache.remove(forKey: UInt32(4999 - round / 4)), "removal")
+        default: require(cache.remove(forKey: count - 1 - UInt32(round / 4)), "removal")
         }
         noFaults()
-        requireContents(cache, 5000 - UInt32(round + 1) / 4)
+        requireContents(cache, count - UInt32(round + 1) / 4)
       }
       fail(UInt32(calls), at: 1, and: true)
-      cache.trim(toCount: 1000)
+      cache.trim(toCount: Int(count) / 5)
       cache.trim(toBytes: cache.byteCount / 2)
       noFaults()
-      requireContents(cache, 5000, all: false)
-      require(cache.count <= 1000, "trimmed")
+      requireContents(cache, count, all: false)
+      require(cache.count <= Int(count) / 5, "trimmed")
       fail(UInt32(calls), at: 1, and: true)
       cache.removeAll()
       noFaults()
-      for key in 0..<UInt32(5000) { cache.setValue(described(key, version: 2, count: 300), forKey: key) }
-      requireContents(cache, 5000)
+      for key in 0..<count { cache.setValue(described(key, version: 2, count: 300), forKey: key) }
+      requireContents(cache, count)
       cache.offerIdle()
       cache.trim(toBytes: 0)
       require(cache.isEmpty && cache.statistics.memory.heldBytes == 0, "all given back in the end")
@@ -170,17 +173,18 @@ struct CacheFaultTests {
     await #expect(processExitsWith: .success) {
       // The library's thread makes calls of its own.
       keepLibraryThreadAway()
+      let count: UInt32 = TestRun.isFull ? 5000 : 2000
       for tracksKeys in [false, true] {
         let cache = try PurgeableCache<UInt32, [UInt8]>(tracksKeys: tracksKeys)
-        for key in 0..<UInt32(5000) { cache.setValue(described(key, version: 1, count: 100), forKey: key) }
+        for key in 0..<count { cache.setValue(described(key, version: 1, count: 100), forKey: key) }
         cache.offerIdle()
         cache.offerIdle()
         let offered = cache.statistics.memory.offeredBytes
-        require(offered > 400_000, "\(offered) bytes on offer")
+        require(offered > (TestRun.isFull ? 400_000 : 120_000), "\(offered) bytes on offer")
         let before = purgeable_testing_call_count(anyCall)
         var buffer = [UInt8](repeating: 0, count: 200)
         for _ in 0..<4 {
-          for key in 0..<UInt32(5000) {
+          for key in 0..<count {
             require(cache.value(forKey: key) != nil, "hit")
             let found = unsafe buffer.withUnsafeMutableBytes { unsafe cache.read(forKey: key, into: $0) }
             require(found == .hit(byteCount: 100), "hit")

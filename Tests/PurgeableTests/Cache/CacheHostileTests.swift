@@ -36,7 +36,7 @@ struct CacheHostileTests {
   /// Everywhere that the index is no larger, which is what makes look-ups cheap; times are compared in the full run.
   @Test("keys with equal low bits, equal high bits, or in sequence cost what random ones do")
   func patterns() throws {
-    let count = (TestRun.isFull ? 20_000 : 5000) / slowness
+    let count = (TestRun.isFull ? 20_000 : 2500) / slowness
     var random = SplitMix64(seed: 3)
     _ = try seconds((0..<1000).map { UInt64($0) })
     let usual = try seconds((0..<count).map { _ in random.next() })

@@ -170,17 +170,28 @@ struct CacheLargeStoreTests {
     for key in 0..<3000 { cache["\(key)"] = pattern(2000) }
     #expect(cache.isOpen)
     let engine = cache.engine
+    let owner = engine.shards.all[3]
+    // Keys of one shard, each looked for once.
+    var (owned, number) = ([String](), 0)
+    func ownedKey(_ at: Int) -> String {
+      while owned.count <= at {
+        number += 1
+        let key = "\(number)"
+        cache.encode(key) { engineKey, _ in
+          if engine.shards.shard(of: engineKey).number == owner.number { owned.append(key) }
+        } tracked: { _ in
+        }
+      }
+      return owned[at]
+    }
+    let filling = pattern(2000)
     for (key, byteCount) in [("small", 1000), ("große", 1000), ("large", 2 << 20), ("größte", 2 << 20)] {
       for shard in engine.shards.all { engine.shards.hold(shard) { held in while held.evictSlab(.trimmed) {} } }
       // All there is, in one shard.
-      let owner = engine.shards.all[3]
-      var number = 0
+      var stored = 0
       while cache.byteCount < 4 << 20 - 200_000 {
-        number += 1
-        cache.encode("\(number)") { engineKey, _ in
-          if engine.shards.shard(of: engineKey).number == owner.number { cache["\(number)"] = pattern(2000) }
-        } tracked: { _ in
-        }
+        cache[ownedKey(stored)] = filling
+        stored += 1
       }
       let before = cache.count
       var thread: TestThread?
@@ -235,15 +246,15 @@ struct CacheLargeStoreTests {
 
   @Test("several threads store large values at a byte limit: no wrong byte, the limit holds, the books are right")
   func storm() throws {
-    let limit = 16 << 20
+    let (limit, rounds) = TestRun.isFull ? (16 << 20, 120) : (6 << 20, 42)
     let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: limit)
     let counts = WrongCount()
     onThreads(4) { thread in
-      for round in 0..<120 {
+      for round in 0..<rounds {
         let key = (round * 7 + thread * 3) % 60
         let size = key % 4 == 0 ? 50 : 130_000 + key * 7919 % 400_000
         if thread < 3 { cache.setValue(pattern(size, seed: UInt8(key)), forKey: key) }
-        if thread == 3, round % 40 == 39 { cache.removeAll() }
+        if thread == 3, (round + 1) % (rounds / 3) == 0 { cache.removeAll() }
         if let value = cache.value(forKey: key), value != pattern(size, seed: UInt8(key)) {
           counts.wrong.add(1, ordering: .relaxed)
         }

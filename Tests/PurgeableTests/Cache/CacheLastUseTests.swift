@@ -157,9 +157,10 @@ struct CacheLastUseTests {
     "last uses go along: as the index grows and shrinks, to other slabs, queues and shards, and back", arguments: [false, true])
   func moves(tracksKeys: Bool) throws {
     let clock = ManualClock()
-    let most = TestRun.isFull ? 60_000 : 25_000
+    // `grown` and `most` lead to more entries than open the shards.
+    let (count, grown, most) = TestRun.isFull ? (2000, 30_000, 60_000) : (900, 14_000, 14_000)
     let steps: [(String, (PurgeableCache<Int, [UInt8]>) throws -> Void)] = [
-      ("grows", { cache in for key in 10_000..<30_000 { cache.setValue([1], forKey: key, expiry: .never) } }),
+      ("grows", { cache in for key in 10_000..<grown { cache.setValue([1], forKey: key, expiry: .never) } }),
       (
         "shrinks",
         { cache in
@@ -169,12 +170,12 @@ struct CacheLastUseTests {
         }
       ),
       ("slabs", { $0.moveAll() }),
-      ("queues", { cache in for key in 0..<2000 { try cache.setPriority(key % 2 == 0 ? .pinned : .speculative, forKey: key) } }),
+      ("queues", { cache in for key in 0..<count { try cache.setPriority(key % 2 == 0 ? .pinned : .speculative, forKey: key) } }),
       (
         "shards",
         { cache in
           cache.engine.shards.openShards()
-          for key in stride(from: 0, to: 2000, by: 7) { _ = cache.peekValue(forKey: key) }
+          for key in stride(from: 0, to: count, by: 7) { _ = cache.peekValue(forKey: key) }
           cache.moveAll()
           for shard in cache.engine.shards.all.dropFirst() { cache.engine.shards.hold(shard) { _ in } }
         }
@@ -183,7 +184,7 @@ struct CacheLastUseTests {
         "opened and closed",
         { cache in
           cache.engine.shards.openShards()
-          for key in stride(from: 0, to: 2000, by: 3) { cache.setValue(pattern(60), forKey: key) }
+          for key in stride(from: 0, to: count, by: 3) { cache.setValue(pattern(60), forKey: key) }
           try cache.setByteLimit(6 << 20)
           cache.moveAll()
         }
@@ -192,21 +193,22 @@ struct CacheLastUseTests {
     for (name, step) in steps {
       let cache: PurgeableCache<Int, [UInt8]> = try makeExpiringCache(
         clock, tracksKeys: tracksKeys, expiry: .sinceLastUse(.seconds(100)))
-      for key in 0..<2000 { cache[key] = pattern(60) }
+      cache.openSooner(count: 3000)
+      for key in 0..<count { cache[key] = pattern(60) }
       clock.advance(by: .seconds(50))
-      for key in stride(from: 0, to: 2000, by: 3) { #expect(cache[key] == pattern(60)) }
+      for key in stride(from: 0, to: count, by: 3) { #expect(cache[key] == pattern(60)) }
       clock.advance(by: .seconds(40))
       try step(cache)
       clock.advance(by: .seconds(15))
-      let count = (0..<2000).count { key in
+      let left = (0..<count).count { key in
         let isThere = cache.peekValue(forKey: key) == pattern(60)
         #expect(isThere == (key % 3 == 0), "\(name): \(key)")
         return isThere
       }
-      #expect(count == 667, "\(name)")
+      #expect(left == (count + 2) / 3, "\(name)")
       clock.advance(by: .seconds(95))
       cache.removeExpired()
-      #expect((0..<2000).allSatisfy { !cache.containsValue(forKey: $0) }, "\(name)")
+      #expect((0..<count).allSatisfy { !cache.containsValue(forKey: $0) }, "\(name)")
       cache.checkBooksSwept()
     }
   }
@@ -215,15 +217,18 @@ struct CacheLastUseTests {
   func upkeep(order: EvictionOrder) throws {
     let clock = ManualClock()
     let cache: PurgeableCache<Int, [UInt8]> = try makeExpiringCache(clock, order, expiry: .sinceLastUse(.seconds(60)))
-    for key in 0..<20_000 { cache[key] = described(UInt32(key), version: 0, count: 90) }
+    let count = TestRun.isFull ? 20_000 : 7000
+    cache.openSooner(count: count * 4 / 5)
+    for key in 0..<count { cache[key] = described(UInt32(key), version: 0, count: 90) }
     let held = cache.statistics.memory.heldBytes
     clock.advance(by: .seconds(30))
-    for key in stride(from: 0, to: 20_000, by: 10) { _ = cache[key] }
+    for key in stride(from: 0, to: count, by: 10) { _ = cache[key] }
     clock.advance(by: .seconds(29))
-    #expect(cache.engine.dropDueSlabs() < .max && cache.count == 20_000)
+    #expect(cache.engine.dropDueSlabs() < .max && cache.count == count)
     clock.advance(by: .seconds(1))
-    #expect(cache.engine.dropDueSlabs() < .max && cache.count == 2000 && cache.statistics.departures[.expired] == 18_000)
-    for key in stride(from: 0, to: 20_000, by: 10) {
+    #expect(cache.engine.dropDueSlabs() < .max && cache.count == count / 10)
+    #expect(cache.statistics.departures[.expired] == count * 9 / 10)
+    for key in stride(from: 0, to: count, by: 10) {
       #expect(cache.peekValue(forKey: key) == described(UInt32(key), version: 0, count: 90))
     }
     cache.checkBooks()
@@ -232,7 +237,7 @@ struct CacheLastUseTests {
     #expect(try #require(due) - now > 29_900_000_000 && due! - now <= 30_000_000_000)
     clock.advance(by: .seconds(29))
     cache.engine.dropDueSlabs()
-    #expect(cache.count == 2000)
+    #expect(cache.count == count / 10)
     clock.advance(by: .seconds(1))
     #expect(cache.engine.dropDueSlabs() == .max && cache.isEmpty && cache.statistics.memory.heldBytes < held / 4)
     cache.checkBooks()
@@ -313,12 +318,14 @@ struct CacheLastUseTests {
     let late = Atomic<Int>(0)
     let wrong = Atomic<Int>(0)
     let hits = Atomic<Int>(0)
+    // In the quick run fewer keys as well, so that enough of the reads are hits.
+    let (keyCount, stepCount, leastHits) = TestRun.isFull ? (1500, 8000, 100) : (300, 2500, 30)
     onThreads(4) { thread in
       var random = SplitMix64(seed: chosenSeed &+ UInt64(thread))
       // A thread's own keys, and when it used each last, at the latest.
       var lastUse = [Int: ContinuousClock.Instant]()
-      for step in 0..<(isOptimized ? 60_000 : 8000) / slowness {
-        let key = 4 * random.index(below: 1500) + thread
+      for step in 0..<(isOptimized ? 60_000 : stepCount) / slowness {
+        let key = 4 * random.index(below: keyCount) + thread
         switch random.index(below: 20) {
         case 0..<6:
           cache[key] = described(UInt32(key), version: 0, count: 20 + key % 700)
@@ -344,7 +351,8 @@ struct CacheLastUseTests {
         }
       }
     }
-    #expect(late.load(ordering: .relaxed) == 0 && wrong.load(ordering: .relaxed) == 0 && hits.load(ordering: .relaxed) > 100)
+    #expect(late.load(ordering: .relaxed) == 0 && wrong.load(ordering: .relaxed) == 0)
+    #expect(hits.load(ordering: .relaxed) > leastHits)
     clock.advance(by: .seconds(3))
     cache.removeExpired()
     #expect(cache.isEmpty)

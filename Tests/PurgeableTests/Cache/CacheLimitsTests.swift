@@ -24,13 +24,14 @@ struct CacheLimitsTests {
 
   @Test("a count limit beyond what the byte limit holds changes nothing", arguments: [1_000_000, 100_000_000, 1 << 62, .max - 1])
   func countLimitOutOfReach(countLimit: Int) throws {
-    let alone = try PurgeableCache<Int, [UInt8]>(byteLimit: 4 << 20)
-    let both = try PurgeableCache<Int, [UInt8]>(countLimit: countLimit, byteLimit: 4 << 20)
+    let (stored, limit) = TestRun.isFull ? (12_000, 4 << 20) : (5000, 2 << 20)
+    let alone = try PurgeableCache<Int, [UInt8]>(byteLimit: limit)
+    let both = try PurgeableCache<Int, [UInt8]>(countLimit: countLimit, byteLimit: limit)
     let value = pattern(1000)
-    for key in 0..<12_000 {
+    for key in 0..<stored {
       alone[key] = value
-      #expect(both.setValue(value, forKey: key) == .stored)
-      if key % 100 == 0 { #expect(both.byteCount <= 4 << 20) }
+      if both.setValue(value, forKey: key) != .stored { Issue.record("key \(key)") }
+      if key % 100 == 0 { #expect(both.byteCount <= limit) }
     }
     #expect(both.count * 10 > alone.count * 9, "\(both.count) entries, \(alone.count) without a count limit")
     both.checkBooks()
@@ -42,12 +43,14 @@ struct CacheLimitsTests {
       try PurgeableCache<Int, [UInt8]>(byteLimit: limit), try PurgeableCache<Int, [UInt8]>(costLimit: limit),
       try PurgeableCache<Int, [UInt8]>(countLimit: limit, costLimit: limit, byteLimit: limit, lockedByteLimit: limit),
     ]
+    let count = TestRun.isFull ? 2000 : 600
+    let value = pattern(100)
     for cache in caches {
-      for key in 0..<2000 { cache.setValue(pattern(100), forKey: key, cost: key % 3 == 0 ? Int.max : nil) }
-      for _ in 0..<3 { for key in 0..<2000 { _ = cache[key] } }
+      for key in 0..<count { cache.setValue(value, forKey: key, cost: key % 3 == 0 ? Int.max : nil) }
+      for _ in 0..<3 { for key in 0..<count { _ = cache[key] } }
       // Used entries are copied on.
-      cache.trim(toCount: 500)
-      #expect(cache.count <= 500)
+      cache.trim(toCount: count / 4)
+      #expect(cache.count <= count / 4)
       cache.trimUntimed(level: .critical)
       cache.checkBooks()
     }
@@ -122,10 +125,10 @@ struct CacheLimitsTests {
     "the count limit holds after every store, and the newest is always there", arguments: [1, 2, 3, 10, 100, 1000], [false, true])
   func count(limit: Int, tracksKeys: Bool) throws {
     let cache = try PurgeableCache<Int, [UInt8]>(countLimit: limit, tracksKeys: tracksKeys)
-    for i in 0..<5 * limit + 50 {
-      #expect(cache.setValue(pattern(30 + i % 40), forKey: i) == .stored)
-      #expect(cache.count <= limit)
-      #expect(cache.peekValue(forKey: i) == pattern(30 + i % 40))
+    for i in 0..<(TestRun.isFull ? 5 : 3) * limit + 50 {
+      let value = pattern(30 + i % 40)
+      let isStored = cache.setValue(value, forKey: i) == .stored && cache.count <= limit
+      if !isStored || cache.peekValue(forKey: i) != value { Issue.record("key \(i) of \(cache.count) entries") }
     }
     #expect(cache.count == limit)
     cache.checkBooksSwept()
@@ -224,14 +227,14 @@ struct CacheLimitsTests {
   @Test("with N threads storing, the excess is at most N entries, and none is left", arguments: [false, true])
   func threads(tracksKeys: Bool) throws {
     let threads = 4
-    let limit = 3000
+    let limit = TestRun.isFull ? 3000 : 1000
     // A cache that was made without a limit may have many shards, and the limit holds across them.
     let cache = try PurgeableCache<Int, Int>(tracksKeys: tracksKeys)
     for i in 0..<2 * limit { cache[-1 - i] = i }
     try cache.setCountLimit(limit)
     let highest = Atomic<Int>(0)
     onThreads(threads) { thread in
-      for i in 0..<(TestRun.isFull ? 10_000 : 4000) / slowness {
+      for i in 0..<(TestRun.isFull ? 10_000 : 1400) / slowness {
         cache[thread << 32 | i] = i
         let now = cache.count
         if now > highest.load(ordering: .relaxed) { highest.store(now, ordering: .relaxed) }

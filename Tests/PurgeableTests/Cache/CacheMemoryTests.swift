@@ -55,13 +55,15 @@ struct CacheMemoryTests {
       require(patiently { threadCount() == 0 }, "the library's thread ends with the last cache")
       let before = residentKilobytes()
       let mappings = mappingCount()
-      let value = pattern(100)
-      let count = (tracksKeys ? 100_000 : 400_000) / (isOptimized ? 1 : 4)
+      // In the quick run fewer entries that are larger.
+      let (share, byteCount) = isOptimized ? (1, 100) : TestRun.isFull ? (4, 100) : (12, 1000)
+      let value = pattern(byteCount)
+      let count = (tracksKeys ? 100_000 : 400_000) / share
       var cache: PurgeableCache<Int, [UInt8]>? = try PurgeableCache(tracksKeys: tracksKeys)
       for key in 0..<count { cache![key] = value }
       require(cache!.count == count, "all there")
       let full = residentKilobytes()
-      require(full - before > count * 100 / 1024, "\(full - before) KiB for \(count) entries")
+      require(full - before > count * byteCount / 1024, "\(full - before) KiB for \(count) entries")
       // Measured in processor time: other tests run beside this one. Bounded in the full run only, since beside others the same
       // work takes more of it.
       let begin = clock()
@@ -76,17 +78,17 @@ struct CacheMemoryTests {
     }
   }
 
-  @Test("making and dropping 200 caches leaves no mapping and no thread", .countsMemory)
+  @Test("making and dropping many caches leaves no mapping and no thread", .countsMemory)
   func manyCaches() async {
     await #expect(processExitsWith: .success) {
-      for round in 0..<20 {
+      for round in 0..<(TestRun.isFull ? 20 : 8) {
         let cache = try PurgeableCache<String, [UInt8]>(byteLimit: 1 << 20, tracksKeys: round % 2 == 0)
         cache["a"] = [1]
         require(patiently { threadCount() == 1 }, "\(threadCount()) threads")
       }
       require(patiently { threadCount() == 0 }, "the library's thread ends with the last cache")
       let before = mappingCount()
-      for round in 0..<200 {
+      for round in 0..<(TestRun.isFull ? 200 : 60) {
         let cache = try PurgeableCache<String, [UInt8]>(
           countLimit: round % 3 == 0 ? 10 : nil, byteLimit: round % 2 == 0 ? 1 << 20 : nil, tracksKeys: round % 5 == 0)
         for key in 0..<20 { cache["\(key)"] = pattern(2000) }
@@ -106,13 +108,13 @@ struct CacheMemoryTests {
   @Test("the byte limit bounds what the process has resident", .countsMemory)
   func resident() async {
     await #expect(processExitsWith: .success) {
-      let limit = 32 << 20
+      let limit = TestRun.isFull ? 32 << 20 : 12 << 20
       let warm = try PurgeableCache<UInt32, [UInt8]>()
       for key in 0..<UInt32(2000) { warm[key] = [1] }
       let before = residentKilobytes()
       let cache = try PurgeableCache<UInt32, [UInt8]>(byteLimit: limit)
       let value = pattern(1000)
-      for key in 0..<UInt32(150_000 / slowness) { cache[key] = value }
+      for key in 0..<UInt32((TestRun.isFull ? 150_000 : 45_000) / slowness) { cache[key] = value }
       let grown = (residentKilobytes() - before) << 10
       require(cache.byteCount <= limit, "\(cache.byteCount) bytes held")
       require(slowness > 1 || cache.byteCount > limit / 2, "\(cache.byteCount) bytes held")

@@ -2,6 +2,7 @@
 // Random operations on a cache and a dictionary: the cache's values are those of the dictionary.
 
 import CPurgeable
+import PurgeableTestSupport
 import Testing
 import ToolSupport
 
@@ -146,6 +147,9 @@ private final class ModelRun<Key: Hashable & Sendable> {
 
 @Suite("PurgeableCache, against a model")
 struct CacheModelTests {
+  private let integerSteps = TestRun.isFull ? 50_000 : 15_000
+  private let stringSteps = TestRun.isFull ? 25_000 : 8000
+
   private func run<Key: Hashable & Sendable>(
     _ cache: PurgeableCache<Key, [UInt8]>, keyCount: Int, isLossy: Bool, steps: Int, key: @escaping (Int) -> Key
   ) {
@@ -157,30 +161,30 @@ struct CacheModelTests {
 
   @Test("without limits and discards it is a dictionary: integer keys", arguments: [false, true])
   func integers(tracksKeys: Bool) throws {
-    try run(PurgeableCache(tracksKeys: tracksKeys), keyCount: 3000, isLossy: false, steps: 50_000) { $0 }
+    try run(PurgeableCache(tracksKeys: tracksKeys), keyCount: 3000, isLossy: false, steps: integerSteps) { $0 }
   }
 
   @Test("without limits and discards it is a dictionary: string keys, some outside of ASCII", arguments: [false, true])
   func strings(tracksKeys: Bool) throws {
-    try run(PurgeableCache(tracksKeys: tracksKeys), keyCount: 1000, isLossy: false, steps: 25_000) {
+    try run(PurgeableCache(tracksKeys: tracksKeys), keyCount: 1000, isLossy: false, steps: stringSteps) {
       $0 % 3 == 0 ? "kéy \($0)" : "key \($0)"
     }
   }
 
   @Test("with discards, limits and trims, what is there is right: integer keys", arguments: [false, true])
   func lossyIntegers(tracksKeys: Bool) throws {
-    try run(PurgeableCache(tracksKeys: tracksKeys), keyCount: 3000, isLossy: true, steps: 50_000) { $0 }
+    try run(PurgeableCache(tracksKeys: tracksKeys), keyCount: 3000, isLossy: true, steps: integerSteps) { $0 }
   }
 
   @Test("with discards, limits and trims, what is there is right: string keys", arguments: [false, true])
   func lossyStrings(tracksKeys: Bool) throws {
-    try run(PurgeableCache(tracksKeys: tracksKeys), keyCount: 1000, isLossy: true, steps: 25_000) {
+    try run(PurgeableCache(tracksKeys: tracksKeys), keyCount: 1000, isLossy: true, steps: stringSteps) {
       $0 % 3 == 0 ? "kéy \($0)" : "key \($0)"
     }
   }
 
   @Test("with discards, limits and trims, what is there is right: keys that all collide")
   func lossyCollisions() throws {
-    try run(PurgeableCache(), keyCount: 100, isLossy: true, steps: 10_000) { CollidingKey(number: $0) }
+    try run(PurgeableCache(), keyCount: 100, isLossy: true, steps: TestRun.isFull ? 10_000 : 4000) { CollidingKey(number: $0) }
   }
 }

@@ -42,12 +42,18 @@ private func zipf(_ count: Int, of objects: Int, seed: UInt64) -> [Int] {
   }
 }
 
+/// Limits, how many keys are asked for, and whether the limit is one of costs.
+private let hitCases: [(limit: Int, keys: Int, byCost: Bool)] =
+  TestRun.isFull
+  ? [false, true].flatMap { [(10, 100, $0), (50, 1000, $0), (100, 1000, $0), (1000, 10_000, $0)] }
+  : [(10, 100, false), (100, 1000, true), (1000, 10_000, false)]
+
 @Suite("Cache: the order that stays")
 struct CacheOrderTests {
   @Test("of three entries the oldest goes, every time", arguments: LateLimit.allCases, [false, true])
   func three(limit: LateLimit, tracksKeys: Bool) throws {
     var random = SplitMix64(seed: chosenSeed)
-    for _ in 0..<300 {
+    for _ in 0..<(TestRun.isFull ? 300 : 100) {
       let cache = try PurgeableCache<Int, Int>(tracksKeys: tracksKeys)
       let keys = [random.index(below: 1 << 40), -1 - random.index(below: 1 << 40), 1 << 41 + random.index(below: 1 << 40)]
       for key in keys { cache.setValue(key, forKey: key, cost: 1) }
@@ -72,7 +78,9 @@ struct CacheOrderTests {
     }
   }
 
-  @Test("half of the entries go, and the newer half stays", arguments: LateLimit.allCases, [4, 10, 100, 1000, 10_000])
+  @Test(
+    "half of the entries go, and the newer half stays", arguments: LateLimit.allCases,
+    [4, 10, 100, 1000, TestRun.isFull ? 10_000 : 5000])
   func half(limit: LateLimit, count: Int) throws {
     let cache = try PurgeableCache<Int, Int>()
     for i in 0..<count { cache.setValue(i, forKey: i, cost: 1) }
@@ -83,8 +91,9 @@ struct CacheOrderTests {
 
   @Test("of so many entries that there are several shards, 99 % of the newer half stay", arguments: LateLimit.allCases)
   func halfOfMany(limit: LateLimit) throws {
-    let count = TestRun.isFull ? 100_000 : 24_000
+    let count = TestRun.isFull ? 100_000 : 7500
     let cache = try PurgeableCache<Int, Int>(clock: .system, hashSeed: chosenSeed)
+    if !TestRun.isFull { cache.openEarly(count: count * 2 / 3) }
     for i in 0..<count { cache.setValue(i, forKey: i, cost: 1) }
     #expect(cache.engine.shards.openCount == 16)
     limit.apply(count / 2, to: cache)
@@ -96,8 +105,9 @@ struct CacheOrderTests {
 
   @Test(
     "a limit set after creation hits as often as one set at creation, within half a point",
-    arguments: [(10, 100), (50, 1000), (100, 1000), (1000, 10_000)], [false, true])
-  func hits(sizes: (limit: Int, keys: Int), byCost: Bool) throws {
+    arguments: hitCases)
+  func hits(sizes: (limit: Int, keys: Int, byCost: Bool)) throws {
+    let byCost = sizes.byCost
     // Which keys share a bucket of a ghost follows from the seed of the hashes. Several caches even that out for a ghost of ten.
     let caches = sizes.limit == 10 ? 8 : 1
     let count = (sizes.limit == 10 ? 50_000 : 100_000) / slowness / (TestRun.isFull ? 1 : 10)

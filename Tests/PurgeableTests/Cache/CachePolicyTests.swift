@@ -2,6 +2,7 @@
 // The order of eviction, against an exact simulation of S3-FIFO over entries.
 
 import Glibc
+import PurgeableTestSupport
 import Testing
 
 @testable import Purgeable
@@ -22,7 +23,7 @@ struct CachePolicyTests {
   @Test("misses as often as exact S3-FIFO does, within 0.01", arguments: [1, 10], [false, true])
   func againstExact(percent: Int, tracksKeys: Bool) throws {
     let objects = 8000
-    let requests = skewedRequests(count: 50_000 / slowness, objects: objects, seed: 42)
+    let requests = skewedRequests(count: (TestRun.isFull ? 50_000 : 16_000) / slowness, objects: objects, seed: 42)
     let capacity = objects * percent / 100
     var exact = ExactS3FIFO(capacity: capacity)
     let expected = Double(requests.count { !exact.request($0) }) / Double(requests.count)
@@ -37,7 +38,7 @@ struct CachePolicyTests {
   @Test("by bytes, whole slabs at a time, it misses little more often than exact S3-FIFO by entries")
   func byBytes() throws {
     let objects = 40_000
-    let requests = skewedRequests(count: 100_000 / slowness, objects: objects, seed: 43)
+    let requests = skewedRequests(count: (TestRun.isFull ? 100_000 : 35_000) / slowness, objects: objects, seed: 43)
     let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 4 << 20, clock: .system, hashSeed: chosenSeed)
     let measured = missRatio(requests, cache) { 200 + $0 % 600 }
     var exact = ExactS3FIFO(capacity: cache.count)
@@ -53,7 +54,7 @@ struct CachePolicyTests {
     for _ in 0..<4 {
       for key in 0..<500 where cache[key] == nil { cache[key] = key }
     }
-    for key in 10_000..<60_000 { cache[key] = key }
+    for key in 10_000..<(TestRun.isFull ? 60_000 : 25_000) { cache[key] = key }
     let kept = (0..<500).count { cache.containsValue(forKey: $0) }
     #expect(kept > 450, "\(kept) of 500")
   }

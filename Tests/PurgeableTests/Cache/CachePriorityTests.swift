@@ -3,6 +3,7 @@
 // entry goes.
 
 import PurgeableTestSupport
+import Synchronization
 import Testing
 
 @testable import Purgeable
@@ -133,18 +134,20 @@ struct CachePriorityTests {
 
   @Test("pinned entries are never evicted, by no limit and no trim", arguments: EvictionOrder.allCases, Keys.allCases)
   func pinnedStay(order: EvictionOrder, keys: Keys) throws {
+    let (first, second, bytes) = TestRun.isFull ? (3000, 40_000, 2 << 20) : (1500, 3500, 1 << 19)
     let cache = try makeCache(order, keys, countLimit: 500)
     let value = pattern(300)
     for key in 0..<100 { cache.setValue(value, forKey: key, priority: .pinned) }
-    for key in 100..<3000 { cache.setValue(value, forKey: key) }
+    for key in 100..<first { cache.setValue(value, forKey: key) }
     #expect(cache.count == 500)
     try cache.setCountLimit(nil)
     try cache.setCostLimit(300 * 400)
     #expect(cache.count == 400)
     try cache.setCostLimit(nil)
-    for key in 3000..<(TestRun.isFull ? 40_000 : 12_000) { cache.setValue(value, forKey: key) }
-    try cache.setByteLimit(2 << 20)
-    #expect(cache.byteCount <= 2 << 20)
+    for key in first..<second { cache.setValue(value, forKey: key) }
+    #expect(cache.byteCount > bytes)
+    try cache.setByteLimit(bytes)
+    #expect(cache.byteCount <= bytes)
     try cache.setByteLimit(nil)
     for _ in 0..<40 { _ = cache.trimUntimed(level: .critical) }
     cache.trim(toBytes: 0)
@@ -291,28 +294,31 @@ struct CachePriorityTests {
 
   @Test("priorities stay when shards open and close, and with compaction", arguments: Keys.allCases)
   func moved(keys: Keys) throws {
-    let cache = try makeCache(.s3FIFO, keys, byteLimit: 64 << 20, pinnedByteLimit: 32 << 20)
+    // In the quick run there are a quarter of the shards, so that there too each writes slabs full of pinned values.
+    let (count, limit, lowered) = TestRun.isFull ? (30_000, 64 << 20, 3 << 20) : (6000, 16 << 20, 3 << 19)
+    let cache = try makeCache(.s3FIFO, keys, byteLimit: limit, pinnedByteLimit: limit / 2)
+    if !TestRun.isFull { cache.engine.shards.sizes.count.store(count * 2 / 3, ordering: .relaxed) }
     let value = pattern(500)
     func priority(_ key: Int) -> EntryPriority { key % 50 == 0 ? .pinned : key % 50 == 1 ? .speculative : .normal }
-    for key in 0..<30_000 { cache.setValue(value, forKey: key, priority: priority(key)) }
+    for key in 0..<count { cache.setValue(value, forKey: key, priority: priority(key)) }
     #expect(cache.engine.shards.openCount > 1)
     func check() {
       for entry in cache.entries where entry.priority != priority(entry.key) {
         Issue.record("key \(entry.key) is \(entry.priority)")
         return
       }
-      #expect((0..<600).allSatisfy { cache.containsValue(forKey: $0 * 50) })
+      #expect((0..<count / 50).allSatisfy { cache.containsValue(forKey: $0 * 50) })
       cache.checkBooksSwept()
     }
     check()
     // Most pinned values are written again and again: the slabs that they leave behind are not kept.
-    for round in 0..<(TestRun.isFull ? 20 : 8) {
-      for key in stride(from: 0, to: 30_000, by: 50) where key % 7 != round % 7 { cache.setValue(value, forKey: key) }
+    for round in 0..<(TestRun.isFull ? 20 : 16) {
+      for key in stride(from: 0, to: count, by: 50) where key % 7 != round % 7 { cache.setValue(value, forKey: key) }
     }
     check()
-    try cache.setByteLimit(3 << 20)
+    try cache.setByteLimit(lowered)
     #expect(cache.engine.shards.openCount == 1)
-    #expect(cache.byteCount <= 3 << 20)
+    #expect(cache.byteCount <= lowered)
     check()
   }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Every combination of order, limit, keys, expiry and consent, under random operations with all attributes: what is returned is
-// what was stored last and is still valid, limits hold, pins stay, and the cache's own books agree after each step.
+// what was stored last and is still valid, limits hold, pins stay, and the cache's own books agree.
 
 import PurgeableTestSupport
 import Testing
@@ -225,8 +225,11 @@ private final class ProductRun {
       try step()
       checkLimits()
       #if DEBUG
-        let wrong = cache.engine.shards.checkBooks()
-        if !wrong.isEmpty { failures.append("after step \(number): " + wrong.joined(separator: "; ")) }
+        // A recount takes longer than a step.
+        if TestRun.isFull || number % 10 == 9 {
+          let wrong = cache.engine.shards.checkBooks()
+          if !wrong.isEmpty { failures.append("after step \(number): " + wrong.joined(separator: "; ")) }
+        }
       #endif
     }
     for key in 0..<Self.keyCount { check(key, cache.value(forKey: key), "at the end") }
@@ -247,7 +250,7 @@ struct CacheProductTests {
     // Other operations for each.
     let seed = chosenSeed &+ UInt64(configuration.number)
     let run = try ProductRun(configuration, seed: seed)
-    try run.run(steps: TestRun.isFull ? 3000 : 250)
+    try run.run(steps: TestRun.isFull ? 3000 : 200)
     #expect(run.failures.isEmpty, "seed \(chosenSeed), \(configuration.testDescription): \(run.failures.joined(separator: "\n"))")
     #expect(run.hits > 20)
   }

@@ -84,7 +84,7 @@ struct CacheReactionTests {
 
   @Test("of what was read for long, what was read last stays: counters tell it, since reads age them where nothing is evicted")
   func orderAfterManyReads() throws {
-    let count = TestRun.isFull ? 48_000 : 24_000
+    let count = TestRun.isFull ? 48_000 : 6000
     let cache = try filled(count)
     // All entries, until their counters are at the maximum; then a tenth of them, as often as it takes to go over all counters
     // twice.

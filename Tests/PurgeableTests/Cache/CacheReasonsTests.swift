@@ -2,6 +2,7 @@
 // Reasons and outcomes are right, and look-ups are counted as what they are.
 
 import CPurgeable
+import PurgeableTestSupport
 import Synchronization
 import Testing
 
@@ -141,17 +142,19 @@ struct CacheReasonsTests {
     var handler: (@Sendable (Departure<Int, [UInt8]>) -> Void)?
     if tracksKeys { handler = { told.note($0) } }
     let cache = try PurgeableCache<Int, [UInt8]>(onDeparture: handler)
-    for key in 0..<20_000 { cache[key] = pattern(100) }
-    cache.trim(toCount: 15_000)
-    cache.trim(toCost: 1_000_000)
+    let count = TestRun.isFull ? 20_000 : 6000
+    let value = pattern(100)
+    for key in 0..<count { cache[key] = value }
+    cache.trim(toCount: count * 3 / 4)
+    cache.trim(toCost: count * 50)
     cache.trim(toFraction: 0.5)
     cache.trim(toBytes: 0)
     #expect(cache.isEmpty)
     let departures = cache.statistics.departures
-    #expect(departures[.trimmed] == 20_000)
+    #expect(departures[.trimmed] == count)
     #expect(departures[.pressure] == 0 && departures[.bytes] == 0)
-    if tracksKeys { #expect(told.count(of: .trimmed) == 20_000) }
-    #expect(MissReason.of(cache.lookUpValue(forKey: 19_999)) == .evicted)
+    if tracksKeys { #expect(told.count(of: .trimmed) == count) }
+    #expect(MissReason.of(cache.lookUpValue(forKey: count - 1)) == .evicted)
     cache.checkBooksSwept()
   }
 
@@ -160,7 +163,8 @@ struct CacheReasonsTests {
     // The test's clock stands still, however long the calls take.
     let cache = try PurgeableCache<Int, [UInt8]>(clock: SetClock().monotonic)
     #expect(cache.statistics.limitInForce == nil && cache.statistics.limitReason == nil)
-    for key in 0..<30_000 { cache[key] = pattern(300) }
+    let value = pattern(300)
+    for key in 0..<30_000 { cache[key] = value }
     cache.trimUntimed(level: .critical)
     let before = cache.statistics
     #expect(before.departures[.trimmed, default: 0] > 0)
@@ -170,7 +174,7 @@ struct CacheReasonsTests {
     }
     #expect(remaining == .seconds(60))
     #expect(limit >= before.memory.heldBytes)
-    for key in 30_000..<60_000 { cache[key] = pattern(300) }
+    for key in 30_000..<60_000 { cache[key] = value }
     let departures = cache.statistics.departures
     #expect(departures[.growth, default: 0] > 1000)
     #expect(departures[.bytes] == 0)
@@ -192,7 +196,8 @@ struct CacheReasonsTests {
   func swept(count: Int) throws {
     try needRealDiscards()
     let cache = try PurgeableCache<Int, [UInt8]>()
-    for key in 0..<count { cache[key] = pattern(100) }
+    let value = pattern(100)
+    for key in 0..<count { cache[key] = value }
     cache.discardAll()
     let ordinaryBytes = cache.engine.base.ordinaryBytes
     let dropped = cache.sweep()
@@ -227,13 +232,16 @@ struct CacheReasonsTests {
 
   @Test("at byte limits that change, after pressure, the ghost does not shrink and grow by turns")
   func steadyGhost() throws {
-    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 24 << 20)
-    for key in 0..<36_000 { cache[key] = pattern(1000) }
+    // In the quick run the limit changes twice as often, for the bound to be as far below the number of changes.
+    let (count, limit, step) = TestRun.isFull ? (36_000, 24 << 20, 1000) : (12_000, 8 << 20, 500)
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: limit)
+    let value = pattern(1000)
+    for key in 0..<count { cache[key] = value }
     cache.engine.setPressure(.warning)
     var (changes, last) = (0, 0)
-    for key in 36_000..<72_000 {
-      if key % 1000 == 0 { try cache.setByteLimit(key % 2000 == 0 ? 24 << 20 : 12 << 20) }
-      cache[key] = pattern(1000)
+    for key in count..<2 * count {
+      if key % step == 0 { try cache.setByteLimit(key % (2 * step) == 0 ? limit : limit / 2) }
+      cache[key] = value
       let now = cache.engine.base.totals.ghostBytes.load(ordering: .relaxed)
       if now != last { changes += 1 }
       last = now

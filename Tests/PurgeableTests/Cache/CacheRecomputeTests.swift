@@ -39,7 +39,7 @@ struct CacheRecomputeTests {
 
   @Test("stays with the entry when it moves: by eviction, by compaction, to another shard", arguments: [false, true])
   func moved(tracksKeys: Bool) throws {
-    let share = TestRun.isFull ? 1 : 8
+    let share = TestRun.isFull ? 1 : 20
     let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: (24 << 20) / share, tracksKeys: tracksKeys)
     func cost(_ key: Int) -> Duration { .microseconds(1 + key % 1000) }
     for key in 0..<200_000 / share {
@@ -143,7 +143,9 @@ struct CacheRecomputeTests {
     for key in 0..<100 {
       cache.setValue(pattern(24, seed: UInt8(truncatingIfNeeded: key)), forKey: key, recomputeCost: .milliseconds(10))
     }
-    for key in 12_000..<40_000 { cache.setValue(pattern(24), forKey: key, recomputeCost: .microseconds(10)) }
+    for key in 12_000..<(TestRun.isFull ? 40_000 : 20_000) {
+      cache.setValue(pattern(24), forKey: key, recomputeCost: .microseconds(10))
+    }
     let kept = (0..<100).count { cache.peekValue(forKey: $0) == pattern(24, seed: UInt8(truncatingIfNeeded: $0)) }
     #expect(kept == (order == .s3FIFO ? 100 : 0))
     #expect(cache.count == 1000)
@@ -152,7 +154,7 @@ struct CacheRecomputeTests {
 
   @Test("where all cost the same, the small stay; the order is as a simulation's", arguments: [false, true])
   func sizes(isOfCount: Bool) throws {
-    let requests = skewedRequests(count: (TestRun.isFull ? 60_000 : 30_000) / slowness, objects: 8000, seed: 44)
+    let requests = skewedRequests(count: (TestRun.isFull ? 60_000 : 12_000) / slowness, objects: 8000, seed: 44)
     func size(_ key: Int) -> Int { key % 4 == 0 ? 4000 : 40 }
     func run(_ cost: Duration?) throws -> Int {
       let cache =
@@ -175,8 +177,9 @@ struct CacheRecomputeTests {
   @Test("misses cost less together, about as much as with exact credits in a simulation")
   func costs() throws {
     let objects = 8000
-    let requests = skewedRequests(count: (TestRun.isFull ? 100_000 : 50_000) / slowness, objects: objects, seed: 45)
-    func cost(_ key: Int) -> Double { [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 10, 10, 10, 100][key * 7919 % 20] }
+    let requests = skewedRequests(count: (TestRun.isFull ? 100_000 : 20_000) / slowness, objects: objects, seed: 45)
+    let costs: [Double] = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 10, 10, 10, 100]
+    func cost(_ key: Int) -> Double { costs[key * 7919 % 20] }
     func run(tells: Bool) throws -> (misses: Int, cost: Double) {
       let cache = try PurgeableCache<Int, [UInt8]>(countLimit: objects / 10, clock: .system, hashSeed: chosenSeed)
       var sum = (misses: 0, cost: 0.0)

@@ -14,6 +14,13 @@ private struct PageRecount {
   /// The length of some entry, or its cost, is on a lost page.
   var hasUnknownBytes = false
   var hasUnknownCost = false
+
+  /// `length`, `cost`: nil where they are not known.
+  mutating func add(length: Int?, cost entryCost: UInt64?) {
+    count += 1
+    if let length { byteCount += length } else { hasUnknownBytes = true }
+    if let entryCost { cost += UInt128(entryCost) } else { hasUnknownCost = true }
+  }
 }
 
 /// The recount of all shards.
@@ -139,9 +146,7 @@ extension Recount {
       let length = held.elements.length(reference)
       var cost: UInt64?
       if let facts = held.elements.facts(of: reference) { cost = held.elements.cost(of: slot, facts) }
-      pages[page, default: PageRecount()].count += 1
-      if let length { pages[page]?.byteCount += length } else { pages[page]?.hasUnknownBytes = true }
-      if let cost { pages[page]?.cost += UInt128(cost) } else { pages[page]?.hasUnknownCost = true }
+      pages[page, default: PageRecount()].add(length: length, cost: cost)
     }
     return (pages, slotCount)
   }

@@ -49,19 +49,21 @@ private struct ComparedKey: Hashable, Sendable {
 struct CacheShardsClosingTests {
   @Test("a byte limit with room for fewer than half of the open shards closes them, and they open again, as many as it allows")
   func when() throws {
+    let count = TestRun.isFull ? 17_000 : 4500
     let cache = try PurgeableCache<Int, Int>()
+    cache.openSooner(count: 4096)
     // The second time, they are stored at home.
-    for i in 0..<34_000 { cache[i % 17_000] = i % 17_000 }
-    func isWhole() -> Bool { cache.count == 17_000 && (0..<17_000).allSatisfy { cache.peekValue(forKey: $0) == $0 } }
+    for i in 0..<2 * count { cache[i % count] = i % count }
+    func isWhole() -> Bool { cache.count == count && (0..<count).allSatisfy { cache.peekValue(forKey: $0) == $0 } }
     let share = 64 * cache.engine.heap.slabBytes
     try cache.setByteLimit(8 * share)
     #expect(cache.engine.shards.openCount == 16 && !cache.isDraining)
     try cache.setByteLimit(8 * share - 1)
-    #expect(cache.engine.shards.openCount == 1 && cache.founderCount == 17_000 && isWhole())
+    #expect(cache.engine.shards.openCount == 1 && cache.founderCount == count && isWhole())
     cache.recountBooks()
     cache[0] = 0
     #expect(cache.engine.shards.openCount == 4 && cache.isDraining && isWhole())
-    for i in 0..<17_000 { cache[i] = i }
+    for i in 0..<count { cache[i] = i }
     #expect(cache.founderCount == 0 && isWhole())
     try cache.setByteLimit(2 * share)
     #expect(cache.engine.shards.openCount == 4)
@@ -75,12 +77,13 @@ struct CacheShardsClosingTests {
 
     // The first that were made are all there are.
     let small = try PurgeableCache<Int, Int>(byteLimit: 4 * share)
-    for i in 0..<17_000 { small[i] = i }
+    small.openSooner(count: 4096)
+    for i in 0..<count { small[i] = i }
     #expect(small.engine.shards.openCount == 4)
     try small.setByteLimit(2 * share - 1)
     #expect(small.engine.shards.openCount == 1)
     try small.setByteLimit(nil)
-    for i in 0..<17_000 { small[i] = i }
+    for i in 0..<count { small[i] = i }
     #expect(small.engine.shards.openCount == 4 && small.engine.shards.all.count == 5)
     small.checkBooksSwept()
   }
@@ -128,11 +131,13 @@ struct CacheShardsClosingTests {
     let cache = try PurgeableCache<UInt32, [UInt8]>()
     cache[0] = [0]
     cache.open()
-    for key in 0..<UInt32(20_000) { cache[key] = described(key, version: 1, count: 1000) }
+    // About as many slabs in both runs.
+    let (half, byteCount): (UInt32, Int) = TestRun.isFull ? (10_000, 1000) : (3000, 3300)
+    for key in 0..<2 * half { cache[key] = described(key, version: 1, count: byteCount) }
     cache.close()
-    cache.trim(toCount: 10_000)
-    let stayed = (10_000..<UInt32(20_000)).count { cache.containsValue(forKey: $0) }
-    #expect(stayed > 9000, "\(stayed)")
+    cache.trim(toCount: Int(half))
+    let stayed = (half..<2 * half).count { cache.containsValue(forKey: $0) }
+    #expect(stayed > Int(half) * 9 / 10, "\(stayed)")
   }
 
   @Test("what the kernel took before the shards closed is found lost, and nothing else", arguments: [false, true])
@@ -196,7 +201,8 @@ struct CacheShardsClosingTests {
   func compared(opens: Bool) async {
     await #expect(processExitsWith: .success) { [opens] in
       for equal in [false, true] {
-        for number in 0..<64 {
+        // In the quick run a third of them, of each hash.
+        for number in stride(from: 0, to: 64, by: TestRun.isFull ? 1 : 3) {
           let cache = try PurgeableCache<ComparedKey, Int>()
           for number in 0..<64 { cache[ComparedKey(number: number)] = number }
           if !opens { cache.openAgain() }
@@ -251,27 +257,29 @@ struct CacheShardsClosingTests {
 
     @Test("at each moment of closing, readers find every entry, and totals count it", arguments: Reader.allCases, [100, 200])
     func moving(reader: Reader, atHome: UInt32) throws {
-      let cache = try describedCache(count: 200)
+      let share: UInt32 = TestRun.isFull ? 1 : 2
+      let (count, atHome) = (200 / share, atHome / share)
+      let cache = try describedCache(count: count)
       cache.open()
       for key in 0..<atHome { cache[key] = described(key, version: 1, count: 200) }
-      #expect(cache.isDraining == (atHome < 200))
+      #expect(cache.isDraining == (atHome < count))
       let counts = Mutex((moves: 0, missed: 0))
       let cost = cache.totalCost
       _ = cache.engine.base.moveHook.storeIfNil(
         LookHook { slots in
-          let found = (0..<UInt32(200)).count { reader.version(of: $0, in: cache) == (reader == .contains ? -1 : 1) }
-          let isCounted = cache.count == 199 + slots && cache.totalCost == cost + 200 * (slots - 1)
-          counts.withLock { $0 = ($0.moves + 1, $0.missed + (found == 200 && isCounted ? 0 : 1)) }
+          let found = (0..<count).count { reader.version(of: $0, in: cache) == (reader == .contains ? -1 : 1) }
+          let isCounted = cache.count == Int(count) - 1 + slots && cache.totalCost == cost + 200 * (slots - 1)
+          counts.withLock { $0 = ($0.moves + 1, $0.missed + (found == Int(count) && isCounted ? 0 : 1)) }
         })
       cache.close()
       #expect(counts.withLock { $0 } == (2 * Int(atHome), 0))
-      #expect(cache.count == 200 && cache.totalCost == cost)
+      #expect(cache.count == Int(count) && cache.totalCost == cost)
     }
   #endif
 
   @Test("totals count each entry once at least, at every moment of a closing")
   func totals() throws {
-    for _ in 0..<(isOptimized ? 60 : 20) {
+    for _ in 0..<(isOptimized ? 60 : TestRun.isFull ? 20 : 7) {
       let cache = try PurgeableCache<Int, Int>()
       for i in 0..<1000 { cache[i] = i }
       cache.open()
@@ -293,7 +301,7 @@ struct CacheShardsClosingTests {
     onThreads(4) { thread in
       switch thread {
       case 0:
-        for round in 0..<max(2, 40 / slowness) {
+        for round in 0..<max(2, (TestRun.isFull ? 40 : 14) / slowness) {
           cache.openAgain()
           for key in 0..<UInt32(round % 2 == 0 ? 100 : 300) { cache[key] = described(key, version: 1, count: 200) }
           cache.close()

@@ -24,8 +24,8 @@ private final class Counter: Sendable {
   func add() { count.add(1, ordering: .relaxed) }
 }
 
-/// So many storms in the full run, and a tenth of them outside of it.
-private func stormCount(_ full: Int) -> Int { max(1, (TestRun.isFull ? full : full / 10) / slowness) }
+/// So many storms in the full run, and a thirtieth of them outside of it.
+private func stormCount(_ full: Int) -> Int { max(1, (TestRun.isFull ? full : full / 30) / slowness) }
 
 /// Each thread has keys of its own: entries that it stored and did not remove have to be there, with the last value stored. The
 /// shards open in the middle, beside all of them.

@@ -3,6 +3,7 @@
 // results.
 
 import Glibc
+import PurgeableTestSupport
 import Synchronization
 import Testing
 import ToolSupport
@@ -193,7 +194,7 @@ struct CacheUserCodeTests {
       let cache = try PurgeableCache<RandomKey, Int>(countLimit: 60) { _ in told.add(1, ordering: .relaxed) }
       onThreads(3) { thread in
         var random = SplitMix64(seed: chosenSeed &+ UInt64(thread) &+ 5)
-        for round in 0..<4000 / slowness {
+        for round in 0..<(TestRun.isFull ? 4000 : 1200) / slowness {
           let key = RandomKey(number: random.index(below: 100))
           cache[key] = round
           _ = cache[key]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Values of every kind, and bytes that make no value.
 
+import PurgeableTestSupport
 import Synchronization
 import Testing
 
@@ -124,7 +125,7 @@ struct CacheValuesTests {
 
   @Test("after the kernel has taken pages each array is right or missing, byte for byte", arguments: [false, true])
   func discardedArrays(tracksKeys: Bool) throws {
-    let count = 4000
+    let count = TestRun.isFull ? 4000 : 1500
     let arrays = try PurgeableCache<Int, [Pixel]>(tracksKeys: tracksKeys)
     let slices = try PurgeableCache<Int, ArraySlice<UInt8>>(tracksKeys: tracksKeys)
     func pixels(_ key: Int) -> [Pixel] { (0..<key % 50).map { Pixel(channel: UInt8(key % 256), value: Float($0)) } }
@@ -227,7 +228,7 @@ struct CacheValuesTests {
     let cache = try PurgeableCache<Int, String>()
     let texts = [10, 900, 1100, 3000, 40_000, 200_000].map { String(repeating: "é\($0 % 7)", count: $0 / 3) }
     cache[1] = texts[0]
-    let rounds = 20_000 / slowness
+    let rounds = (TestRun.isFull ? 20_000 : 6000) / slowness
     let strangers = Atomic<Int>(0)
     onThreads(2) { thread in
       for i in 0..<rounds {

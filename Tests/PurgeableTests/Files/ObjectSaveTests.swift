@@ -190,7 +190,7 @@ struct ObjectSaveTests {
     let path = folder.path + "/cache"
     let saved = try ObjectCache<String, [UInt8]>()
     for key in 0..<400 { saved["\(key)"] = described(UInt32(key), version: 1, count: 10_000) }
-    try saved.save(to: path, format: .purgeableBytes)
+    try saved.save(to: path, format: .purgeableBytes, isSynchronized: false)
     return path
   }
 
@@ -324,7 +324,7 @@ struct ObjectSaveTests {
           }
         }
       }
-      for _ in 0..<20 {
+      for _ in 0..<(TestRun.isFull ? 20 : 6) {
         _ = try cache.restore(from: path, format: .purgeableBytes)
         _ = try cache.save(to: path, format: .purgeableBytes, isSynchronized: false)
       }

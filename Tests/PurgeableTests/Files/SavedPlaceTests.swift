@@ -125,7 +125,7 @@ struct SavedPlaceTests {
       }
       require(saves(from: 1, to: nil), "the first save")
       var last: UInt32 = 1
-      for _ in 0..<(TestRun.isFull ? 200 : 20) {
+      for _ in 0..<(TestRun.isFull ? 200 : 8) {
         var ends: (Int32, Int32) = (0, 0)
         let isPiped = unsafe withUnsafeMutableBytes(of: &ends) {
           unsafe Glibc.pipe($0.baseAddress!.assumingMemoryBound(to: Int32.self)) == 0

@@ -191,7 +191,7 @@ struct LoadingThreadTests {
   @Test("at whatever moment of a load's end a store or a removal comes, it wins", arguments: [1, 200 << 10], CacheKind.allCases)
   func race(byteCount: Int, _ kind: CacheKind) throws {
     let cache = try kind.make()
-    let rounds = (byteCount == 1 ? 2000 : 400) / slowness
+    let rounds = (byteCount == 1 ? 2000 : 400) / (TestRun.isFull ? 1 : 3) / slowness
     let begun = Atomic<Int>(0)
     let done = Atomic<Int>(0)
     let wrong = Atomic<Int>(0)
@@ -294,7 +294,7 @@ struct LoadingThreadTests {
   func once(kind: CacheKind) throws {
     let cache = try kind.make()
     let loads = Atomic<Int>(0)
-    let count = 4000 / slowness
+    let count = (TestRun.isFull ? 4000 : 1300) / slowness
     onThreads(4) { _ in
       for key in 0..<count {
         _ = cache.value(forKey: key) {
@@ -406,7 +406,7 @@ struct LoadingThreadTests {
     let seed = chosenSeed
     onThreads(4) { thread in
       var random = SplitMix64(seed: seed &+ UInt64(thread))
-      for _ in 0..<1000 / slowness {
+      for _ in 0..<(TestRun.isFull ? 1000 : 300) / slowness {
         let start = random.index(below: 12)
         let keys = (0..<6).map { (start + (thread % 2 == 0 ? $0 : 6 - $0)) % 12 }
         let values = cache.values(forKeys: keys) { missing in

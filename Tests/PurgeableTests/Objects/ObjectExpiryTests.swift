@@ -217,7 +217,7 @@ struct ObjectExpiryTests {
     cache.setDepartureHandler { _ in left.add(1, ordering: .relaxed) }
     onThreads(4) { thread in
       var random = SplitMix64(seed: chosenSeed &+ UInt64(thread))
-      for _ in 0..<20_000 / slowness {
+      for _ in 0..<(TestRun.isFull ? 20_000 : 5000) / slowness {
         let key = Int.random(in: 0..<600, using: &random)
         switch Int.random(in: 0..<20, using: &random) {
         case 0..<8:
@@ -253,7 +253,7 @@ struct ObjectExpiryTests {
     let cache = try make(clock, .sinceLastUse(.milliseconds(20)), countLimit: countLimit, told: told)
     var (now, present) = (0, [Int: Entry]())
     func living(_ key: Int) -> Entry? { present.values.first { $0.key == key && $0.end > now } }
-    for step in 1...(TestRun.isFull ? 400_000 : 30_000) {
+    for step in 1...(TestRun.isFull ? 400_000 : 9000) {
       let key = Int.random(in: 0..<60, using: &random)
       let time = Int.random(in: 1..<50, using: &random)
       let old = living(key)

@@ -91,7 +91,7 @@ struct ObjectModelTests {
     let kept = Mutex<Set<Int>>([])
     let cache = try ObjectCache<Int, TestContent> { told.note($0) }
     var model = Model()
-    for step in 0..<(TestRun.isFull ? 1_000_000 : 40_000) {
+    for step in 0..<(TestRun.isFull ? 1_000_000 : 12_000) {
       let key = Int.random(in: 0..<60, using: &random)
       switch Int.random(in: 0..<100, using: &random) {
       case 0..<35:
