@@ -75,14 +75,17 @@ import Glibc
   let footer: FileFooter
   /// At how many places no record can be told.
   private(set) var damageCount = 0
+  /// Whether the next record is being looked for; counted as damage already.
+  private var isLost = false
 
   private static let blockByteCount = 1 << 20
   private static let blockAt = 1 << 20
 
   /// Opens a file, and reads its header and its footer. nil where there is none.
   static func open(_ path: String, mostBytes: Int, operation: String) throws(PurgeableError) -> CacheFileReader? {
-    if path.utf8.contains(0) {
-      throw PurgeableError(.invalidArgument("path"), in: operation, explanation: "a path has no zero byte")
+    if path.isEmpty || path.utf8.contains(0) {
+      let explanation = path.isEmpty ? "\"\" does not name a file" : "a path has no zero byte"
+      throw PurgeableError(.invalidArgument("path"), in: operation, explanation: explanation)
     }
     let flags = O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK
     var file = unsafe purgeable__open_direct(AT_FDCWD, path, flags, 0)
@@ -146,7 +149,7 @@ import Glibc
     while place < footer.recordsEnd {
       if try takeRecords(&batch) { return true }
       if footer.recordsEnd - place < FileRecord.headerByteCount {
-        damageCount += 1
+        if !isLost { damageCount += 1 }
         return false
       }
       try readBlock()
@@ -157,7 +160,6 @@ import Glibc
   /// Puts the records of the window into the batch. False where there is none in whole.
   private mutating func takeRecords(_ batch: inout Batch) throws(PurgeableError) -> Bool {
     unsafe batch.bytes = UnsafeRawBufferPointer(window)
-    var isLost = false
     while end - begin >= FileRecord.headerByteCount {
       var item = Item(at: UInt32(begin))
       let record: FileRecord

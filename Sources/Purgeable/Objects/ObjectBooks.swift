@@ -70,7 +70,11 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
   /// `min` of unsigned ones compares them as signed in Swift 6.3.1.
   final let nextEnd = Atomic<Int>(.max)
   /// Of the oldest entry that came from a file: below the stamps of all others, which are times.
-  private final let restoredStamp = Atomic<UInt64>(MonotonicTime.now)
+  private final let restoredStamp: Atomic<UInt64>
+  /// Of the oldest entry that did not.
+  final let firstStamp = MonotonicTime.now
+  /// When the last restore ended: a time as stamps are; `.max` during one.
+  final let restored = Atomic<UInt64>(0)
   /// The queues, a bit for each, that ever had an entry.
   private final let queuesSeen = Atomic<UInt16>(0)
 
@@ -86,6 +90,7 @@ class ObjectBooks: ProgramClient, @unchecked Sendable {
     self.budget = Guarded(budget)
     evictsDiscarded = Atomic(options.evictsEntriesWithDiscardedContent)
     self.clock = clock
+    restoredStamp = Atomic(firstStamp)
     lifetime = SharedLifetime(options.expiry)
   }
 

@@ -130,7 +130,8 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
     _ report: inout FileReport
   ) throws(PurgeableError) {
     let times = FileTimes(clock: store.clock, created: reader.header.created)
-    defer { store.forgetIdleMarks() }
+    store.beginRestoring()
+    defer { store.endRestoring() }
     var batch = CacheFileReader.Batch()
     while try reader.next(&batch) {
       for item in batch.items {
@@ -150,7 +151,9 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
           }
         }
         guard let value = report.value(format, bytes.extracting(last: record.valueByteCount), of: record, key) else { continue }
-        let cost = record.cost.map { Int(clamping: $0) } ?? max(0, store.cost(of: value))
+        // None in the file is that of caches of bytes: as many as the value has bytes.
+        func found() -> UInt64 { store.findsCosts ? UInt64(max(0, store.cost(of: value))) : UInt64(record.valueByteCount) }
+        let cost = Int(clamping: record.cost ?? found())
         let lastUse = record.lastUse.map(times.moment) ?? store.clock.now()
         let time = ObjectTime(
           deadline: validity.deadline ?? .max, idle: validity.sinceLastUse ?? .max, lastUse: lastUse)

@@ -8,8 +8,9 @@
 import Synchronization
 
 extension ObjectBooks {
-  /// Called when entries have come that are older than they look.
-  final func forgetIdleMarks() { budget.withLock { $0.idleMarks = IdleMarks(none: 0) } }
+  /// What comes from a file comes with the lowest stamps: marks of before say nothing about it.
+  final func beginRestoring() { restored.store(.max, ordering: .sequentiallyConsistent) }
+  final func endRestoring() { restored.store(MonotonicTime.now, ordering: .sequentiallyConsistent) }
 
   /// As `untilDue`. The clock, which may be the program's, is asked under no mutex.
   final func untilIdleRound() -> UInt64 {
@@ -33,7 +34,9 @@ extension ObjectStore {
     }
     guard let bound else { return }
     var walk = ObjectWalk(self, before: bound) { !$0.isPinned }
-    while let noted = walk.next(in: self) { _ = remove(noted, .idle) }
+    while let noted = walk.next(in: self) {
+      if noted.stamp >= firstStamp || bound >= restored.load(ordering: .sequentiallyConsistent) { _ = remove(noted, .idle) }
+    }
     for shard in 0..<ObjectGate.count { hold(shard: shard) { $0.table.shrink() } }
   }
 }
@@ -41,7 +44,8 @@ extension ObjectStore {
 extension ObjectCache {
   /// Entries that were not used for this long leave, even when memory is not short; nil, the default: never. Pinned ones stay.
   /// An entry goes after one to one and a half times that long, and up to a second later, told as `idle`. Not a limit on the age
-  /// of values: that is `expiry`. Cost: four times in each idle time, a look at the entries that leave.
+  /// of values: that is `expiry`. A clock that leaps counts from its next round on. Cost: four times in each idle time, a look at
+  /// the entries that leave.
   public var idleTime: Duration? {
     store.budget.withLock { $0.bytes.idleNanoseconds }.map { .nanoseconds(Int64(clamping: $0)) }
   }

@@ -163,6 +163,110 @@ struct CacheHollowTests {
     cache.checkBooksSwept()
   }
 
+  @Test(
+    "a restore gives them their values again, also at a full count limit, and nobody else's to any key",
+    arguments: EvictionOrder.allCases)
+  func restored(order: EvictionOrder) throws {
+    try needRealDiscards()
+    try withFolder { folder in
+      let told = Told()
+      var options = options(order)
+      options.countLimit = 300
+      let cache = try PurgeableCache<UInt32, [UInt8]>(options) { told.note($0) }
+      for key in 0..<300 as Range<UInt32> { cache.setValue(value(key), forKey: key, cost: Int(key)) }
+      try cache.save(to: folder.path + "/all")
+      cache.discardAll()
+      #expect(cache.sweep() == 300 && cache.totalCost == 0)
+      #expect(cache.setValue(value(0, version: 2), forKey: 0) == .replaced)
+      _ = told.take()
+      let report = try cache.restore(from: folder.path + "/all")
+      #expect(report.entryCount == 299 && cache.count == 300)
+      for key in 0..<300 as Range<UInt32> { #expect(cache[key] == value(key, version: key == 0 ? 2 : 1)) }
+      #expect(cache.totalCost == UInt64(200 + (1..<300).reduce(0, +)) && Set(cache.keys) == Set(0..<300))
+      let replaced = told.take()
+      #expect(Set(replaced.map(\.key)) == Set(1..<300) && replaced.count == 299)
+      #expect(replaced.allSatisfy { $0.reason == .replaced && $0.value == nil && $0.absence == .discarded && $0.cost == 0 })
+      cache.checkBooksSwept()
+      // Numbers of keys that ended are taken by others.
+      cache.trim(toCount: 100)
+      for key in 1000..<1300 as Range<UInt32> {
+        #expect(cache.modifyValue(forKey: key) { found in found.map { _ in true } } == nil)
+        cache[key] = value(key)
+      }
+      #expect(told.take().allSatisfy { $0.value == value($0.key, version: $0.key == 0 ? 2 : 1) })
+      cache.checkBooksSwept()
+    }
+  }
+
+  @Test(
+    "a store at the byte limit takes no more of them than have to go, also where it is told", arguments: EvictionOrder.allCases)
+  func few(order: EvictionOrder) throws {
+    try needRealDiscards()
+    let told = Told()
+    let cache = try PurgeableCache<UInt32, [UInt8]>(options(order)) { told.note($0) }
+    for key in 0..<20_000 as Range<UInt32> { cache[key] = [1] }
+    cache.discardMost()
+    #expect(cache.sweep() > 10_000)
+    try cache.setByteLimit(cache.byteCount + (256 << 10))
+    _ = told.take()
+    for key in 100_000... as PartialRangeFrom<UInt32> {
+      cache[key] = value(key, count: 1000)
+      let count = told.take().count
+      if count == 0 { continue }
+      // Those of a slab or two, not all.
+      #expect(count < 3000, "\(count)")
+      break
+    }
+    #expect(cache.byteCount <= cache.byteLimit!)
+  }
+
+  @Test("a trim to a count reaches it past values that nobody has found lost yet", arguments: EvictionOrder.allCases)
+  func trimmedUnfound(order: EvictionOrder) throws {
+    try needRealDiscards()
+    for (count, goal) in [(5, 4), (5, 2), (10, 5), (300, 100)] {
+      let cache = try PurgeableCache<UInt32, [UInt8]>(options(order))
+      for key in 0..<UInt32(count) { cache[key] = value(key) }
+      cache.discardAll()
+      cache.trim(toCount: goal)
+      #expect(cache.count == goal)
+      cache.checkBooksSwept()
+    }
+  }
+
+  @Test("trims by level give back their share of them", arguments: EvictionOrder.allCases)
+  func levels(order: EvictionOrder) throws {
+    try needRealDiscards()
+    let told = Told()
+    let cache = try PurgeableCache<UInt32, [UInt8]>(options(order)) { told.note($0) }
+    let count = 4000
+    for key in 0..<UInt32(count) { cache[key] = value(key) }
+    cache.discardAll()
+    #expect(cache.sweep() == count)
+    cache.trim(level: .warning)
+    #expect((count / 32..<count / 8).contains(count - cache.count), "\(cache.count)")
+    let left = cache.count
+    cache.trim(level: .critical)
+    #expect((left / 8..<left / 2).contains(left - cache.count), "\(left), \(cache.count)")
+    #expect(told.all.count == count - cache.count && told.all.allSatisfy { $0.reason == .trimmed })
+    for _ in 0..<200 where cache.count > 0 { cache.trim(level: .critical) }
+    #expect(cache.isEmpty)
+    cache.checkBooksSwept()
+  }
+
+  @Test("an update that leaves no value ends one")
+  func updated() throws {
+    try needRealDiscards()
+    let told = Told()
+    let cache = try PurgeableCache<UInt32, [UInt8]>(options()) { told.note($0) }
+    cache[1] = value(1)
+    cache.discardAll()
+    #expect(cache.sweep() == 1)
+    cache.modifyValue(forKey: 1) { $0 = nil }
+    #expect(cache.isEmpty && told.all.map(\.reason) == [.removed])
+    cache.modifyValue(forKey: 1) { $0 = nil }
+    #expect(told.all.count == 1)
+  }
+
   @Test("beside random stores, removals, reads and losses, the count is that of the keys that were stored and not removed")
   func model() throws {
     try needRealDiscards()

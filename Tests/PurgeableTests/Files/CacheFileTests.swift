@@ -115,6 +115,28 @@ struct CacheFileTests {
     }
   }
 
+  @Test("a damaged header is one loss, also of the last entry; no path is a file without a name")
+  func lastHeader() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try PurgeableCache<Int, [UInt8]>()
+      for key in 0..<2 { saved[key] = pattern(10) }
+      try saved.save(to: path)
+      var bytes = try Data(contentsOf: URL(fileURLWithPath: path))
+      let unit = CacheFile.recordAlignment
+      let recordBytes = (FileRecord.headerByteCount + 8 + 10 + unit - 1) / unit * unit
+      bytes[CacheFile.headerByteCount + recordBytes + 5] ^= 1
+      try bytes.write(to: URL(fileURLWithPath: path))
+      let report = try PurgeableCache<Int, [UInt8]>().restore(from: path)
+      #expect(report.entryCount == 1 && report.skippedCount == 1, "\(report.skipped)")
+      #expect {
+        try saved.restore(from: "")
+      } throws: { error in
+        (error as? PurgeableError)?.kind == .invalidArgument("path")
+      }
+    }
+  }
+
   @Test("a cut file is refused wherever it is cut, and so are one that grew, an empty one, text, and a directory")
   func cut() throws {
     try withFolder { folder in

@@ -72,6 +72,20 @@ struct ObjectSaveTests {
     }
   }
 
+  @Test("costs of a file of a cache of bytes are there again, also those that are the numbers of bytes")
+  func costsOfBytes() throws {
+    try withFolder { folder in
+      let bytes = try PurgeableCache<String, String>()
+      bytes.setValue("one", forKey: "a", cost: 3)
+      bytes.setValue("one", forKey: "b", cost: 4)
+      bytes["c"] = "three"
+      try bytes.save(to: folder.path + "/bytes")
+      let objects = try ObjectCache<String, String>()
+      try objects.restore(from: folder.path + "/bytes", format: .purgeableBytes)
+      #expect(["a", "b", "c"].map { objects.peekEntry(forKey: $0)?.cost } == [3, 4, 5])
+    }
+  }
+
   @Test("an entry's age goes on in the file: what was due for a refresh is due after a restore")
   func ages() async throws {
     let folder = try FakeRoot()

@@ -70,6 +70,40 @@ struct ObjectIdleTests {
     }
   }
 
+  @Test("what comes from a file is not idle by marks of before or during the restore, and lets nothing else stay longer")
+  func restoring() throws {
+    try withFolder { folder in
+      let clock = ManualClock()
+      var options = CacheOptions()
+      (options.clock, options.idleTime) = (clock, .seconds(8))
+      let path = folder.path + "/cache"
+      let saved = try ObjectCache<Int, String>()
+      for key in 0..<10 { saved[key] = "\(key)" }
+      let cache = try ObjectCache<Int, String>(options)
+      cache[100] = "its own"
+      @Sendable func round() {
+        cache.store.dropIdle()
+        clock.advance(by: .seconds(2))
+      }
+      // A value takes two seconds to decode: marks are due in the midst of the restore.
+      let format = StoredFormat<String>(version: 1) {
+        Array($0.utf8)
+      } decode: { bytes, _ in
+        round()
+        return String(purgeableBytes: bytes)
+      }
+      try saved.save(to: path, format: format)
+      for _ in 0..<3 { round() }
+      let report = try cache.restore(from: path, format: format)
+      #expect(report.entryCount == 10)
+      #expect(Set(cache.keys) == Set(0..<10), "\(cache.keys)")
+      for _ in 0..<4 { round() }
+      #expect(cache.count == 10)
+      for _ in 0..<4 { round() }
+      #expect(cache.isEmpty)
+    }
+  }
+
   @Test("marks are a quarter of the idle time apart, and due when they are as old as it")
   func marks() {
     var marks = IdleMarks<UInt64>(none: 0)

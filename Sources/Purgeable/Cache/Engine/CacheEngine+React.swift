@@ -15,7 +15,7 @@ extension CacheEngine: PressureClient {
     lazy.forEach(body)
   }
 
-  var holdsAnything: Bool { base.heldBytes > 0 }
+  var holdsAnything: Bool { base.heldBytes > 0 || base.keepsLost && base.count > 0 }
 
   var offeredBytes: Int { max(0, base.heldBytes - base.totals.coreBytes.load(ordering: .relaxed)) }
 
@@ -23,7 +23,7 @@ extension CacheEngine: PressureClient {
 
   func beginReaction() {
     heldBeforeReaction.store(base.heldBytes + base.ordinaryBytes, ordering: .relaxed)
-    freedBeforeReaction.store(freedBytes, ordering: .relaxed)
+    freedBeforeReaction.store(relievedBytes, ordering: .relaxed)
   }
 
   /// Step 1. Returns the bytes put on offer.
@@ -45,14 +45,20 @@ extension CacheEngine: PressureClient {
     heap.givenBackBytes - base.totals.copiedBytes.load(ordering: .relaxed)
   }
 
+  /// The same, with the nodes of entries that were kept without their values. Only differences mean something.
+  private var relievedBytes: Int {
+    freedBytes - (base.keepsLost ? base.observer?.nodes.byteCount.load(ordering: .relaxed) ?? 0 : 0)
+  }
+
   /// Step 3: shard by shard in turn.
   func giveSlice(ofParts parts: Int, isFelt: Bool) -> Bool {
     // The asking client gives.
     if isFelt, base.asks(.pressure) { return false }
-    let byteCount = base.heldBytes / parts
-    let begin = freedBytes
-    giveBack(isFelt ? .pressure : .trimmed, shrinksIndexes: false) { byteCount - (freedBytes - begin) }
-    return freedBytes > begin
+    let lostBytes = base.keepsLost ? shards.all.reduce(0) { sum, shard in sum + shards.hold(shard) { $0.lostBytes } } : 0
+    let byteCount = (base.heldBytes + lostBytes) / parts
+    let begin = relievedBytes
+    giveBack(isFelt ? .pressure : .trimmed, shrinksIndexes: false) { byteCount - (relievedBytes - begin) }
+    return relievedBytes > begin
   }
 
   /// Step 4.
@@ -80,7 +86,7 @@ extension CacheEngine: PressureClient {
     var slices = level == .critical ? 3 : level == .warning ? 1 : 0
     return PressureReaction.run(CollectionOfOne<any PressureClient>(self), level, timeLimit: timeLimit, isFelt: false) { _ in
       slices -= 1
-      let freed = freedBytes - freedBeforeReaction.load(ordering: .relaxed)
+      let freed = relievedBytes - freedBeforeReaction.load(ordering: .relaxed)
       return slices >= 0 && freed < heldBeforeReaction.load(ordering: .relaxed) / 4
     }
   }

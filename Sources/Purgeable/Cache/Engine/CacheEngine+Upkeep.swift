@@ -133,7 +133,7 @@ extension CacheEngine {
 
   func trim(toCount count: Int) {
     if count == 0, base.totals.pinnedBytes.load(ordering: .relaxed) == 0 { return removeAll(.trimmed) }
-    trim(to: UInt128(count), total: { UInt128(max(0, base.count)) }, amount: { UInt128($0.books.count) })
+    trim(to: UInt128(count), total: { UInt128(max(0, base.count)) }, amount: { UInt128($0.books.count + $0.books.lostCount) })
   }
 
   func trim(toCost cost: UInt64) { trim(to: UInt128(cost), total: { base.totalCost }, amount: { $0.books.cost }) }
@@ -168,7 +168,7 @@ extension CacheEngine {
           age: { $0.oldestSlabAge() },
           until: { rounds >= open || left <= 0 || missing() <= 0 },
           evict: { held in
-            let share = base.heldBytes / open
+            let share = base.heldBytes / open + held.lostBytes
             let wanted = max(missing() / open, min(missing(), share / 16))
             let byteCount = min(wanted, share / 8, sliceLimit)
             guard held.evictSlabs(ofBytes: byteCount, reason) else { return false }

@@ -52,7 +52,7 @@ final class CacheEngine: ForkProtected {
   let link = ClientLink<UnownedClient>()
   /// The bytes that were held when the last reaction began to give back.
   let heldBeforeReaction = Atomic<Int>(0)
-  /// What `freedBytes` was then.
+  /// What `relievedBytes` was then.
   let freedBeforeReaction = Atomic<Int>(0)
   let lastIdleRound = Atomic<UInt64>(0)
   /// Look-ups that found bytes of which no value could be made. The indexes count them as hits, and the statistics take them off.

@@ -25,6 +25,9 @@ extension HeldShard {
     report(slot, reason, .discarded)
   }
 
+  /// The ordinary memory of the entries that are kept without their values.
+  var lostBytes: Int { books.lostCount * (base.observer?.nodes.nodeByteCount ?? 0) }
+
   /// Ends so many hollow entries at most, the oldest first. False where there were none.
   mutating func dropHollow(_ most: Int, _ reason: DepartureReason) -> Bool {
     var left = most

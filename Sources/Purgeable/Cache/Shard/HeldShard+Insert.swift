@@ -44,7 +44,7 @@ extension HeldShard {
     if limit == .max || !isIndexFull { return true }
     let larger = SlotIndex.nextSizeClass(after: index.sizeClass)
     guard larger < SlotIndex.classCount else { return false }
-    return base.chargedBytes + index.byteCount(ofSize: larger) - index.byteCount <= limit
+    return chargedBytes + index.byteCount(ofSize: larger) - index.byteCount <= limit
   }
 
   private var isIndexFull: Bool { (slots.count + 1) * 100 > index.current().slotCount * 84 }
@@ -79,7 +79,7 @@ extension HeldShard {
       guard sizeClass < SlotIndex.classCount else { return false }
       // Less the home, a page: a limit that is exceeded by so little is enforced after the store, from all shards.
       let growth = index.byteCount(ofSize: sizeClass) - SlotIndex.homeBytes - before
-      if limit != .max, base.chargedBytes + growth > limit, evictSlab(.bytes) { return true }
+      if limit != .max, chargedBytes + growth > limit, evictSlab(.bytes) { return true }
       if resizeIndex(to: sizeClass) {
         if base.limits.bytes.load(ordering: .relaxed) == .max { prepareGhost() }
         return true

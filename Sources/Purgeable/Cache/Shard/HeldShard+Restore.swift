@@ -28,14 +28,16 @@ struct RestoreMarks {
 }
 
 extension HeldShard {
-  /// Stores an entry of a file, unless its key has one. Evicts nothing.
+  /// Stores an entry of a file, unless its key has a value. Evicts nothing.
   mutating func restore(
     _ key: EngineKey, _ prefix: RawSpan, _ value: RawSpan, _ head: EntryHead, _ rank: RestoredRank
   ) -> RestoreOutcome {
     if find(key, prefix) != nil { return .present }
     let size = EntrySize(prefixByteCount: prefix.byteCount, valueByteCount: value.byteCount, head, base.credits)
     if size.isTooLong || base.exceedsWholeLimit(size.cost, size.byteCount) { return .tooLarge }
-    guard base.count < base.limits.count.load(ordering: .relaxed),
+    // Who has lost its value has a place.
+    let added = isHollow(key) ? 0 : 1
+    guard base.count + added <= base.limits.count.load(ordering: .relaxed),
       base.totalCost + UInt128(size.cost) <= UInt128(base.limits.cost.load(ordering: .relaxed)),
       size.byteCount <= base.growthLimit - min(base.growthLimit, base.chargedBytes), hasIndexRoom
     else { return .full }
@@ -45,7 +47,7 @@ extension HeldShard {
     guard let element = allocateWithinLimit(size.byteCount, lane) else { return .full }
     unsafe EntryPrefix.write(prefix, head, value, to: element.bytes)
     let outcome = enter(element, key, size, head, lane, replacing: nil, hadOld: false, isRemembered: true, restored: rank)
-    return outcome == .stored ? .stored : .full
+    return outcome == .outOfMemory ? .full : .stored
   }
 
   /// Where an entry goes, and what is reserved for it of the pinned bytes. One that may not be pinned is a normal one.

@@ -22,6 +22,9 @@ struct ShardDepartures {
   /// Whether a call that takes many entries out should tell of some before it goes on.
   var sliceIsFull: Bool { list.copiedByteCount >= TellingLimits.sliceBytes }
 
+  /// What the nodes in the list take.
+  var pendingByteCount: Int { list.isEmpty ? 0 : list.count * (observer?.nodes.nodeByteCount ?? 0) }
+
   /// The departures since the mutex was taken, to be told when it is released.
   mutating func take() -> DepartureList {
     assert(keyInStore == nil, "PurgeableCache: a store was not ended")

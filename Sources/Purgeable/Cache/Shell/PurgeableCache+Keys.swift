@@ -89,47 +89,58 @@ extension PurgeableCache {
     }
   }
 
+  /// Runs `body` under the shard's mutex, which may store under a tracked key, and says whether there is an entry then; tells of
+  /// the departure of the key's old value after the mutex is released. nil where there is no memory for the key.
+  func withStore<R>(
+    of key: Key, hash: UInt64, _ body: (EngineKey, RawSpan, inout HeldShard) -> (R, isThere: Bool)
+  ) -> R? {
+    guard let teller else { return nil }
+    let epoch = teller.epoch.load(ordering: .relaxed)
+    var (stored, old) = (Key?.none, EngineDeparture?.none)
+    let result = withTracked(key, hash: hash, makes: true) { engineKey, prefix, held -> R in
+      let number = engineKey.trackedNumber
+      held.departures.beginStore(number)
+      let (result, isThere) = body(engineKey, prefix, &held)
+      old = held.departures.endStore()
+      // The key as it was first stored.
+      if old != nil { stored = held.keys[number]?.key(as: Key.self) }
+      // A number that has no entry, because the store was refused, is given back.
+      if !isThere { held.departures.release(number, of: &held.keys) }
+      return result
+    }
+    if let old {
+      // In a child that a handler forked, the departure is the parent's to tell.
+      let isOurs = teller.epoch.load(ordering: .relaxed) == epoch
+      if isOurs, let stored { teller.tell(old, key: stored) } else { teller.endCopy(old.copy, isCounted: isOurs) }
+    }
+    return result
+  }
+
   /// Stores under a tracked key, and tells of its old value's departure. nil where the condition did not hold.
   func storeTracked(
     _ key: Key, hash: UInt64, _ value: RawSpan, _ head: EntryHead, if condition: StoreCondition?
   ) -> StoreOutcome? {
-    guard let teller else { return .outOfMemory }
     if value.byteCount >= engine.heap.largeByteCount { LargeStore.awaitRoom(value.byteCount, in: engine) }
     var search = RoomSearch(condition)
     var hasEvicted = false
     while true {
-      let epoch = teller.epoch.load(ordering: .relaxed)
-      var stored: Key?
-      let result = withTracked(key, hash: hash, makes: true) {
-        engineKey, prefix, held -> (StoreOutcome?, EngineDeparture?, DueAfterStore) in
-        let number = engineKey.trackedNumber
-        held.departures.beginStore(number)
+      let result = withStore(of: key, hash: hash) { engineKey, prefix, held -> ((StoreOutcome?, DueAfterStore), Bool) in
         let isWanted = condition?.holds(engineKey, prefix, in: &held) ?? true
         let outcome = isWanted ? held.store(engineKey, prefix, value, head, among: engine.shards) : nil
         var isThere = true
         switch outcome {
-        case .stored, .replaced: held.keys[number]?.node.cost = head.cost ?? UInt64(value.byteCount)
+        case .stored, .replaced: held.keys[engineKey.trackedNumber]?.node.cost = head.cost ?? UInt64(value.byteCount)
         default: isThere = held.find(engineKey, prefix) != nil || held.isHollow(engineKey)
         }
-        let old = held.departures.endStore()
-        // The key as it was first stored.
-        if old != nil { stored = held.keys[number]?.key(as: Key.self) }
-        // A number that has no entry, because the store was refused, is given back.
-        if !isThere { held.departures.release(number, of: &held.keys) }
-        return (outcome, old, held.takeDue(value.byteCount))
+        return ((outcome, held.takeDue(value.byteCount)), isThere)
       }
-      guard let (outcome, old, due) = result else {
+      guard let (outcome, due) = result else {
         // There is no memory for another key: one leaves for it.
         guard !hasEvicted, engine.shards.hold(ofTracked: hash, { $0.evictEntry(engine.base.refusalReason) }) else {
           return .outOfMemory
         }
         hasEvicted = true
         continue
-      }
-      if let old {
-        // In a child that a handler forked, the departure is the parent's to tell.
-        let isOurs = teller.epoch.load(ordering: .relaxed) == epoch
-        if isOurs, let stored { teller.tell(old, key: stored) } else { teller.endCopy(old.copy, isCounted: isOurs) }
       }
       guard let outcome else { return nil }
       // Of the key, only the shard matters from here on.

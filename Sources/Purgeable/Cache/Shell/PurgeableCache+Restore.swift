@@ -147,14 +147,11 @@ extension PurgeableCache where Key: PurgeableValue {
       engine.finishStore(engineKey, .stored, due)
       return outcome
     } tracked: { hash in
-      let result = withTracked(key, hash: hash, makes: true) {
-        engineKey, prefix, held -> (RestoreOutcome, DueAfterStore) in
-        let number = engineKey.trackedNumber
+      let result = withStore(of: key, hash: hash) { engineKey, prefix, held -> ((RestoreOutcome, DueAfterStore), Bool) in
         let outcome = overtaken.has(hashValue) ? .present : held.restore(engineKey, prefix, value, head, rank)
-        if outcome == .stored { held.keys[number]?.node.cost = head.cost ?? UInt64(value.byteCount) }
-        // A number that has no entry is given back.
-        if held.find(engineKey, prefix) == nil, !held.isHollow(engineKey) { held.departures.release(number, of: &held.keys) }
-        return (outcome, held.takeDue(value.byteCount))
+        if outcome == .stored { held.keys[engineKey.trackedNumber]?.node.cost = head.cost ?? UInt64(value.byteCount) }
+        let isThere = outcome == .stored || held.find(engineKey, prefix) != nil || held.isHollow(engineKey)
+        return ((outcome, held.takeDue(value.byteCount)), isThere)
       }
       guard let (outcome, due) = result else { return .full }
       engine.finishStore(EngineKey(hash: hash), .stored, due)

@@ -36,7 +36,11 @@ extension PurgeableCache {
         let head = old == nil ? nil : peeked?.head
         if store(value, forKey: key, head ?? engine.base.head(), old?.version, ifUnchanged: peeked) { return result }
       } else {
-        guard let peeked else { return result }
+        guard let peeked else {
+          // A key that was kept without its value.
+          if engine.base.keepsLost { _ = withEntry(key) { engineKey, _, held in held.endHollow(engineKey, .removed) } }
+          return result
+        }
         if takeOut(key, peeked, .removed) { return result }
       }
     }
