@@ -150,7 +150,10 @@ struct CacheTellingTests {
       var thread: UInt
     }
     let heard = Mutex<[Heard]>([])
+    let isTrimmed = Atomic<Bool>(true)
     let cache = try PurgeableCache<Int, Int>(countLimit: 10) { departure in
+      // A thread that has nothing left to tell ends, and the next departure has another: all wait for the first of them.
+      _ = patiently { isTrimmed.load(ordering: .acquiring) }
       heard.withLock { $0.append(Heard(key: departure.key, thread: UInt(pthread_self()))) }
     }
     for key in 0..<30 {
@@ -161,9 +164,11 @@ struct CacheTellingTests {
     #expect(heard.withLock { heard in heard.allSatisfy { $0.thread == own } && heard.map(\.key) == Array(0..<20) })
     heard.withLock { $0 = [] }
     let library = Mutex<UInt>(0)
+    isTrimmed.store(false, ordering: .releasing)
     asLibrary {
       library.withLock { $0 = UInt(pthread_self()) }
       cache.trim(toCount: 4)
+      isTrimmed.store(true, ordering: .releasing)
       // This thread has to exist until then, so that its number is not used again.
       #expect(patiently { heard.withLock { $0.count } == 6 })
     }
