@@ -133,7 +133,7 @@ extension CacheEngine {
 
   func trim(toCount count: Int) {
     if count == 0, base.totals.pinnedBytes.load(ordering: .relaxed) == 0 { return removeAll(.trimmed) }
-    trim(to: UInt128(count), total: { UInt128(max(0, base.count)) }, amount: { UInt128($0.books.count + $0.books.lostCount) })
+    trim(to: UInt128(count), total: { UInt128(max(0, base.count)) }, amount: { UInt128($0.books.entryCount) })
   }
 
   func trim(toCost cost: UInt64) { trim(to: UInt128(cost), total: { base.totalCost }, amount: { $0.books.cost }) }

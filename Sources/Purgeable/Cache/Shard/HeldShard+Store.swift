@@ -254,14 +254,14 @@ extension HeldShard {
     return element
   }
 
-  /// What the byte limit counts. The nodes of keys that have left are freed when that is told, after the mutex is released: they
-  /// count as gone.
-  var chargedBytes: Int { base.chargedBytes - departures.pendingByteCount }
+  /// As the cache's, but for the nodes of keys that have left: they are freed when that is told, after the mutex is released.
+  private var ordinaryBytes: Int { base.ordinaryBytes - departures.pendingByteCount }
+
+  /// What the byte limit counts.
+  var chargedBytes: Int { heap.chargedBytes + ordinaryBytes }
 
   /// What a limit of all charged bytes leaves for slabs; 0 for no limit.
-  private func slabLimit(_ limit: Int) -> Int {
-    limit == .max ? 0 : max(1, limit - min(limit - 1, base.ordinaryBytes - departures.pendingByteCount))
-  }
+  private func slabLimit(_ limit: Int) -> Int { limit == .max ? 0 : max(1, limit - min(limit - 1, ordinaryBytes)) }
 
   /// Counts an element. Notes the age of its slab when the element is the first in it (`SlabHeap.age`).
   @inline(__always)

@@ -33,6 +33,8 @@ struct ShardBooks: ~Copyable {
   subscript(queue: EvictionQueue) -> QueueSums { sums[queue.rawValue] }
 
   var count: Int { sum { $0.count } }
+  /// With the lost entries that stay.
+  var entryCount: Int { count + lostCount }
   var cost: UInt128 { sum { $0.cost } }
   var byteCount: Int { sum { $0.byteCount } }
 
@@ -106,7 +108,7 @@ struct ShardBooks: ~Copyable {
     publish()
   }
 
-  private func publish() { index.publish(count: count + lostCount, cost: cost) }
+  private func publish() { index.publish(count: entryCount, cost: cost) }
 
   /// Called when a lost entry that stays comes, or leaves.
   mutating func addLost(_ count: Int) {

@@ -89,10 +89,10 @@ extension PurgeableCache {
     }
   }
 
-  /// Runs `body` under the shard's mutex, which may store under a tracked key, and says whether there is an entry then; tells of
-  /// the departure of the key's old value after the mutex is released. nil where there is no memory for the key.
+  /// Runs `body` under the shard's mutex, which may store under a tracked key, and says whether it has; tells of the departure of
+  /// the key's old value after the mutex is released. `cost`: the new entry's. nil where there is no memory for the key.
   func withStore<R>(
-    of key: Key, hash: UInt64, _ body: (EngineKey, RawSpan, inout HeldShard) -> (R, isThere: Bool)
+    of key: Key, hash: UInt64, cost: UInt64, _ body: (EngineKey, RawSpan, inout HeldShard) -> (R, isStored: Bool)
   ) -> R? {
     guard let teller else { return nil }
     let epoch = teller.epoch.load(ordering: .relaxed)
@@ -100,11 +100,13 @@ extension PurgeableCache {
     let result = withTracked(key, hash: hash, makes: true) { engineKey, prefix, held -> R in
       let number = engineKey.trackedNumber
       held.departures.beginStore(number)
-      let (result, isThere) = body(engineKey, prefix, &held)
+      let (result, isStored) = body(engineKey, prefix, &held)
+      if isStored { held.keys[number]?.node.cost = cost }
       old = held.departures.endStore()
       // The key as it was first stored.
       if old != nil { stored = held.keys[number]?.key(as: Key.self) }
       // A number that has no entry, because the store was refused, is given back.
+      let isThere = isStored || held.find(engineKey, prefix) != nil || held.isHollow(engineKey)
       if !isThere { held.departures.release(number, of: &held.keys) }
       return result
     }
@@ -124,15 +126,12 @@ extension PurgeableCache {
     var search = RoomSearch(condition)
     var hasEvicted = false
     while true {
-      let result = withStore(of: key, hash: hash) { engineKey, prefix, held -> ((StoreOutcome?, DueAfterStore), Bool) in
+      let cost = head.cost ?? UInt64(value.byteCount)
+      let result = withStore(of: key, hash: hash, cost: cost) {
+        engineKey, prefix, held -> ((StoreOutcome?, DueAfterStore), Bool) in
         let isWanted = condition?.holds(engineKey, prefix, in: &held) ?? true
         let outcome = isWanted ? held.store(engineKey, prefix, value, head, among: engine.shards) : nil
-        var isThere = true
-        switch outcome {
-        case .stored, .replaced: held.keys[engineKey.trackedNumber]?.node.cost = head.cost ?? UInt64(value.byteCount)
-        default: isThere = held.find(engineKey, prefix) != nil || held.isHollow(engineKey)
-        }
-        return ((outcome, held.takeDue(value.byteCount)), isThere)
+        return ((outcome, held.takeDue(value.byteCount)), outcome?.isStored ?? false)
       }
       guard let (outcome, due) = result else {
         // There is no memory for another key: one leaves for it.

@@ -147,11 +147,11 @@ extension PurgeableCache where Key: PurgeableValue {
       engine.finishStore(engineKey, .stored, due)
       return outcome
     } tracked: { hash in
-      let result = withStore(of: key, hash: hash) { engineKey, prefix, held -> ((RestoreOutcome, DueAfterStore), Bool) in
+      let cost = head.cost ?? UInt64(value.byteCount)
+      let result = withStore(of: key, hash: hash, cost: cost) {
+        engineKey, prefix, held -> ((RestoreOutcome, DueAfterStore), Bool) in
         let outcome = overtaken.has(hashValue) ? .present : held.restore(engineKey, prefix, value, head, rank)
-        if outcome == .stored { held.keys[engineKey.trackedNumber]?.node.cost = head.cost ?? UInt64(value.byteCount) }
-        let isThere = outcome == .stored || held.find(engineKey, prefix) != nil || held.isHollow(engineKey)
-        return ((outcome, held.takeDue(value.byteCount)), isThere)
+        return ((outcome, held.takeDue(value.byteCount)), outcome == .stored)
       }
       guard let (outcome, due) = result else { return .full }
       engine.finishStore(EngineKey(hash: hash), .stored, due)

@@ -38,7 +38,7 @@ extension PurgeableCache {
       } else {
         guard let peeked else {
           // A key that was kept without its value.
-          if engine.base.keepsLost { _ = withEntry(key) { engineKey, _, held in held.endHollow(engineKey, .removed) } }
+          if engine.base.keepsLost { visitEntry(key) { engineKey, _, held in held.endHollow(engineKey, .removed) } }
           return result
         }
         if takeOut(key, peeked, .removed) { return result }
