@@ -204,6 +204,13 @@ int purgeable_heap_free(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_ref
 PURGEABLE_MUST_USE
 purgeable_outcome_t purgeable_heap_check(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference);
 
+/// As `purgeable_heap_check`. Intact: also copies the element's first bytes, `capacity_bytes` or as many as it has, and
+/// `*length_bytes` gets the length of all of it. Errors, signals and forks as `purgeable_heap_read`; ENOBUFS never.
+PURGEABLE_MUST_USE
+purgeable_outcome_t purgeable_heap_read_start(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference,
+                                              void *PURGEABLE_NULLABLE buffer, size_t capacity_bytes,
+                                              size_t *PURGEABLE_NULLABLE length_bytes);
+
 /// The payload's length in bytes. Intact also where only other pages of the element than its header's are gone; discarded (the
 /// length went with the header), or error: EINVAL (NULL), ESTALE.
 PURGEABLE_MUST_USE

@@ -47,9 +47,10 @@ static bool witnesses_stand(const purgeable_heap_t *heap, purgeable__spot_t spot
   return true;
 }
 
-// What a read wants: the whole with a capacity, a part, or what follows a known prefix.
+// What a read wants: the whole with a capacity, a look at the whole with as many of its first bytes as there is room for, a part,
+// or what follows a known prefix.
 typedef struct wish {
-  enum { wish_whole, wish_part, wish_rest } kind;
+  enum { wish_whole, wish_start, wish_part, wish_rest } kind;
   const void *prefix;
   size_t prefix_bytes;
   void *head;
@@ -72,8 +73,9 @@ enum { PIECE_BYTES = 64 << 10, PIECE_BYTES_LOOKED_AT = 2 << 20 };
 
 // The next piece of what is wished, [*from, *to) of the payload, and whether more follow. Sets the wish's error.
 static bool plan_piece(wish_t *wish, size_t length, size_t *from, size_t *to) {
-  size_t start = 0, end = length, piece = wish->buffer == NULL ? PIECE_BYTES_LOOKED_AT : PIECE_BYTES;
-  if (wish->kind == wish_whole && wish->buffer != NULL && wish->capacity < length) {
+  bool copies = wish->kind != wish_start || wish->done_bytes < wish->capacity;
+  size_t start = 0, end = length, piece = copies ? PIECE_BYTES : PIECE_BYTES_LOOKED_AT;
+  if (wish->kind == wish_whole && wish->capacity < length) {
     wish->error = ENOBUFS;
     end = 0;
   } else if (wish->kind == wish_part) {
@@ -115,11 +117,12 @@ static size_t copy_head(wish_t *wish, const char *payload, size_t length) {
 
 // Copies a piece; shortens it, with nothing to follow, where a prefix differs or a buffer is too small.
 static bool copy_piece(wish_t *wish, const char *payload, size_t length, size_t from, size_t *to, bool more) {
-  size_t answer_from = wish->offset;
+  size_t answer_from = wish->offset, until = *to;
   switch (wish->kind) {
-    case wish_whole:
+    case wish_whole: wish->answer_bytes = length; break;
+    case wish_start:
       wish->answer_bytes = length;
-      if (wish->buffer == NULL) return more;
+      if (until > wish->capacity) until = wish->capacity;
       break;
     case wish_part: break;
     case wish_rest:
@@ -136,8 +139,8 @@ static bool copy_piece(wish_t *wish, const char *payload, size_t length, size_t 
       if (from < answer_from) from = answer_from;
       break;
   }
-  if (wish->error != 0 || from >= *to) return more;
-  purgeable__copy_unsettled((char *)wish->buffer + (from - answer_from), payload + from, *to - from);
+  if (wish->error != 0 || from >= until) return more;
+  purgeable__copy_unsettled((char *)wish->buffer + (from - answer_from), payload + from, until - from);
   return more;
 }
 
@@ -266,13 +269,20 @@ purgeable_outcome_t purgeable_heap_read_part(purgeable_heap_t *heap, purgeable_r
   return read_reference(heap, reference, &wish);
 }
 
-purgeable_outcome_t purgeable_heap_check(purgeable_heap_t *heap, purgeable_reference_t reference) {
-  if (heap == NULL) {
+purgeable_outcome_t purgeable_heap_read_start(purgeable_heap_t *heap, purgeable_reference_t reference, void *buffer,
+                                              size_t capacity_bytes, size_t *length_bytes) {
+  if (heap == NULL || (buffer == NULL && capacity_bytes != 0)) {
     errno = EINVAL;
     return purgeable_outcome_error;
   }
-  wish_t wish = {.kind = wish_whole};
-  return read_reference(heap, reference, &wish);
+  wish_t wish = {.kind = wish_start, .buffer = buffer, .capacity = capacity_bytes};
+  purgeable_outcome_t outcome = read_reference(heap, reference, &wish);
+  if (length_bytes != NULL && outcome == purgeable_outcome_intact) *length_bytes = wish.answer_bytes;
+  return outcome;
+}
+
+purgeable_outcome_t purgeable_heap_check(purgeable_heap_t *heap, purgeable_reference_t reference) {
+  return purgeable_heap_read_start(heap, reference, NULL, 0, NULL);
 }
 
 // One word tells the length, so no sentinel is needed: the header stands, or its page is gone. If the payload begins on the next

@@ -84,6 +84,8 @@ static void null_everywhere(case_report_t *report) {
     EXPECT_EQUAL(errno, EINVAL);
     EXPECT_EQUAL(purgeable_heap_read_part(one, element.reference, 0, 1, with ? NULL : &byte), purgeable_outcome_error);
     EXPECT_EQUAL(errno, EINVAL);
+    EXPECT_EQUAL(purgeable_heap_read_start(one, element.reference, with ? NULL : &byte, 1, &length), purgeable_outcome_error);
+    EXPECT_EQUAL(errno, EINVAL);
     EXPECT_EQUAL(purgeable_heap_length_bytes(one, element.reference, with ? NULL : &length), purgeable_outcome_error);
     EXPECT_EQUAL(errno, EINVAL);
     EXPECT_EQUAL(purgeable_heap_tag(one, element.reference, with ? NULL : &tag), EINVAL);

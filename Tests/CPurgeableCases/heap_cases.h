@@ -62,6 +62,8 @@ static inline bool is_stale(purgeable_heap_t *heap, purgeable_reference_t refere
   errno = 0;
   stale = stale && purgeable_heap_read_part(heap, reference, 0, 1, &byte) == purgeable_outcome_error && errno == ESTALE;
   errno = 0;
+  stale = stale && purgeable_heap_read_start(heap, reference, &byte, 1, NULL) == purgeable_outcome_error && errno == ESTALE;
+  errno = 0;
   stale = stale && purgeable_heap_check(heap, reference) == purgeable_outcome_error && errno == ESTALE;
   errno = 0;
   stale = stale && purgeable_heap_length_bytes(heap, reference, &length) == purgeable_outcome_error && errno == ESTALE;

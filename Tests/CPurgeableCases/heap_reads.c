@@ -45,6 +45,24 @@ void heap_parts_need_their_pages(case_report_t *report) {
         }
       }
     }
+    // The first bytes are there while all of the element is.
+    element_t whole;
+    REQUIRE(make(heap, length, i + 7, &whole) == 0);
+    for (int lost = 0; lost < 2; lost++) {
+      if (lost) discard_exactly(whole.bytes + lost_from, 1);
+      const size_t capacities[] = {0, 1, 100, lost_from, length - 1, length, length + 1};
+      for (size_t k = 0; k < sizeof capacities / sizeof capacities[0]; k++) {
+        size_t told = 0, copied = capacities[k] < length ? capacities[k] : length;
+        memset(buffer, 0, length);
+        purgeable_outcome_t outcome =
+            purgeable_heap_read_start(heap, whole.reference, capacities[k] ? buffer : NULL, capacities[k], &told);
+        EXPECT_EQUAL(outcome, lost ? purgeable_outcome_discarded : purgeable_outcome_intact);
+        if (lost) continue;
+        EXPECT_EQUAL(told, length);
+        EXPECT(memcmp(buffer, whole.bytes, copied) == 0);
+        EXPECT(copied == length || buffer[copied] == 0);
+      }
+    }
     // A buffer that is too small gets the length that is needed, and no content.
     element_t other;
     size_t needed = 0;

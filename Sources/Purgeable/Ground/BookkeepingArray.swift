@@ -10,7 +10,8 @@ import CPurgeable
 ///
 /// `@safe`: the memory is this value's alone until its end, and every index is compared with the count.
 @safe struct BookkeepingArray<Element: BitwiseCopyable>: ~Copyable {
-  private var start: UnsafeMutablePointer<Element>
+  /// nil only where the count is 0.
+  private var start: UnsafeMutablePointer<Element>?
   private(set) var count: Int
   /// The memory it takes, in bytes.
   private(set) var byteCount: Int
@@ -18,6 +19,9 @@ import CPurgeable
 
   /// From here on a mapping's last page, half empty on average, is small against the rest.
   private static var mappedByteCount: Int { 32 << 10 }
+
+  /// Takes no memory.
+  init() { unsafe (start, count, byteCount, isMapped) = (nil, 0, 0, false) }
 
   /// nil: no memory, or a count of 0.
   init?(zeros count: Int) {
@@ -33,7 +37,16 @@ import CPurgeable
     self.count = count
   }
 
+  var isEmpty: Bool { count == 0 }
+
+  /// Makes an empty one as `init(zeros:)` does; another one stays. False without memory.
+  mutating func make(_ count: Int) -> Bool {
+    if isEmpty, let made = Self(zeros: count) { self = made }
+    return !isEmpty
+  }
+
   deinit {
+    guard let start = unsafe start else { return }
     if isMapped {
       unsafe purgeable_bookkeeping_unmap(start, byteCount)
     } else {
@@ -44,11 +57,11 @@ import CPurgeable
   subscript(index: Int) -> Element {
     get {
       precondition(index >= 0 && index < count, "BookkeepingArray: index out of range")
-      return unsafe start[index]
+      return unsafe start.unsafelyUnwrapped[index]
     }
     set {
       precondition(index >= 0 && index < count, "BookkeepingArray: index out of range")
-      unsafe start[index] = newValue
+      unsafe start.unsafelyUnwrapped[index] = newValue
     }
   }
 
@@ -61,13 +74,13 @@ import CPurgeable
   /// Has the processor fetch an element.
   func prefetch(_ index: Int) {
     precondition(index >= 0 && index < count, "BookkeepingArray: index out of range")
-    unsafe purgeable_prefetch(start + index)
+    unsafe purgeable_prefetch(start.unsafelyUnwrapped + index)
   }
 
   /// Keeps the first elements and gives the memory of the others back. Allocates nothing; if the system refuses, the memory
   /// stays.
   mutating func shrink(to newCount: Int) {
-    guard newCount > 0, newCount < count else { return }
+    guard newCount > 0, newCount < count, let start = unsafe start else { return }
     count = newCount
     let wanted = newCount * MemoryLayout<Element>.stride
     if isMapped {
@@ -77,7 +90,7 @@ import CPurgeable
       let tail = unsafe UnsafeMutableRawPointer(start) + kept
       if unsafe purgeable_bookkeeping_unmap(tail, byteCount - kept) == 0 { byteCount = kept }
     } else if let smaller = unsafe purgeable_bookkeeping_resize(start, wanted) {
-      unsafe start = smaller.bindMemory(to: Element.self, capacity: newCount)
+      unsafe self.start = smaller.bindMemory(to: Element.self, capacity: newCount)
       byteCount = wanted
     }
   }

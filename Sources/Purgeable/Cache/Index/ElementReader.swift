@@ -52,13 +52,8 @@ struct ElementReader: Sendable {
   /// Reads the facts of an element; nil when it is lost.
   func facts(of reference: purgeable_reference_t) -> EntryFacts? {
     guard let length = length(reference) else { return nil }
-    // Most keys are short, and every further byte would have to be copied.
-    let usual: Int
-    switch keys.layout {
-    case .fixed(let byteCount): usual = byteCount
-    case .variable: usual = 64
-    }
-    let parsed = withPart(of: reference, from: 0, count: min(length, usual)) { part -> (EntryPrefix.Parsed, EngineKey?)? in
+    let parsed = withPart(of: reference, from: 0, count: min(length, usualPrefixByteCount)) {
+      part -> (EntryPrefix.Parsed, EngineKey?)? in
       guard let parsed = EntryPrefix.parse(part, layout: keys.layout) else { return nil }
       guard case .key(let prefixByteCount, _) = parsed, prefixByteCount <= part.byteCount else { return (parsed, nil) }
       return (parsed, keys.key(prefix: part.extracting(0..<prefixByteCount)))
@@ -131,6 +126,14 @@ struct ElementReader: Sendable {
 
   // MARK: Reads of the core
 
+  /// How many bytes are read to find the prefix. Most keys are short, and every further byte would have to be copied.
+  var usualPrefixByteCount: Int {
+    switch keys.layout {
+    case .fixed(let byteCount): byteCount
+    case .variable: 64
+    }
+  }
+
   /// The length of an element's payload; nil where its header is gone.
   func length(_ reference: purgeable_reference_t) -> Int? {
     var length = 0
@@ -140,6 +143,14 @@ struct ElementReader: Sendable {
   /// Copies a part of an element's payload, as long as `buffer`. False when the element is lost, or was changed all the time.
   func copy(_ reference: purgeable_reference_t, from offset: Int, into buffer: UnsafeMutableRawBufferPointer) -> Bool {
     unsafe purgeable_heap_read_part(heap.raw, reference, offset, buffer.count, buffer.baseAddress) == .intact
+  }
+
+  /// Copies the first bytes of an element's payload, as many as it has and there is room for. Returns how many it has; nil when
+  /// any of them is lost, or they were changed all the time.
+  func readStart(of reference: purgeable_reference_t, into buffer: UnsafeMutableRawBufferPointer) -> Int? {
+    var length = 0
+    let outcome = unsafe purgeable_heap_read_start(heap.raw, reference, buffer.baseAddress, buffer.count, &length)
+    return outcome == .intact ? length : nil
   }
 
   /// Calls `body` with a copy of a part of an element's payload, on the stack unless it is long. nil when the element is lost,
@@ -205,10 +216,12 @@ struct ElementReader: Sendable {
 
   /// Whether the element at a place is there, all of it. Under its shard's mutex.
   func isIntact(_ place: UInt64) -> Bool {
-    var outcome = purgeable_outcome_t.busy
     // Busy under the mutex: the thread was preempted over and over.
-    for _ in 0..<64 where outcome == .busy { outcome = check(heap.reference(place)) }
-    return outcome == .intact
+    for _ in 0..<64 {
+      let outcome = check(heap.reference(place))
+      if outcome != .busy { return outcome == .intact }
+    }
+    return false
   }
 
   /// Whether the element at a place is lost, or its slab has ended.

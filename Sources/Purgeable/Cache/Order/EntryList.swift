@@ -13,28 +13,22 @@ struct EntryList: ~Copyable {
   private static let ringCount = EntryPriority.allCases.count
 
   /// By position; leftovers where no entry is. Behind them the links that close the rings.
-  private var links: BookkeepingArray<Links>?
+  private var links = BookkeepingArray<Links>()
   private var slotCount = 0
 
   init() {}
 
-  var byteCount: Int {
-    switch links {
-    case .some(let links): links.byteCount
-    case nil: 0
-    }
-  }
+  var byteCount: Int { links.byteCount }
 
   /// As `EntryOrder.resize`.
   mutating func resize(slotCount: Int, _ carry: (UInt32) -> UInt32?) -> Bool {
     var resized = EntryList()
-    guard let links = BookkeepingArray<Links>(zeros: slotCount + Self.ringCount) else { return false }
-    resized.links = consume links
+    guard resized.links.make(slotCount + Self.ringCount) else { return false }
     resized.slotCount = slotCount
     for ring in 0..<Self.ringCount {
       let end = resized.end(ring)
       resized[end] = Links(previous: end, next: end)
-      if byteCount == 0 { continue }
+      if links.isEmpty { continue }
       var position = self[self.end(ring)].next
       while position != self.end(ring) {
         guard let new = carry(position) else { return false }
@@ -48,7 +42,7 @@ struct EntryList: ~Copyable {
 
   /// nil: the first.
   func next(after position: UInt32?) -> UInt32? {
-    if byteCount == 0 { return nil }
+    if links.isEmpty { return nil }
     var next = position.map { self[$0].next } ?? self[end(0)].next
     while next >= slotCount {
       let ring = Int(next) - slotCount + 1
@@ -99,12 +93,7 @@ struct EntryList: ~Copyable {
   }
 
   private subscript(position: UInt32) -> Links {
-    get {
-      switch links {
-      case .some(let links): links[Int(position)]
-      case nil: Links()
-      }
-    }
-    set { links?[Int(position)] = newValue }
+    get { links[Int(position)] }
+    set { links[Int(position)] = newValue }
   }
 }

@@ -21,9 +21,9 @@ struct Ghost: ~Copyable {
 
   /// Where its bytes are counted.
   private let totals: CacheTotals?
-  private var entries: BookkeepingArray<UInt32>?
-  /// How many fingerprints there is room for: the length of `entries`.
-  private var slotCount = 0
+  private var entries = BookkeepingArray<UInt32>()
+  /// How many fingerprints there is room for.
+  private var slotCount: Int { entries.count }
   private var capacity = 0
   private var insertionCount: UInt64 = 0
   private var stampUnit: UInt64 = 1
@@ -38,12 +38,7 @@ struct Ghost: ~Copyable {
 
   init(countedIn totals: CacheTotals? = nil) { self.totals = totals }
 
-  var byteCount: Int {
-    switch entries {
-    case .some(let entries): entries.byteCount
-    case nil: 0
-    }
-  }
+  var byteCount: Int { entries.byteCount }
 
   /// How many keys it remembers.
   var rememberedLimit: Int { capacity }
@@ -54,7 +49,7 @@ struct Ghost: ~Copyable {
   /// Prefetches the bucket that `note` will touch.
   func prefetch(_ identity: UInt64) {
     guard capacity > 0 else { return }
-    entries?.prefetch(bucket(of: Self.mixed(identity)))
+    entries.prefetch(bucket(of: Self.mixed(identity)))
   }
 
   /// Makes room for the last `newCapacity` keys, if that is much more than now. All fingerprints are forgotten then, since a
@@ -67,8 +62,7 @@ struct Ghost: ~Copyable {
     // A third more room than keys: buckets fill unevenly. An even number: it can be halved.
     let buckets = (wanted + wanted / 3) / Self.bucketSize / 2 * 2 + 2
     guard let made = BookkeepingArray<UInt32>(zeros: buckets * Self.bucketSize) else { return }
-    entries = consume made
-    slotCount = buckets * Self.bucketSize
+    entries = made
     capacity = wanted
     // Rounded up: no key is forgotten for its age before `capacity` others have come.
     stampUnit = (UInt64(capacity) + UInt64(Self.maximumAge) - 1) / UInt64(Self.maximumAge)
@@ -87,8 +81,7 @@ struct Ghost: ~Copyable {
       // In a table of half the size, two neighbouring buckets become one. Fingerprints are written in front of those that are
       // still to be read.
       for start in stride(from: 0, to: slotCount, by: 2 * Self.bucketSize) { mergeBuckets(at: start) }
-      slotCount /= 2
-      entries?.shrink(to: slotCount)
+      entries.shrink(to: slotCount / 2)
       capacity /= 2
     }
   }
@@ -137,8 +130,7 @@ struct Ghost: ~Copyable {
   mutating func removeAll() {
     let before = byteCount
     defer { noteBytes(since: before) }
-    entries = nil
-    slotCount = 0
+    entries = BookkeepingArray()
     capacity = 0
   }
 
@@ -161,13 +153,8 @@ struct Ghost: ~Copyable {
 
   /// In bounds wherever `capacity` is above 0: there is memory then.
   private subscript(index: Int) -> UInt32 {
-    get {
-      switch entries {
-      case .some(let entries): entries[index]
-      case nil: 0
-      }
-    }
-    set { entries?[index] = newValue }
+    get { entries[index] }
+    set { entries[index] = newValue }
   }
 
   private var stamp: UInt32 { UInt32(truncatingIfNeeded: insertionCount / stampUnit) & Self.stampMask }

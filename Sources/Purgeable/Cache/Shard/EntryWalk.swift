@@ -129,8 +129,7 @@ struct EntryWalk {
 
   private var counter: UInt64 { isReversed ? Slot.highestCounter - passed : passed }
 
-  /// Calls `body` for the entries of the next notes, but for those that are lost, each under its shard's mutex. False at the
-  /// end.
+  /// Calls `body` for the entries of the next notes, lost ones or not, each under its shard's mutex. False at the end.
   mutating func visitNext(of shards: borrowing CacheShards, _ body: (borrowing HeldShard, FoundSlot) -> Void) -> Bool {
     var batch = WalkBatch(repeating: 0)
     guard let (number, count) = next(&batch) else { return false }
@@ -330,7 +329,7 @@ extension CacheShards {
 }
 
 extension HeldShard {
-  /// Calls `body` for the shard's entries with a note's name, but for those that are lost.
+  /// Calls `body` for the shard's entries with a note's name.
   fileprivate func visit(_ note: WalkNote, _ body: (borrowing HeldShard, FoundSlot) -> Void) {
     guard note.isTracked else { return visit(note.identity, body) }
     var next = keys.next(hash: note.hash, mask: WalkNote.hashMask, below: .max, above: 0)
@@ -342,7 +341,6 @@ extension HeldShard {
   }
 
   private func visit(_ identity: UInt64, _ body: (borrowing HeldShard, FoundSlot) -> Void) {
-    for found in index.current().candidates(of: identity)
-    where elements.isIntact(found.slot.place) && !isExpired(found.slot) { body(self, found) }
+    for found in index.current().candidates(of: identity) { body(self, found) }
   }
 }

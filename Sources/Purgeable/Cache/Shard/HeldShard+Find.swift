@@ -9,7 +9,7 @@ struct PeekedEntry: Equatable {
   let head: EntryHead
   let cost: UInt64
   /// Of the value's bytes; 0 where it was not asked for.
-  let digest: Int
+  fileprivate(set) var digest: Int
   let priority: EntryPriority
   /// When its time is over, unless it is used meanwhile; nil: never.
   let end: UInt64?
@@ -31,16 +31,25 @@ struct PeekedEntry: Equatable {
 extension HeldShard {
   /// The slot of a key. Lost entries of the same tag are dropped on the way, and the key's entry where its time is over.
   mutating func find(_ key: EngineKey, _ prefix: RawSpan) -> FoundSlot? {
+    var read = MatchingRead()
+    return unsafe find(key, prefix, into: UnsafeMutableRawBufferPointer(start: nil, count: 0), &read)
+  }
+
+  /// As above. The value is copied, unless it has more bytes than the buffer: then the pages behind its head are not looked at.
+  private mutating func find(
+    _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, _ read: inout MatchingRead
+  ) -> FoundSlot? {
     index.prefetch(identity: key.identity)
     for found in index.current().candidates(of: key.identity) {
-      var compared = MatchingRead()
+      let reference = heap.reference(found.slot.place)
       // Busy under the mutex: the thread was preempted over and over, or the slab died in a forked child.
-      for _ in 0..<64 where compared.outcome == .busy {
-        compared = elements.compare(heap.reference(found.slot.place), hasHead: found.slot.hasHead, with: prefix)
+      for _ in 0..<64 {
+        read = unsafe elements.read(reference, hasHead: found.slot.hasHead, prefix, into: buffer)
+        if read.outcome != .busy { break }
       }
-      if compared.outcome == .intact {
-        guard compared.matches else { continue }
-        guard base.isOver(compared.head, index.current().lastUse(of: found.pointer).time) else { return found }
+      if read.outcome == .intact {
+        guard read.matches else { continue }
+        guard base.isOver(read.head, index.current().lastUse(of: found.pointer).time) else { return found }
         drop(found, .expired)
       } else {
         drop(found, .discarded)
@@ -55,48 +64,40 @@ extension HeldShard {
     _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,
     version: RawSpan? = nil, removes: Bool = false
   ) -> BufferRead {
-    var found: FoundSlot?
-    return unsafe read(key, prefix, into: buffer, countsAsUse: countsAsUse, version: version, removes: removes, at: &found)
+    var (found, read) = (FoundSlot?.none, MatchingRead())
+    return unsafe self.read(
+      key, prefix, into: buffer, countsAsUse: countsAsUse, version: version, removes: removes, at: &found, &read)
   }
 
-  /// As above. `place`: where a hit was.
+  /// As above. `place`: where a hit was; `read`: what was read there.
   private mutating func read(
     _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool, version: RawSpan?,
-    removes: Bool, at place: inout FoundSlot?
+    removes: Bool, at place: inout FoundSlot?, _ read: inout MatchingRead
   ) -> BufferRead {
     func count(_ reason: DepartureReason) -> UInt64 { counters.departures[reason.rawValue] }
     let before = (lost: count(.discarded), expired: count(.expired))
-    while let found = find(key, prefix) {
-      let slot = found.slot
-      let reference = heap.reference(slot.place)
-      let read = unsafe elements.read(reference, hasHead: slot.hasHead, prefix, into: buffer)
-      // Discarded: the key's page is intact, another page of the value is lost. Busy: another try.
-      if read.outcome == .discarded { drop(found, .discarded) }
-      guard read.outcome == .intact, read.matches else { continue }
-      if let version {
-        var isOf: Bool?
-        // Busy under the mutex, as in `find`.
-        for _ in 0..<64 where isOf == nil { isOf = elements.isOf(version, reference, read.head, prefix.byteCount) }
-        guard let isOf else {
-          drop(found, .discarded)
-          continue
+    if let found = unsafe find(key, prefix, into: buffer, &read) {
+      // nil: the version's text is lost.
+      var isWanted: Bool? = true
+      if let version { isWanted = isOf(version, found, read.head, prefix.byteCount) }
+      if isWanted == true {
+        let byteCount = read.byteCount
+        if byteCount > buffer.count { return .bufferTooSmall(needed: byteCount) }
+        if countsAsUse {
+          index.countHit()
+          found.pointer.countUse(of: found.slot)
+          noteUse(of: found)
+          noteLastUse(of: found, read.head)
         }
-        if !isOf {
-          if countsAsUse { index.countMiss() }
-          return .miss(missReason(key, .outdated, counts: countsAsUse))
-        }
+        if removes { drop(found, .removed) }
+        place = found
+        return .hit(byteCount: byteCount)
       }
-      let byteCount = read.byteCount
-      if countsAsUse, byteCount <= buffer.count {
-        index.countHit()
-        found.pointer.countUse(of: slot)
-        noteUse(of: found)
-        noteLastUse(of: found, read.head)
+      if isWanted == false {
+        if countsAsUse { index.countMiss() }
+        return .miss(missReason(key, .outdated, counts: countsAsUse))
       }
-      if byteCount > buffer.count { return .bufferTooSmall(needed: byteCount) }
-      if removes { drop(found, .removed) }
-      place = found
-      return .hit(byteCount: byteCount)
+      drop(found, .discarded)
     }
     let isLost = count(.discarded) != before.lost || isHollow(key)
     let known = count(.expired) != before.expired ? MissReason.expired : isLost ? .discarded : nil
@@ -105,32 +106,45 @@ extension HeldShard {
     return .miss(missReason(key, known, counts: countsAsUse))
   }
 
+  /// Whether an entry is of a version. nil when that is lost.
+  private func isOf(_ version: RawSpan, _ found: FoundSlot, _ head: EntryHead, _ prefixByteCount: Int) -> Bool? {
+    let reference = heap.reference(found.slot.place)
+    // Busy under the mutex, as in `find`.
+    for _ in 0..<64 {
+      if let isOf = elements.isOf(version, reference, head, prefixByteCount) { return isOf }
+    }
+    return nil
+  }
+
   /// As `read`, without counting as a use.
   mutating func peek(
     _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, digests: Bool,
     _ peeked: inout PeekedEntry?
   ) -> BufferRead {
-    var found: FoundSlot?
-    let read = unsafe read(key, prefix, into: buffer, countsAsUse: false, version: nil, removes: false, at: &found)
+    var (found, matching) = (FoundSlot?.none, MatchingRead())
+    let read = unsafe read(
+      key, prefix, into: buffer, countsAsUse: false, version: nil, removes: false, at: &found, &matching)
     guard case .hit = read else { return read }
-    peeked = found.flatMap { peekedEntry($0, prefixByteCount: prefix.byteCount, digests: digests) }
+    peeked = found.flatMap { peekedEntry($0, matching, prefixByteCount: prefix.byteCount, digests: digests) }
     return peeked == nil ? .miss(.discarded) : read
   }
 
   /// nil where the key has no entry, or it is lost.
   mutating func peeked(_ key: EngineKey, _ prefix: RawSpan, digests: Bool) -> PeekedEntry? {
-    find(key, prefix).flatMap { peekedEntry($0, prefixByteCount: prefix.byteCount, digests: digests) }
+    var read = MatchingRead()
+    let found = unsafe find(key, prefix, into: UnsafeMutableRawBufferPointer(start: nil, count: 0), &read)
+    return found.flatMap { peekedEntry($0, read, prefixByteCount: prefix.byteCount, digests: digests) }
   }
 
   /// The text of the version of a key's entry, in `text`; nil where there is none.
   mutating func copyVersion(
     _ key: EngineKey, _ prefix: RawSpan, into text: inout InlineArray<255, UInt8>
   ) -> Int? {
-    guard let found = find(key, prefix) else { return nil }
-    let reference = heap.reference(found.slot.place)
-    let read = elements.compare(reference, hasHead: found.slot.hasHead, with: prefix)
-    guard read.outcome == .intact, read.head.version != nil else { return nil }
-    return elements.withVersion(reference, read.head, prefix.byteCount) { bytes in
+    var read = MatchingRead()
+    guard let found = unsafe find(key, prefix, into: UnsafeMutableRawBufferPointer(start: nil, count: 0), &read),
+      read.head.version != nil
+    else { return nil }
+    return elements.withVersion(heap.reference(found.slot.place), read.head, prefix.byteCount) { bytes in
       for i in 0..<bytes.byteCount { text[i] = bytes.integer(at: i) }
       return bytes.byteCount
     }
@@ -141,27 +155,34 @@ extension HeldShard {
   mutating func remove(
     _ key: EngineKey, _ prefix: RawSpan, peeked: PeekedEntry, _ reason: DepartureReason
   ) -> Bool {
-    guard let found = find(key, prefix),
-      peekedEntry(found, prefixByteCount: prefix.byteCount, digests: true) == peeked,
+    var read = MatchingRead()
+    guard let found = unsafe find(key, prefix, into: UnsafeMutableRawBufferPointer(start: nil, count: 0), &read),
+      peekedEntry(found, read, prefixByteCount: prefix.byteCount, digests: true) == peeked,
       reason == .removed || priority(of: found.slot) != .pinned
     else { return false }
     drop(found, reason)
     return true
   }
 
-  /// nil when the entry is lost.
-  private func peekedEntry(_ found: FoundSlot, prefixByteCount: Int, digests: Bool) -> PeekedEntry? {
-    let reference = heap.reference(found.slot.place)
-    guard let length = elements.length(reference) else { return nil }
-    let facts = EntryFacts(identity: found.slot.identity, prefixByteCount: prefixByteCount, payloadByteCount: length)
-    guard let head = elements.head(of: found.slot, facts) else { return nil }
-    let cost = facts.cost(head)
-    let priority = priority(of: found.slot)
+  /// `read`: of the entry just now. nil when it is lost.
+  private func peekedEntry(
+    _ found: FoundSlot, _ read: MatchingRead, prefixByteCount: Int, digests: Bool
+  ) -> PeekedEntry? {
+    let facts = EntryFacts(
+      identity: found.slot.identity, prefixByteCount: prefixByteCount,
+      payloadByteCount: prefixByteCount + read.head.byteCount + read.byteCount)
+    // A version's text is told by its digest.
+    guard let head = read.head.version == nil ? read.head : elements.head(of: found.slot, facts) else { return nil }
     let end = base.end(head, lastUse(of: found.slot), asOf: base.clock.now())
-    guard digests else { return PeekedEntry(head: head, cost: cost, digest: 0, priority: priority, end: end) }
-    return elements.digest(of: reference, from: prefixByteCount + head.byteCount, to: length).map {
-      PeekedEntry(head: head, cost: cost, digest: $0, priority: priority, end: end)
-    }
+    var peeked = PeekedEntry(
+      head: head, cost: facts.cost(head), digest: 0, priority: priority(of: found.slot), end: end)
+    guard digests else { return peeked }
+    guard
+      let digest = elements.digest(
+        of: heap.reference(found.slot.place), from: facts.payloadByteCount - read.byteCount, to: facts.payloadByteCount)
+    else { return nil }
+    peeked.digest = digest
+    return peeked
   }
 
   /// The reason of a miss: the known one, else the ghost's. `counts`: for the statistics.

@@ -21,40 +21,22 @@ struct ShardLanes: ~Copyable {
   private static let firstCount = EvictionQueue.firstCount
 
   private var first = InlineArray<2, ShardLane>(repeating: ShardLane())
-  private var others: BookkeepingArray<ShardLane>?
-  private var marks: BookkeepingArray<SlabMarks>?
+  private var others = BookkeepingArray<ShardLane>()
+  private var marks = BookkeepingArray<SlabMarks>()
 
   /// Makes the other lanes, unless they are there. False without memory.
-  mutating func makeOthers() -> Bool {
-    if !hasOthers { others = BookkeepingArray(zeros: Lane.count - Self.firstCount) }
-    return hasOthers
-  }
+  mutating func makeOthers() -> Bool { others.make(Lane.count - Self.firstCount) }
 
-  var hasOthers: Bool { Self.byteCount(others) > 0 }
-  var byteCount: Int { Self.byteCount(others) + Self.byteCount(marks) }
-
-  private static func byteCount<T>(_ array: borrowing BookkeepingArray<T>?) -> Int {
-    switch array {
-    case .some(let array): array.byteCount
-    case nil: 0
-    }
-  }
+  var hasOthers: Bool { !others.isEmpty }
+  var byteCount: Int { others.byteCount + marks.byteCount }
 
   /// Makes room for marks, unless there is. False without memory.
-  mutating func makeMarks() -> Bool {
-    if Self.byteCount(marks) == 0 { marks = BookkeepingArray(zeros: Lane.count) }
-    return Self.byteCount(marks) > 0
-  }
+  mutating func makeMarks() -> Bool { marks.make(Lane.count) }
 
   /// Of the eager mode; no marks without room.
   subscript(marksOf lane: Lane) -> SlabMarks {
-    get {
-      switch marks {
-      case .some(let marks): marks[lane.index]
-      case nil: SlabMarks()
-      }
-    }
-    set { marks?[lane.index] = newValue }
+    get { marks.isEmpty ? SlabMarks() : marks[lane.index] }
+    set { if !marks.isEmpty { marks[lane.index] = newValue } }
   }
 
   /// Gets and sets the whole: an accessor that lends something so large takes memory for that.
@@ -62,14 +44,11 @@ struct ShardLanes: ~Copyable {
     @inline(__always) get {
       let index = lane.index
       if index < Self.firstCount { return first[index] }
-      return switch others {
-      case .some(let others): others[index - Self.firstCount]
-      case nil: ShardLane()
-      }
+      return others.isEmpty ? ShardLane() : others[index - Self.firstCount]
     }
     @inline(__always) set {
       let index = lane.index
-      if index < Self.firstCount { first[index] = newValue } else { others?[index - Self.firstCount] = newValue }
+      if index < Self.firstCount { first[index] = newValue } else if hasOthers { others[index - Self.firstCount] = newValue }
     }
   }
 }

@@ -47,14 +47,17 @@ final class EvictionVeto<Key: Hashable & Sendable, Value: PurgeableValue>: Askin
     from cache: PurgeableCache<Key, Value>, most: Int, sparing key: EngineKey? = nil, _ reason: () -> DepartureReason?
   ) -> Bool {
     guard unsafe ThreadRole.notes(of: ObjectIdentifier(self)) == nil else { return false }
-    var (copies, hasMemory) = (EntryCopies<Key>(), true)
+    var (copies, tracked, hasMemory) = (EntryCopies(layout: cache.form.layout), [Key](), true)
     return cache.engine.evict(most: most, sparing: key, reason) { held, found in
       hasMemory = MemoryReserve.isThere(MemoryReserve.ofNews)
       if !hasMemory { return }
-      copies.append(found.slot, in: held, withValue: false)
+      copies.append(found.slot, in: held, withValue: false) { tracked.append($0.key(as: Key.self)) }
     } mayGo: { reason in
-      var key: Key?
-      copies.takeAll(for: cache) { made, _ in key = made }
+      defer {
+        copies.removeAll()
+        tracked.removeAll(keepingCapacity: true)
+      }
+      let key = copies.count == 0 ? nil : cache.key(copies.count - 1, of: copies, tracked)
       // Without memory for the key nobody can be asked.
       guard hasMemory else { return false }
       // A key whose page is lost, or whose bytes are no key.

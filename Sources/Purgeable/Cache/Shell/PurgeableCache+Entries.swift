@@ -18,7 +18,7 @@ extension PurgeableCache {
   /// that the kernel took are left out, and so are keys whose bytes `init?(purgeableBytes:)` refuses.
   ///
   /// Cost: at the loop's beginning one pass over the index, some 20 ns an entry (200 for tracked keys), and 8 bytes of ordinary
-  /// memory for each as long as the loop lasts; stores wait while their shard is noted. Then some 0.4 to 0.8 us a key, which is
+  /// memory for each as long as the loop lasts; stores wait while their shard is noted. Then some 0.3 to 0.5 us a key, which is
   /// read where its entry is, and a short mutex for each 32. Without memory for that, the loop sees no keys or ends early. Any
   /// thread. A loop that a forked child goes on with sees some keys of the parent's at most.
   @inlinable
@@ -105,33 +105,43 @@ extension PurgeableCache {
   /// second at most. Counts as no use. Takes twice the ordinary memory that the values need; empty without it. Any thread.
   public func snapshot() -> [Key: Value] {
     engine.shards.healIfChild()
-    var copies = EntryCopies<Key>()
+    var (copies, tracked) = (EntryCopies(layout: form.layout), [Key]())
     BatchGate.whenQuiet { isLast in
       engine.shards.lockAll()
       defer { engine.shards.unlockAll() }
       if !isLast, engine.lazy.knownBatches?.isQuiet == false { return false }
-      copies = copyAll()
+      copyAll(into: &copies, &tracked)
       return true
     }
     let entryByteCount = 4 * (MemoryLayout<Key>.stride + MemoryLayout<Value>.stride + 16)
     guard MemoryReserve.isThere(2 * copies.byteCount + copies.count * entryByteCount) else { return [:] }
     var all: [Key: Value] = [:]
     all.reserveCapacity(copies.count)
-    copies.takeAll(for: self) { key, value in all[key] = Value(purgeableBytes: value) }
+    for i in 0..<copies.count {
+      guard let key = key(i, of: copies, tracked) else { continue }
+      copies.withPayload(of: i) { payload, _, start in
+        all[key] = Value(purgeableBytes: payload.extracting(start..<payload.byteCount))
+      }
+    }
     return all
   }
 
   /// Under the mutexes of all shards. Nothing where there is no memory.
-  private func copyAll() -> EntryCopies<Key> {
-    var copies = EntryCopies<Key>()
+  private func copyAll(into copies: inout EntryCopies, _ tracked: inout [Key]) {
     let (count, byteCount) = engine.shards.all.reduce((0, 0)) { sum, shard in
       shard.held.whileHeld { (sum.0 + $0.slots.count, sum.1 + $0.books.byteCount) }
     }
-    guard copies.reserve(count, byteCount: byteCount) else { return copies }
+    let trackedByteCount = form.layout == .variable ? count * MemoryLayout<Key>.stride : 0
+    guard MemoryReserve.isThere(2 * trackedByteCount), copies.reserve(count, byteCount: byteCount + trackedByteCount)
+    else { return }
+    if trackedByteCount > 0 { tracked.reserveCapacity(count) }
     for shard in engine.shards.all {
-      shard.held.whileHeld { held in held.index.forEachSlot { copies.append($0, in: held, withValue: true) } }
+      shard.held.whileHeld { held in
+        held.index.forEachSlot { slot in
+          copies.append(slot, in: held, withValue: true) { tracked.append($0.key(as: Key.self)) }
+        }
+      }
     }
-    return copies
   }
 
   // MARK: Inside
@@ -173,7 +183,18 @@ extension PurgeableCache {
     return read
   }
 
+  /// The key of a copied entry; nil where its bytes are none of a key. `tracked`: the keys without bytes.
+  @inlinable
+  func key(_ number: Int, of copies: EntryCopies, _ tracked: [Key]) -> Key? {
+    switch copies.key(of: number) {
+    case .bytes(let range): unsafe makeKey(copies.bytes.span.bytes.extracting(range))
+    case .tracked(let at): tracked[at]
+    case nil: nil
+    }
+  }
+
   /// The key that was written as these bytes.
+  @inlinable
   func makeKey(_ bytes: RawSpan) -> Key? {
     // Safe: Key is what its form says, as was found out at creation.
     switch form {
@@ -182,90 +203,6 @@ extension PurgeableCache {
     case .bytes: return unsafe bytes.withUnsafeBytes { unsafe unsafeBitCast([UInt8]($0), to: Key.self) }
     case .custom(_, let make): return make(bytes)
     case .tracked: return nil
-    }
-  }
-}
-
-/// Entries that were copied under their shards' mutexes. Keys and values are made of the copies under none.
-struct EntryCopies<Key: Hashable & Sendable> {
-  /// Where an entry's bytes end: its prefix, or its payload.
-  private var entries: [(end: Int, hasHead: Bool)] = []
-  private var bytes: [UInt8] = []
-  /// The keys of those that are tracked, in their order.
-  private var tracked: [Key] = []
-  /// Whether an entry was left out for want of memory.
-  private(set) var lacksMemory = false
-
-  var count: Int { entries.count }
-  var byteCount: Int { bytes.count }
-
-  /// Makes room. False where there is no memory.
-  mutating func reserve(_ count: Int, byteCount: Int) -> Bool {
-    let needed = byteCount + count * (MemoryLayout<(Int, Bool)>.stride + MemoryLayout<Key>.stride)
-    guard MemoryReserve.isThere(needed + MemoryReserve.ofObjects) else { return false }
-    entries.reserveCapacity(count)
-    bytes.reserveCapacity(byteCount)
-    tracked.reserveCapacity(count)
-    return true
-  }
-
-  /// Copies an entry, unless it is lost, its time is over, or there is no memory for a large one. Runs none of the program's
-  /// code. False where nothing is copied.
-  @discardableResult
-  mutating func append(_ slot: Slot, in held: borrowing HeldShard, withValue: Bool) -> Bool {
-    let (elements, reference) = (held.elements, held.heap.reference(slot.place))
-    if held.isExpired(slot) { return false }
-    guard let length = withValue ? elements.length(reference) : elements.facts(of: reference)?.prefixByteCount
-    else { return false }
-    let needed = 2 * (bytes.count + length) + length
-    guard bytes.count + length < MemoryReserve.ofLargeResults || MemoryReserve.isThere(needed) else {
-      lacksMemory = true
-      return false
-    }
-    let node = slot.isTracked ? held.keys[EngineKey.trackedNumber(of: slot)] : nil
-    if slot.isTracked && node == nil { return false }
-    // Unoptimized, Swift fills an array byte by byte, and copies memory as memory.
-    let isCopied: ()? = elements.withPart(of: reference, from: 0, count: length) { copy in
-      unsafe copy.withUnsafeBytes { unsafe bytes.append(contentsOf: $0) }
-    }
-    if isCopied == nil { return false }
-    if let node { tracked.append(node.key(as: Key.self)) }
-    entries.append((bytes.count, slot.hasHead))
-    return true
-  }
-
-  /// Makes all keys, and empties itself. `body`: gets each with the bytes of its value, as far as these were copied.
-  mutating func takeAll<Value>(for cache: PurgeableCache<Key, Value>, _ body: (Key, RawSpan) -> Void) {
-    takeEach(for: cache) { _, key, payload, prefixByteCount, hasHead in
-      let start = EntryPrefix.valueStart(in: payload, behind: prefixByteCount, hasHead: hasHead)
-      body(key, payload.extracting(start..<payload.byteCount))
-    }
-  }
-
-  /// As above. `body` gets the number of each entry, its key, its payload, how long the prefix is, and whether a head follows.
-  mutating func takeEach<Value, E: Error>(
-    for cache: PurgeableCache<Key, Value>, _ body: (Int, Key, RawSpan, Int, Bool) throws(E) -> Void
-  ) throws(E) {
-    defer {
-      entries.removeAll(keepingCapacity: true)
-      bytes.removeAll(keepingCapacity: true)
-      tracked.removeAll(keepingCapacity: true)
-    }
-    var (start, trackedCount) = (0, 0)
-    for (number, entry) in entries.enumerated() {
-      let payload = unsafe bytes.span.bytes.extracting(start..<entry.end)
-      start = entry.end
-      let (key, prefixByteCount): (Key?, Int)
-      switch EntryPrefix.parse(payload, layout: cache.form.layout) {
-      case .key(let byteCount, let keyAt):
-        (key, prefixByteCount) = (cache.makeKey(payload.extracting(keyAt..<byteCount)), byteCount)
-      case .tracked:
-        (key, prefixByteCount) = (tracked[trackedCount], EntryPrefix.trackedByteCount)
-        trackedCount += 1
-      case nil: continue
-      }
-      guard let key else { continue }
-      try body(number, key, payload, prefixByteCount, entry.hasHead)
     }
   }
 }
@@ -280,64 +217,64 @@ struct CacheKeys<Key: Hashable & Sendable, Value: PurgeableValue>: Sequence {
   @inlinable func makeIterator() -> KeyWalk<Key, Value> { KeyWalk(cache) }
 }
 
-/// A walk over keys.
+/// A walk over keys. What is made of a key's bytes is made where the program knows its type.
 @usableFromInline
 final class KeyWalk<Key: Hashable & Sendable, Value: PurgeableValue>: IteratorProtocol {
-  private let cache: PurgeableCache<Key, Value>
+  @usableFromInline let cache: PurgeableCache<Key, Value>
   private var walk: EntryWalk
-  private var copies = EntryCopies<Key>()
   /// Of the last visit, and how many of them have come.
-  @usableFromInline var keys: [Key] = []
-  private var lastUses: [UseTime] = []
+  @usableFromInline var copies: EntryCopies
+  @usableFromInline var tracked: [Key] = []
   @usableFromInline var position = 0
 
-  /// Entries that were not used since then are left out; of the others the last uses are kept with the keys.
+  /// Entries that were not used since then are left out; of the others the last uses are kept.
   private let start: UseTime?
   private var uses: [UseTime] = []
 
   init(_ cache: PurgeableCache<Key, Value>, usedSince start: UseTime?) {
     (self.cache, self.start) = (cache, start)
     walk = EntryWalk(cache.engine.shards)
+    copies = EntryCopies(layout: cache.form.layout)
   }
 
   @usableFromInline convenience init(_ cache: PurgeableCache<Key, Value>) { self.init(cache, usedSince: nil) }
 
   /// Of the key that came last; nil where uses do not matter.
-  var lastUse: UseTime? { start == nil ? nil : lastUses[position - 1] }
+  var lastUse: UseTime? { start == nil ? nil : uses[position - 1] }
 
   @inlinable
   func next() -> Key? {
-    while position == keys.count { if !visitNext() { return nil } }
-    position += 1
-    return keys[position - 1]
+    while position < copies.count || visitNext() {
+      guard position < copies.count else { continue }
+      position += 1
+      if let key = cache.key(position - 1, of: copies, tracked) { return key }
+    }
+    return nil
   }
 
-  /// Fetches some more keys, or none. False at the end.
+  /// Fetches some more entries, or none. False at the end.
   @usableFromInline
   func visitNext() -> Bool {
-    guard MemoryReserve.isThere(MemoryReserve.ofNews),
-      walk.visitNext(
-        of: cache.engine.shards,
-        { held, found in
-          guard let start else {
-            _ = copies.append(found.slot, in: held, withValue: false)
-            return
-          }
-          guard let use = held.lastUse(of: found.slot), start.steps(until: use) > 0,
-            copies.append(found.slot, in: held, withValue: false)
-          else { return }
-          uses.append(use)
-        })
-    else { return false }
+    guard MemoryReserve.isThere(MemoryReserve.ofNews) else { return false }
+    var (copies, tracked) = (EntryCopies(layout: cache.form.layout), [Key]())
+    swap(&copies, &self.copies)
+    swap(&tracked, &self.tracked)
+    copies.removeAll()
     // Here keys may end, which is the program's code.
-    keys.removeAll(keepingCapacity: true)
-    position = 0
-    lastUses.removeAll(keepingCapacity: true)
-    copies.takeEach(for: cache) { number, key, _, _, _ in
-      keys.append(key)
-      if start != nil { lastUses.append(uses[number]) }
-    }
+    tracked.removeAll(keepingCapacity: true)
     uses.removeAll(keepingCapacity: true)
-    return true
+    position = 0
+    let goesOn = walk.visitNext(of: cache.engine.shards) { held, found in
+      var use: UseTime?
+      if let start {
+        use = held.lastUse(of: found.slot)
+        guard let use, start.steps(until: use) > 0 else { return }
+      }
+      guard copies.append(found.slot, in: held, withValue: false, keepKey: { tracked.append($0.key(as: Key.self)) })
+      else { return }
+      if let use { uses.append(use) }
+    }
+    (self.copies, self.tracked) = (copies, tracked)
+    return goesOn
   }
 }

@@ -48,31 +48,38 @@ extension PurgeableCache where Key: PurgeableValue {
     engine.shards.healIfChild()
     let total = Double(max(1, count))
     var walk = EntryWalk(engine.shards, isReversed: true)
-    var copies = EntryCopies<Key>()
+    var (copies, tracked) = (EntryCopies(layout: form.layout), [Key]())
     var ranks: [SavedRank] = []
     var seen = 0
     while true {
       ranks.removeAll(keepingCapacity: true)
+      copies.removeAll()
+      tracked.removeAll(keepingCapacity: true)
       let goesOn = walk.visitNext(of: engine.shards) { held, found in
         let bound = min(held.heap.largeByteCount, MemoryReserve.ofLargeResults)
         let isLarge = held.elements.length(held.heap.reference(found.slot.place)).map { $0 >= bound } ?? false
-        guard copies.append(found.slot, in: held, withValue: !isLarge) else { return }
+        guard
+          copies.append(found.slot, in: held, withValue: !isLarge, keepKey: { tracked.append($0.key(as: Key.self)) })
+        else { return }
         ranks.append(SavedRank(found.slot, in: held, isLarge: isLarge))
       }
       if walk.lacksMemory || copies.lacksMemory { throw PurgeableError.withoutMemory(in: "PurgeableCache.save") }
       if !goesOn { break }
       let times = FileTimes(clock: engine.base.clock, created: 0)
-      try copies.takeEach(for: self) { number, key, payload, prefixByteCount, hasHead throws(PurgeableError) in
-        let rank = ranks[number]
+      for (i, rank) in ranks.enumerated() {
+        guard let key = key(i, of: copies, tracked) else { continue }
         seen += 1
-        if rank.isLarge { return try writeLarge(key, rank, times, to: &writer, format, &report) }
-        let head = EntryPrefix.head(of: payload, behind: prefixByteCount, hasHead: hasHead)
-        let start = EntryPrefix.valueStart(in: payload, behind: prefixByteCount, hasHead: hasHead)
-        // The version's text is the end of the head.
-        let text = start - Int(head.version?.byteCount ?? 0)..<start
-        try write(
-          key, head.version == nil ? nil : payload.extracting(text), payload.extracting(start..<payload.byteCount),
-          rank.record(head, times), to: &writer, format, &report)
+        if rank.isLarge {
+          try writeLarge(key, rank, times, to: &writer, format, &report)
+          continue
+        }
+        try copies.withPayload(of: i) { payload, head, start throws(PurgeableError) in
+          // The version's text is the end of the head.
+          let text = start - Int(head.version?.byteCount ?? 0)..<start
+          try write(
+            key, head.version == nil ? nil : payload.extracting(text), payload.extracting(start..<payload.byteCount),
+            rank.record(head, times), to: &writer, format, &report)
+        }
       }
       try steps.note(Double(seen) / total, at: writer.byteCount)
     }

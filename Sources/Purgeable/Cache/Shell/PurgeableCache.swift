@@ -23,7 +23,7 @@ import Synchronization
 /// memory. Keys of other types, and all keys of a cache with `onDeparture` or `tracksKeys`, lie in ordinary memory.
 public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValue>: Sendable {
   let engine: CacheEngine
-  let form: KeyForm<Key>
+  @usableFromInline let form: KeyForm<Key>
   /// Exists in caches that may have tracked keys: with `String` keys, those outside of ASCII.
   let teller: KeyTeller<Key, Value>?
   /// The keys that are being loaded.

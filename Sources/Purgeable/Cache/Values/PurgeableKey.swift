@@ -15,6 +15,7 @@
 public protocol PurgeableKey: Hashable, PurgeableValue {}
 
 /// How a cache's keys become bytes; decided once, when the cache is made.
+@usableFromInline
 enum KeyForm<Key: Hashable & Sendable>: Sendable {
   /// Integers: their own bytes.
   case integer
