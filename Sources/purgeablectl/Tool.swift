@@ -13,7 +13,9 @@ package enum Tool {
   static func main() {
     let status = run(Array(CommandLine.arguments.dropFirst()))
     // What `print` wrote is still in a buffer: an output that cannot be written (a full disk) shows here.
-    exit(fflush(nil) == 0 ? status : 1)
+    if fflush(nil) == 0 { exit(status) }
+    complain("\(name): the output cannot be written: \(SystemError.text(errno))")
+    exit(status == 0 ? 1 : status)
   }
 
   /// Runs one command line, without the tool's own name, and answers the exit status. `inner`: commands that no help lists.

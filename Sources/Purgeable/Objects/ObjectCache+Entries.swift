@@ -18,7 +18,7 @@ extension ObjectCache {
     }
   }
 
-  /// The keys of `entries`.
+  /// The keys of `entries`, in the order of eviction: speculative ones first, pinned ones last.
   @inlinable
   public var keys: [Key] { entries.map { $0.key } }
 

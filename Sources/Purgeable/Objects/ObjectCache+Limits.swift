@@ -10,7 +10,7 @@ extension ObjectCache {
     return limit == .max ? nil : limit
   }
 
-  /// Sets `countLimit`. A lower limit evicts before this returns. Any thread.
+  /// Sets `countLimit`. A lower limit evicts before this returns, but for what is pinned. Any thread.
   ///
   /// - Throws: `PurgeableError` of kind `invalidArgument` for a negative limit; the limit stays as it was then.
   public func setCountLimit(_ limit: Int?) throws(PurgeableError) {
@@ -22,7 +22,7 @@ extension ObjectCache {
   /// The most that costs may add up to, nil for no limit.
   public var costLimit: Int? { store.budget.withLock { $0.costLimit } }
 
-  /// Sets `costLimit`. A lower limit evicts before this returns. Any thread.
+  /// Sets `costLimit`. A lower limit evicts before this returns, but for what is pinned. Any thread.
   ///
   /// - Throws: `PurgeableError` of kind `invalidArgument` for a negative limit; the limit stays as it was then.
   public func setCostLimit(_ limit: Int?) throws(PurgeableError) {
@@ -34,7 +34,7 @@ extension ObjectCache {
   /// costs. What objects take besides is not known here.
   public var byteLimit: Int? { store.budget.withLock { $0.bytes.byteLimit } }
 
-  /// Sets `byteLimit`. A lower limit evicts before this returns. Any thread.
+  /// Sets `byteLimit`. A lower limit evicts before this returns, but for what is pinned. Any thread.
   ///
   /// - Throws: `PurgeableError` of kind `invalidArgument` for a negative limit; the limit stays as it was then.
   public func setByteLimit(_ limit: Int?) throws(PurgeableError) {

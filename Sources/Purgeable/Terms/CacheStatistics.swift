@@ -135,7 +135,11 @@ extension CacheStatistics: CustomStringConvertible {
     return text
   }
 
-  private static func mebibytes(_ byteCount: Int) -> String { tenths(Double(byteCount) / Double(1 << 20)) }
+  /// Bytes that there are do not read as none.
+  private static func mebibytes(_ byteCount: Int) -> String {
+    let text = tenths(Double(byteCount) / Double(1 << 20))
+    return byteCount > 0 && text == "0.0" ? "<0.1" : text
+  }
 
   /// With one digit after the point.
   private static func tenths(_ number: Double) -> String {

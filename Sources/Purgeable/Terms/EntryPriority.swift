@@ -8,6 +8,8 @@ public enum EntryPriority: Sendable, Hashable, CaseIterable {
   /// The order of eviction decides.
   case normal
   /// Never on offer, so that the kernel cannot take it, and never evicted, until it is made normal, removed or expired. A state,
-  /// not a count; a new value under the key is pinned too. There is a limit (`PurgeableCache.pinnedByteLimit`).
+  /// not a count; a new value under the key is pinned too, but not one that is stored after its end. There is a limit of bytes
+  /// (`PurgeableCache.pinnedByteLimit`); limits of entries, costs and bytes may be exceeded by what is pinned, and a normal entry
+  /// that is stored beside it leaves at once then.
   case pinned
 }

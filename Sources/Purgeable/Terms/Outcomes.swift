@@ -28,8 +28,8 @@ public enum StoreOutcome: Sendable, Hashable {
   /// Larger than a whole limit: not stored, and the key's old value is gone.
   case tooLarge
   /// No memory for the value: not stored. The key's old value stays, unless it was the next to go and was evicted to make room.
-  /// Also where the byte limit leaves no room beside large values that other threads are storing: a value of 128 KiB and more
-  /// waits for them, a second at most.
+  /// Also where the byte limit leaves no room beside what is pinned, or beside large values that other threads are storing: a
+  /// value of 128 KiB and more waits for them, a second at most.
   case outOfMemory
   /// The value cannot be written as bytes (`PurgeableValue`), or its version has more than 255 bytes: not stored, and the key's
   /// old value stays. `onDeparture` is not called.

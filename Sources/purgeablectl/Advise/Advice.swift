@@ -82,9 +82,19 @@ struct AdviceSums {
   let recompute: Double?
   let hasCosts: Bool
   private(set) var classes = [ClassSums](repeating: ClassSums(), count: ObjectClass.count)
-  /// Of each object: its last request, and its class then.
-  private var last: [UInt64: (request: UInt64, uses: UInt32, size: UInt64, cost: Double)] = [:]
-  private var waiting: [(key: UInt64, request: UInt64)] = []
+  /// Of each object: its last request, and how many there were.
+  private var last: [UInt64: (request: UInt64, uses: UInt32)] = [:]
+
+  /// A request whose window is not over.
+  private struct Waiting {
+    let uses: UInt32
+    var isReused = false
+    let size: UInt64
+    let cost: Double
+  }
+  /// In the order of the requests, from the one behind the first `forgotten` on.
+  private var waiting: [Waiting] = []
+  private var forgotten: UInt64 = 0
   private var oldest = 0
   private(set) var requests: UInt64 = 0
   let window: UInt64
@@ -97,30 +107,31 @@ struct AdviceSums {
     for request in batch {
       requests += 1
       let before = last[request.key]
-      if let before, requests - before.request <= window { count(before, isReused: true) }
-      last[request.key] = (requests, (before?.uses ?? 0) &+ 1, request.size, request.cost)
-      waiting.append((request.key, requests))
-      // What was not asked for again within the window.
-      while oldest < waiting.count, requests - waiting[oldest].request >= window {
-        let (key, number) = waiting[oldest]
+      if let before, requests - before.request <= window { waiting[Int(before.request - 1 - forgotten)].isReused = true }
+      let uses = (before?.uses ?? 0) &+ 1
+      last[request.key] = (requests, uses)
+      waiting.append(Waiting(uses: uses, size: request.size, cost: request.cost))
+      // Only requests with all of their window in the trace count: near its end what is not asked for again may be so later.
+      while oldest < waiting.count, requests - forgotten - UInt64(oldest) > window {
+        count(waiting[oldest])
         oldest += 1
-        if let entry = last[key], entry.request == number { count(entry, isReused: false) }
       }
       if oldest > 1 << 16, oldest * 2 > waiting.count {
         waiting.removeFirst(oldest)
+        forgotten += UInt64(oldest)
         oldest = 0
       }
     }
   }
 
-  private mutating func count(_ entry: (request: UInt64, uses: UInt32, size: UInt64, cost: Double), isReused: Bool) {
-    let pages = PagingCosts.pages(entry.size)
+  private mutating func count(_ request: Waiting) {
+    let pages = PagingCosts.pages(request.size)
     let reload = costs.pageIn + (pages - 1) * costs.nextPageIn
-    let at = ObjectClass(byteCount: entry.size, uses: entry.uses).index
+    let at = ObjectClass(byteCount: request.size, uses: request.uses).index
     classes[at].requests += 1
-    if isReused { classes[at].reused += 1 }
-    classes[at].bytes += Double(entry.size)
-    classes[at].recompute += recompute ?? (hasCosts ? entry.cost * 1000 : reload)
+    if request.isReused { classes[at].reused += 1 }
+    classes[at].bytes += Double(request.size)
+    classes[at].recompute += recompute ?? (hasCosts ? request.cost * 1000 : reload)
     classes[at].pageOut += pages * costs.pageOut
     // Swapped pages come back as they are touched: one after the other, with what reclaim has put beside them.
     classes[at].pageIn += pages * costs.pageIn

@@ -17,8 +17,8 @@ extension Command {
         swap    page-out + chance x page-in
         keep    page-out + chance of what is swapped instead x page-in
 
-      The chance is that of another request for the object within the window; that of what is swapped instead is the mean of all
-      objects, unless told. Costs of paging are measured on the disk of a
+      The chance is that of another request for the object within the window, of requests with all of their window in the trace;
+      that of what is swapped instead is the mean of all objects, unless told. Costs of paging are measured on the disk of a
       directory, past the page cache, or told; in times such as 80us, 1.5ms, 2s. Where nothing says what recomputing takes, an
       object counts as read from that disk again.
       """,
@@ -151,7 +151,8 @@ struct AdviceReport {
     if known.count > 1 { rows.append(["all", ""] + cells(sums.all)) }
     let measured = sums.costs.directory.map { ", measured in \($0)" } ?? ""
     return """
-      \(options.trace): \(Figures.count(sums.requests)) requests; reuse within \(Figures.count(sums.window))
+      \(options.trace): \(Figures.count(sums.requests)) requests
+      reuse within \(Figures.count(sums.window)), counted for \(counted)
       a page: in \(Self.time(sums.costs.pageIn)), out \(Self.time(sums.costs.pageOut))\(measured)
 
       \(tableLines(rows, leftColumns: 2).joined(separator: "\n"))
@@ -159,6 +160,9 @@ struct AdviceReport {
       \(sentence)
       """
   }
+
+  /// Requests near the end do not count, whatever became of them.
+  private var counted: String { "the first \(Figures.count(sums.all.requests))" }
 
   /// What to do with most of it, and with what of it something else.
   var sentence: String {

@@ -15,7 +15,8 @@ extension Command {
 
       Formats:
         csv            A request a line, below the header "key" or "key,bytes". Keys are any text, sizes whole numbers. Keys
-                       other than numbers below 2^64 are told apart by a 64-bit hash. Without sizes, an object has \
+                       other than numbers below 2^64 are told apart by a 64-bit hash. Quotes are letters like others, and the
+                       text is UTF-8 without a mark at its beginning. Without sizes, an object has \
       \(TraceRequest.usualSize) bytes.
                        More columns may follow; --cost names one of them, numbers from 0 on.
         oracleGeneral  libCacheSim's records of \(TraceFile.recordBytes) bytes.
@@ -33,6 +34,8 @@ extension Command {
       With --cost, each object has a cost of making it again, in any unit. The cache is told it with the value, and keeps what
       is dear for its bytes longer; the report has what the misses cost together.
 
+      With s3fifo, runs of one trace differ by some hits: a cache hashes with a random seed. With lru they do not.
+
       The time of a request covers the look-up, the check, and making and storing a value. Reading the trace is not timed.
       """,
     operands: ["TRACE"],
@@ -42,7 +45,8 @@ extension Command {
       Option("kernel-alone", "With --memory-limit: without the library's reaction to pressure."),
       Option("order", value: "NAME", "Which entry goes first: \(EvictionOrder.names) (default s3fifo)."),
       Option(
-        "expiry", value: "SECONDS", "How long values are valid: by a trace's own times, else by the machine's clock."),
+        "expiry", value: "SECONDS",
+        "How long values are valid: by the times of an oracleGeneral trace, else by the machine's clock."),
       Option("cost", value: "COLUMN", "The column with the costs of recomputing, or equal: each object costs the same."),
       Option("without-credit", "With --cost: the cache is not told the costs, for comparison."),
       Option("format", value: "NAME", "\(TraceFormat.names) (default: by the file's name, or its first bytes)."),

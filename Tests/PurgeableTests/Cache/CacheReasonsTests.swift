@@ -303,7 +303,7 @@ struct CacheReasonsTests {
     cache.remove(forKey: 3)
     cache.trim(toCount: 7)
     let text = cache.statistics.description
-    #expect(text.hasPrefix("thumbs: 7 entries, 0."))
+    #expect(text.hasPrefix("thumbs: 7 entries, <0.1 of 8.0 MiB (byte limit)"))
     #expect(text.contains(" of 8.0 MiB (byte limit)"))
     #expect(text.contains("hits 50.0 %") && text.contains("left: 1 removed, 2 trimmed") && text.hasSuffix("missed: 1 unknown"))
     #expect(!text.contains("\n"))

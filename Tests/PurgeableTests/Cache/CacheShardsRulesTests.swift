@@ -9,6 +9,7 @@ import PurgeableTestSupport
 import Synchronization
 import Testing
 import ToolSupport
+
 @testable import Purgeable
 
 /// The readers that take no mutex, where keys are not tracked.

@@ -160,6 +160,42 @@ struct CacheVetoTests {
     }
   }
 
+  @Test(
+    "a lowered limit goes through all entries: the young half may go, one of all may, none may", arguments: EvictionOrder.allCases
+  )
+  func through(order: EvictionOrder) throws {
+    for count in [200, 2000] {
+      for limit in ["count", "cost", "bytes"] {
+        let cache = try Self.make(order)
+        for key in 0..<count { cache[key] = Self.value(key, 400) }
+        cache.shouldEvict = { key, _ in key >= count / 2 }
+        switch limit {
+        case "count": try cache.setCountLimit(count / 2)
+        case "cost": try cache.setCostLimit(count / 2 * 400)
+        default: try cache.setByteLimit(max(cache.byteCount / 2, 1))
+        }
+        if limit == "bytes" {
+          #expect(cache.count <= count / 2 + (count == 200 ? 100 : 0), "\(limit) of \(count): \(cache.count)")
+        } else {
+          #expect(Array(cache.keys).sorted() == Array(0..<count / 2), "\(limit) of \(count): \(cache.count)")
+        }
+        cache.checkBooksSwept()
+      }
+      let cache = try Self.make(order, countLimit: count)
+      for key in 0..<count { cache[key] = Self.value(key) }
+      cache.shouldEvict = { key, _ in key == count * 3 / 4 }
+      try cache.setCountLimit(count / 2)
+      #expect(cache.count == count - 1 && !cache.containsValue(forKey: count * 3 / 4))
+      let asked = Asked { _ in true }
+      cache.shouldEvict = { asked.mayGo($0, $1) }
+      for lower in [count / 20, 5] {
+        try cache.setCountLimit(lower)
+        let calls = asked.take().map(\.key)
+        #expect(Set(calls).count == count - 1 && calls.count < 2 * count, "\(lower) of \(count): \(calls.count)")
+      }
+    }
+  }
+
   @Test("shards that open while a limit is exceeded take no entry that is kept", arguments: [false, true])
   func opening(tracksKeys: Bool) throws {
     let (count, more, limit, slabsPerShard) = TestRun.isFull ? (60_000, 100, 10 << 20, 64) : (4000, 30, 5 << 19, 16)

@@ -44,8 +44,9 @@ extension CacheEngine {
     base.exceededLimit ?? (base.chargedBytes > base.growthLimit ? .growth : nil)
   }
 
-  /// Evicts entries that may go, until there is no reason any more, or `most` have been passed over. `key`: is passed over
-  /// unasked. `note` gets an entry under its shard's mutex; then `mayGo` is asked about it, under none. False where nothing left.
+  /// Evicts entries that may go, until there is no reason any more, all entries have been passed over, or `most` of them. `key`:
+  /// is passed over unasked. `note` gets an entry under its shard's mutex; then `mayGo` is asked about it, under none. False
+  /// where nothing left.
   func evict(
     most: Int, sparing key: EngineKey?, _ reason: () -> DepartureReason?, note: (borrowing HeldShard, FoundSlot) -> Void,
     mayGo: (DepartureReason) -> Bool
@@ -53,7 +54,8 @@ extension CacheEngine {
     var passed = 0
     // As in `HeldShard.evictEntries`: where a few compactions free no more than those before, entries have to go first.
     var (fruitless, least, nextCompaction) = (0, base.heldBytes, Int.max)
-    var passes = EvictionPasses(most: base.namesSlabs ? most / 2 : most)
+    // Who asks about all gets to the end of each queue.
+    var passes = EvictionPasses(most: most >= base.count ? nil : base.namesSlabs ? most / 2 : most)
     var living: Int?
     var turn = AskingTurn()
     // Bounded, because other threads may store meanwhile, and the closure too.
@@ -80,6 +82,8 @@ extension CacheEngine {
         continue
       }
       if passes.hasPassed(candidate) {
+        // Behind those of its round; else the next call would begin with the second.
+        shards.hold(candidate.shard) { held in held.settle(candidate, nil) }
         if base.namesSlabs { continue }
         break
       }
@@ -108,17 +112,17 @@ private struct EvictionPasses {
   /// The first entries that were passed over. One that comes again has gone round.
   private var first = InlineArray<64, Int>(repeating: 0)
   private var firstCount = 0
-  private let most: Int
+  private let most: Int?
 
-  /// `most`: of one queue, if one shard had all entries.
-  init(most: Int) { self.most = most }
+  /// `most`: of one queue, if one shard had all entries; nil: all of it.
+  init(most: Int?) { self.most = most }
 
   private func at(_ shard: Int, _ queue: EvictionQueue) -> Int { shard * EvictionQueue.count + queue.rawValue }
 
   /// Whether an entry was passed over in this call; then its queue rests.
   mutating func hasPassed(_ candidate: EvictionCandidate) -> Bool {
     guard (0..<firstCount).contains(where: { first[$0] == candidate.keyDigest }) else { return false }
-    counts[at(candidate.shard.number, candidate.queue)] = .max / 2
+    counts[at(candidate.shard.number, candidate.queue)] = .max
     return true
   }
 
@@ -132,7 +136,7 @@ private struct EvictionPasses {
 
   /// The queues of a shard that rest, a bit for each.
   func resting(of held: borrowing HeldShard) -> UInt8 {
-    let most = max(8, most * held.slots.count / max(1, held.base.count))
+    let most = most.map { max(8, $0 * held.slots.count / max(1, held.base.count)) } ?? .max
     var bits: UInt8 = 0
     for queue in EvictionQueue.all where counts[at(held.number, queue)] >= most { bits |= queue.bit }
     return bits

@@ -77,7 +77,7 @@ final class EvictionVeto<Key: Hashable & Sendable, Value: PurgeableValue>: Askin
   override func giveSlice() -> Bool {
     guard let cache else { return false }
     let goal = base.heldBytes / PressureReaction.sliceShare * (PressureReaction.sliceShare - 1)
-    let most = max(Self.mostPassed, cache.count / PressureReaction.sliceShare)
+    let most = max(Self.mostPassed, cache.count / 4)
     return evict(from: cache, most: most) { base.heldBytes > goal ? .pressure : nil }
   }
 
@@ -109,7 +109,8 @@ extension PurgeableCache {
   /// the thread whose store exceeds a limit, once it has stored; under pressure on a thread of the cache's own, for which only
   /// this cache's giving back waits, not its offers. May read and change the cache. The entry that is being stored is not asked
   /// about. One store passes over 64 entries at most: then it returns, and the cache stays above its limit. The next one goes on
-  /// behind them; setting a limit goes through all. Any thread; keys need not be tracked.
+  /// behind them; setting a limit goes through all. Under pressure a quarter of the entries is passed over at a time: where more
+  /// of the oldest are kept, the cache gives nothing back before its next turn. Any thread; keys need not be tracked.
   ///
   /// Cost: while there is a closure, a store at a limit stores first and evicts then, entry by entry, so that the limit is
   /// exceeded for a moment: by one entry for each thread that stores, for bytes by a slab. A cache of bytes keeps up to a quarter

@@ -138,10 +138,10 @@ extension PurgeableCache {
 
   /// Stores a value under a key, in place of an old one. `cost`: nil stands for the value's bytes; less than 0 counts as 0.
   ///
-  /// The limits hold when it returns; while N threads store, they are exceeded by N entries at most, and in bytes by N slabs. A
-  /// value that is too large for a whole limit is refused: every other entry stays, and the key's old value is gone. Without
-  /// memory the value is refused, and the old value stays as a rule (`StoreOutcome.outOfMemory`). A value that cannot be encoded
-  /// is refused, and the old value stays.
+  /// The limits hold when it returns, as far as not all that is left is pinned (`EntryPriority`) or kept (`shouldEvict`); while
+  /// N threads store, they are exceeded by N entries at most, and in bytes by N slabs. A value that is too large for a whole
+  /// limit is refused: every other entry stays, and the key's old value is gone. Without memory the value is refused, and the old
+  /// value stays as a rule (`StoreOutcome.outOfMemory`). A value that cannot be encoded is refused, and the old value stays.
   ///
   /// `expiry`: how long the value is valid; nil stands for the cache's default. A time of 0 or less is over at once: the value is
   /// refused, and the key's old value is gone. An entry whose time will be over takes 9 bytes more.
@@ -196,7 +196,8 @@ extension PurgeableCache {
     teller?.tellRefusal(Departure(key: key, value: value, cost: Int(clamping: cost), reason: reason, absence: nil))
   }
 
-  /// The value of a key; setting stores it, setting nil removes it.
+  /// The value of a key; setting stores it, setting nil removes it. A change in place (`cache[key]?.append(…)`) is a store, with
+  /// none of the old entry's attributes, and not one step: `modifyValue(forKey:_:)` is, and keeps them.
   public subscript(key: Key) -> Value? {
     @inlinable get { value(forKey: key) }
     set {

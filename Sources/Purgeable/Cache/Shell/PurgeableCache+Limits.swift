@@ -12,7 +12,7 @@ extension PurgeableCache {
     return limit == .max ? nil : limit
   }
 
-  /// Sets `countLimit`. A lower limit evicts before this returns. Any thread.
+  /// Sets `countLimit`. A lower limit evicts before this returns, but for what is pinned. Any thread.
   ///
   /// - Throws: `PurgeableError` of kind `invalidArgument` for a negative limit; the limit stays as it was then.
   public func setCountLimit(_ limit: Int?) throws(PurgeableError) {
@@ -27,7 +27,7 @@ extension PurgeableCache {
     return limit == .max ? nil : Int(clamping: limit)
   }
 
-  /// Sets `costLimit`. A lower limit evicts before this returns. Any thread.
+  /// Sets `costLimit`. A lower limit evicts before this returns, but for what is pinned. Any thread.
   ///
   /// - Throws: `PurgeableError` of kind `invalidArgument` for a negative limit; the limit stays as it was then.
   public func setCostLimit(_ limit: Int?) throws(PurgeableError) {

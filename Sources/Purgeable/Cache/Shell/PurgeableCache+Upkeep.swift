@@ -34,8 +34,8 @@ extension PurgeableCache {
   /// the policy's order, makes bookkeeping smaller, and grows slowly for a minute. How much goes back depends on the level alone,
   /// not on how much memory is free: a sixteenth of what is held at `warning`, a quarter at `critical`, nothing at `normal`, in
   /// whole slabs. A cache of one slab (64 KiB; 16 with a byte limit below 4 MiB, 256 with one from a GiB on) loses all its
-  /// entries. Returns the result. Giving back takes about a second for each GiB of values of a kilobyte, of which a fifth is
-  /// copied; a call ends after 0.2 s.
+  /// entries at `critical`, none at `warning`. Returns the result. Giving back takes about a second for each GiB of values of a
+  /// kilobyte, of which a fifth is copied; a call ends after 0.2 s.
   @discardableResult
   public func trim(level: PressureLevel) -> PressureRelief { engine.trim(level: level) }
 
