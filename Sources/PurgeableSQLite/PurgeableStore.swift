@@ -54,7 +54,7 @@
     ///   - options: limits of the database, and how it is written.
     ///   - format: how values are written. Values of another version are converted when they are read, and replaced.
     /// - Throws: `PurgeableError` of kind `invalidArgument`; `invalidFile` for a database of a newer version, which is left as it
-    ///   is; `notSupported` on a network's file system, and in a forked child whose parent has the database open;
+    ///   is; `notSupported` on a network's file system, and in a forked child whose parent has a database open;
     ///   `systemCallFailed`, `busy`, `outOfMemory`.
     public convenience init(
       _ name: String, directory: String? = nil, cache: PurgeableCache<Key, Value>,
@@ -139,7 +139,8 @@
     }
 
     /// As the form without `async`; `load` runs in a task of its own, and cancellation and `refreshAfter` are as in
-    /// `PurgeableCache.value(forKey:loading:)`. The age of a value counts from its store, also over a restart.
+    /// `PurgeableCache.value(forKey:loading:)`. The age of a value counts from its store, also over a restart. What comes from
+    /// the database counts as loaded, whoever stored it; where it is old, the next hit in memory loads it anew.
     @inlinable
     public nonisolated(nonsending) func value<E: Error>(
       forKey key: Key, version: String? = nil, expiry: Expiry? = nil, refreshAfter: Duration? = nil,
@@ -238,10 +239,11 @@
     private static func storeKey(_ key: Key) -> StoreKey? { keyBytes(key).map { StoreKey($0) } }
 
     /// The key's bytes, the same for equal keys; nil for one that has none.
-    private static func keyBytes(_ key: Key) -> [UInt8]? {
+    static func keyBytes(_ key: Key) -> [UInt8]? {
       if let text = key as? String {
         let isASCII = text.utf8Span.isKnownASCII || text.utf8.allSatisfy { $0 < 128 }
-        return Array((isASCII ? text : text.precomposedStringWithCanonicalMapping).utf8)
+        // Decomposed: of some strings, Foundation's composed forms differ where they are equal, and agree where they are not.
+        return Array((isASCII ? text : text.decomposedStringWithCanonicalMapping).utf8)
       }
       return key.withPurgeableBytesIfEncodable { span in unsafe span.withUnsafeBytes { unsafe [UInt8]($0) } }
     }

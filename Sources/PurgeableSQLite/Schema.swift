@@ -103,7 +103,7 @@
     static let writeTotal = "UPDATE total SET records=?1, bytes=?2"
     static let sumOfSizes = "coalesce(sum(min(max(size, 0), \(sizes.upperBound))), 0)"
     static let countAll = "SELECT count(*), \(sumOfSizes) FROM life"
-    static let readSum = "SELECT sum FROM record WHERE id=?1"
+    static let readSum = "SELECT sum, file FROM record WHERE id=?1"
     static let knowsFile = "SELECT 1 FROM record WHERE file=?1"
   }
 

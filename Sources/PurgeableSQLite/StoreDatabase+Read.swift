@@ -35,7 +35,7 @@
           if let expires = found.expires, expires <= now { return nil }
           if let file = found.file { found.record.value = try folder.readValue(file, byteCount: found.valueByteCount) ?? [] }
           guard found.record.sum(key) == found.sum else {
-            let seen = Damage(id: found.id, sum: found.sum)
+            let seen = Damage(id: found.id, sum: found.sum, file: found.file)
             if damage == seen { return reject(seen) }
             damage = seen
             continue
@@ -56,12 +56,14 @@
     private func waitingAnswer(_ key: StoreKey) -> (Changes.Answer, number: UInt32) {
       mutex.withLock {
         let number = changeNumbers[key]
+        // What waits here is written by now, or never: changes that came since are in memory alone.
+        if isEnded { return (.nothing, number) }
         for changes in [waiting, writing] {
           let answer = changes.answer(key)
           if case .unchanged = answer { continue }
           return (answer, number)
         }
-        return (isEnded || isOffUntil > 0 ? .nothing : .unchanged, number)
+        return (isOffUntil > 0 ? .nothing : .unchanged, number)
       }
     }
 

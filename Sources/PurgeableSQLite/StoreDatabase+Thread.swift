@@ -105,11 +105,12 @@
       let first = failure.map { PurgeableError($0, in: "PurgeableStore '\(name)'") }
       let known = mutex.withLock { () -> PurgeableError? in
         if let first { count(first, isNews: true) }
-        return work.requests.isEmpty ? nil : exchange(&firstFailure, with: nil)
+        return work.requests.contains { $0.tellsAll } ? exchange(&firstFailure, with: nil) : nil
       }
       if work.isEnd { closeAll() }
       for (i, request) in work.requests.enumerated() {
-        request.done(known.map { .failure($0) } ?? .success(counts[i]))
+        let failure = request.tellsAll ? known : first
+        request.done(failure.map { .failure($0) } ?? .success(counts[i]))
       }
       // A store that is never idle is tidied all the same.
       if failure == nil, !work.isEnd, MonotonicTime.now - tidiedAt >= Self.mostUntidyTime { tidyUp() }

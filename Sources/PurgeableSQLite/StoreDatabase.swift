@@ -32,6 +32,8 @@
   struct Damage: Hashable, Sendable {
     let id: Int64
     let sum: Int64
+    /// A row that comes in the place of the last one has its number and, with the same value, its sum; but never its file.
+    let file: Int64?
   }
 
   struct StoreLimits: Sendable {
@@ -103,6 +105,14 @@
       }
       let kind: Kind
       let done: (Result<Int, PurgeableError>) -> Void
+
+      /// Whether its answer is the first failure since the last such answer; others tell of their own work.
+      var tellsAll: Bool {
+        switch kind {
+        case .flush, .end: true
+        case .trim, .removeExpired: false
+        }
+      }
     }
 
     let hitCount = Atomic<Int>(0)
@@ -156,10 +166,10 @@
       var hasMended = false
       while true {
         do throws(StoreFailure) {
-          if OpenDatabases.shared.isInherited(folder.database) {
+          if OpenDatabases.shared.areInherited {
             throw StoreFailure(
               number: ENOTSUP, call: "fork",
-              message: "this process was forked while \(folder.path) was open, and cannot open it: start another program (exec)")
+              message: "this process was forked while a database was open, and can open none: start another program (exec)")
           }
           let made = try folder.locked { () throws(StoreFailure) in
             try StoreWriter(folder, fileThreshold: limits.fileThreshold)
@@ -212,8 +222,9 @@
     func change(_ key: StoreKey, _ change: Change, ifUnchangedSince number: UInt32? = nil) -> Bool {
       guard isOurs else { return true }
       return mutex.withLock {
-        guard !isEnded else { return true }
+        // After the end, too: what a read has found must not go to memory behind a change.
         guard changeNumbers.raise(key, ifStill: number) else { return false }
+        if isEnded { return true }
         var change = change
         if case .put(let record) = change {
           let byteCount = StoredRecord.size(key.bytes, record.value.count)
@@ -272,8 +283,8 @@
     func removeAll() {
       guard isOurs else { return }
       mutex.withLock {
-        if isEnded { return }
         changeNumbers.raiseAll()
+        if isEnded { return }
         waiting.clear()
         noteWaiting()
       }

@@ -37,7 +37,7 @@
       func refusal(_ argument: String, _ explanation: String) -> PurgeableError {
         PurgeableError(.invalidArgument(argument), in: operation, explanation: explanation)
       }
-      guard !name.isEmpty, name != ".", name != "..", !name.contains("/"), !name.utf8.contains(0) else {
+      guard !name.isEmpty, name != ".", name != "..", !name.utf8.contains(UInt8(ascii: "/")), !name.utf8.contains(0) else {
         throw refusal("name", "\"\(name)\" is no name of a folder")
       }
       if let directory, directory.isEmpty || directory.utf8.contains(0) {
@@ -87,7 +87,7 @@
 
     private func makeDirectories(_ path: String) throws(StoreFailure) {
       if unsafe mkdir(path, 0o700) == 0 { return }
-      if errno == ENOENT, let slash = path.lastIndex(of: "/"), slash > path.startIndex {
+      if errno == ENOENT, let slash = path.utf8.lastIndex(of: UInt8(ascii: "/")), slash > path.startIndex {
         try makeDirectories(String(path[..<slash]))
         if unsafe mkdir(path, 0o700) == 0 { return }
       }
@@ -359,11 +359,9 @@
         { OpenDatabases.shared.mutex.lock() }, { OpenDatabases.shared.mutex.unlock() }, { OpenDatabases.shared.mutex.unlock() })
     }
 
-    /// Whether this process was forked while its parent had the file open: SQLite would take the parent's locks for its own.
-    func isInherited(_ path: String) -> Bool {
-      guard let file = FileNumber(of: path) else { return false }
-      return mutex.withLock { entries[file].map { $0.process != getpid() } ?? false }
-    }
+    /// Whether this process was forked while its parent had a database open: SQLite would take the parent's locks for its own,
+    /// and its mutexes may be locked for ever.
+    var areInherited: Bool { mutex.withLock { entries.values.contains { $0.process != getpid() } } }
 
     /// nil, with errno, where it cannot be opened.
     func add(_ path: String) -> FileNumber? {

@@ -62,6 +62,10 @@
           value: try find.bytes(9) ?? [], format: UInt32(truncatingIfNeeded: find.number(3)), cost: find.optionalNumber(4),
           version: find.text(7), made: made, used: made, deadline: find.time(1), idle: find.time(2)),
         sum: find.number(6), file: find.optionalNumber(8), expires: find.optionalNumber(1), valueByteCount: 0)
+      // Two rows of one key are never written: the index has missed one.
+      if try find.next() {
+        throw StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_step", message: "a key has two rows")
+      }
       guard found.record.idle != nil || found.file != nil else { return found }
       lifeOf.bind(1, found.id)
       guard try lifeOf.next() else { return nil }

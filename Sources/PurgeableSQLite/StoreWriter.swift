@@ -267,7 +267,7 @@
         for row in damaged {
           readSum.bind(1, row.id)
           var isSame = false
-          try readSum.run { isSame = readSum.number(0) == row.sum }
+          try readSum.run { isSame = readSum.number(0) == row.sum && readSum.optionalNumber(1) == row.file }
           if isSame { try remove(row.id, &files) }
         }
       }

@@ -231,7 +231,7 @@ import Glibc
   private static func temporaryFile(for name: String, in directory: Int32, _ permissions: UInt16) -> Temporary {
     let flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW
     while true {
-      let temporaryName = ".\(name).\(getpid()).\(String(UInt64.random(in: 0 ... .max), radix: 36)).tmp"
+      let temporaryName = prefix(of: name) + "\(getpid()).\(String(UInt64.random(in: 0 ... .max), radix: 36)).tmp"
       var file = unsafe purgeable__open_direct(directory, temporaryName, flags, mode_t(permissions))
       let isDirect = file >= 0
       if file < 0, errno == EINVAL {
@@ -257,8 +257,9 @@ import Glibc
       PurgeableError(.invalidArgument("path"), in: operation, explanation: explanation)
     }
     if path.utf8.contains(0) { throw refusal("a path has no zero byte") }
-    let slash = path.lastIndex(of: "/")
-    let name = slash.map { String(path[path.index(after: $0)...]) } ?? path
+    // As bytes: with a combining mark behind it a slash is no character of its own.
+    let slash = path.utf8.lastIndex(of: UInt8(ascii: "/"))
+    let name = slash.map { String(path[path.utf8.index(after: $0)...]) } ?? path
     guard !name.isEmpty, name != ".", name != ".." else { throw refusal("\"\(path)\" does not name a file") }
     return (slash.map { $0 == path.startIndex ? "/" : String(path[..<$0]) } ?? ".", name)
   }
@@ -285,10 +286,24 @@ import Glibc
     }
   }
 
-  /// Whether a name is one that `temporaryFile` gives.
+  /// How the names of a file's temporary ones begin. What follows takes 30 bytes at most, and a name has room for 255.
+  private static func prefix(of name: String) -> String {
+    var room = 220
+    let start = name.unicodeScalars.prefix {
+      room -= UTF8.width($0)
+      return room >= 0
+    }
+    return ".\(String(String.UnicodeScalarView(start)))."
+  }
+
+  /// Whether a name is one that `temporaryFile` gives. Compared as bytes.
   private static func isTemporary(_ found: String, for name: String) -> Bool {
-    guard found.hasPrefix(".\(name)."), found.hasSuffix(".tmp"), found.utf8.count > name.utf8.count + 6 else { return false }
-    let parts = found.dropFirst(name.count + 2).dropLast(4).split(separator: ".", omittingEmptySubsequences: false)
+    let (prefix, suffix) = (prefix(of: name).utf8, ".tmp".utf8)
+    guard found.utf8.starts(with: prefix), found.utf8.count > prefix.count + suffix.count,
+      found.utf8.suffix(suffix.count).elementsEqual(suffix)
+    else { return false }
+    let rest = String(decoding: found.utf8.dropFirst(prefix.count).dropLast(suffix.count), as: UTF8.self)
+    let parts = rest.split(separator: ".", omittingEmptySubsequences: false)
     return parts.count == 2 && Int32(parts[0]) != nil && UInt64(parts[1], radix: 36) != nil
   }
 

@@ -329,7 +329,9 @@ extension ObjectCache {
   /// Whether the entry of an object that may discard its content goes because it has.
   @usableFromInline
   func isLeaving(_ value: Value) -> Bool {
-    guard evictsEntriesWithDiscardedContent, let content = value as? any DiscardableContent else { return false }
+    // Asked first: the cast alone would make an object of any other value.
+    guard evictsEntriesWithDiscardedContent, store.isDiscardable(value), let content = value as? any DiscardableContent
+    else { return false }
     return content.isContentDiscarded
   }
 

@@ -106,6 +106,29 @@ struct SavedPlaceTests {
     }
   }
 
+  @Test("names as long as the system takes, of letters of several bytes, and with a mark behind the slash")
+  func longNames() throws {
+    try withFolder { folder in
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      cache[1] = [1]
+      let long = String(repeating: "n", count: 255)
+      let letters = String(repeating: "\u{304B}", count: 85)
+      for name in [long, letters, "\u{301}x", String(repeating: "n", count: 230)] {
+        // Left behind by a save that was killed.
+        let start =
+          name == long ? String(repeating: "n", count: 220) : name == letters ? String(repeating: "\u{304B}", count: 73) : name
+        if name.utf8.count != 230 { try folder.write(".\(start).1.abc.tmp", "left behind") }
+        try cache.save(to: folder.path + "/" + name)
+        #expect(try PurgeableCache<Int, [UInt8]>().restore(from: folder.path + "/" + name).entryCount == 1)
+        #expect(try names(in: folder).map { Array($0.utf8) } == [Array(name.utf8)])
+        #expect(unsafe unlink(folder.path + "/" + name) == 0)
+      }
+      let tooLong = #expect(throws: PurgeableError.self) { try cache.save(to: folder.path + "/" + long + "n") }
+      #expect(tooLong?.errorNumber == ENAMETOOLONG)
+      #expect(try names(in: folder).isEmpty)
+    }
+  }
+
   @Test("a kill at any moment of a save: what was reported as saved is there, or a later save, whole", .forks)
   func killed() async {
     await #expect(processExitsWith: .success) {
