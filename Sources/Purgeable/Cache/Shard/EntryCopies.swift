@@ -132,9 +132,7 @@ struct EntryCopies {
     case .tracked: prefixByteCount = EntryPrefix.trackedByteCount
     case nil: return
     }
-    let hasHead = entries[number].hasHead
-    try body(
-      payload, EntryPrefix.head(of: payload, behind: prefixByteCount, hasHead: hasHead),
-      EntryPrefix.valueStart(in: payload, behind: prefixByteCount, hasHead: hasHead))
+    let head = EntryPrefix.head(of: payload, behind: prefixByteCount, hasHead: entries[number].hasHead)
+    try body(payload, head, min(payload.byteCount, prefixByteCount + head.byteCount))
   }
 }

@@ -32,7 +32,12 @@ extension HeldShard {
   /// The slot of a key. Lost entries of the same tag are dropped on the way, and the key's entry where its time is over.
   mutating func find(_ key: EngineKey, _ prefix: RawSpan) -> FoundSlot? {
     var read = MatchingRead()
-    return unsafe find(key, prefix, into: UnsafeMutableRawBufferPointer(start: nil, count: 0), &read)
+    return find(key, prefix, &read)
+  }
+
+  /// As above. `read`: what was read there, without the value.
+  private mutating func find(_ key: EngineKey, _ prefix: RawSpan, _ read: inout MatchingRead) -> FoundSlot? {
+    unsafe find(key, prefix, into: UnsafeMutableRawBufferPointer(start: nil, count: 0), &read)
   }
 
   /// As above. The value is copied, unless it has more bytes than the buffer: then the pages behind its head are not looked at.
@@ -132,8 +137,7 @@ extension HeldShard {
   /// nil where the key has no entry, or it is lost.
   mutating func peeked(_ key: EngineKey, _ prefix: RawSpan, digests: Bool) -> PeekedEntry? {
     var read = MatchingRead()
-    let found = unsafe find(key, prefix, into: UnsafeMutableRawBufferPointer(start: nil, count: 0), &read)
-    return found.flatMap { peekedEntry($0, read, prefixByteCount: prefix.byteCount, digests: digests) }
+    return find(key, prefix, &read).flatMap { peekedEntry($0, read, prefixByteCount: prefix.byteCount, digests: digests) }
   }
 
   /// The text of the version of a key's entry, in `text`; nil where there is none.
@@ -141,9 +145,7 @@ extension HeldShard {
     _ key: EngineKey, _ prefix: RawSpan, into text: inout InlineArray<255, UInt8>
   ) -> Int? {
     var read = MatchingRead()
-    guard let found = unsafe find(key, prefix, into: UnsafeMutableRawBufferPointer(start: nil, count: 0), &read),
-      read.head.version != nil
-    else { return nil }
+    guard let found = find(key, prefix, &read), read.head.version != nil else { return nil }
     return elements.withVersion(heap.reference(found.slot.place), read.head, prefix.byteCount) { bytes in
       for i in 0..<bytes.byteCount { text[i] = bytes.integer(at: i) }
       return bytes.byteCount
@@ -156,7 +158,7 @@ extension HeldShard {
     _ key: EngineKey, _ prefix: RawSpan, peeked: PeekedEntry, _ reason: DepartureReason
   ) -> Bool {
     var read = MatchingRead()
-    guard let found = unsafe find(key, prefix, into: UnsafeMutableRawBufferPointer(start: nil, count: 0), &read),
+    guard let found = find(key, prefix, &read),
       peekedEntry(found, read, prefixByteCount: prefix.byteCount, digests: true) == peeked,
       reason == .removed || priority(of: found.slot) != .pinned
     else { return false }

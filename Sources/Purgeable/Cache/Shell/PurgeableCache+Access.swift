@@ -196,7 +196,7 @@ extension PurgeableCache {
     teller?.tellRefusal(Departure(key: key, value: value, cost: Int(clamping: cost), reason: reason, absence: nil))
   }
 
-  /// The value of a key; setting stores it, setting nil removes it. A change in place (`cache[key]?.append(…)`) is a store, with
+  /// The value of a key; setting stores it, setting nil removes it. A change in place (`cache[key]?.append(1)`) is a store, with
   /// none of the old entry's attributes, and not one step: `modifyValue(forKey:_:)` is, and keeps them.
   public subscript(key: Key) -> Value? {
     @inlinable get { value(forKey: key) }

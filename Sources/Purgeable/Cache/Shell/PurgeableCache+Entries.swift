@@ -131,10 +131,11 @@ extension PurgeableCache {
     let (count, byteCount) = engine.shards.all.reduce((0, 0)) { sum, shard in
       shard.held.whileHeld { (sum.0 + $0.slots.count, sum.1 + $0.books.byteCount) }
     }
-    let trackedByteCount = form.layout == .variable ? count * MemoryLayout<Key>.stride : 0
-    guard MemoryReserve.isThere(2 * trackedByteCount), copies.reserve(count, byteCount: byteCount + trackedByteCount)
-    else { return }
-    if trackedByteCount > 0 { tracked.reserveCapacity(count) }
+    guard copies.reserve(count, byteCount: byteCount) else { return }
+    if form.layout == .variable {
+      guard MemoryReserve.isThere(count * MemoryLayout<Key>.stride + MemoryReserve.ofObjects) else { return }
+      tracked.reserveCapacity(count)
+    }
     for shard in engine.shards.all {
       shard.held.whileHeld { held in
         held.index.forEachSlot { slot in
