@@ -9,7 +9,7 @@
 //
 // Swift's runtime makes generic types and their tables at their first use, under mutexes of its own, which another thread may
 // hold at the fork: a child that needs a new one then waits for ever. So all that a child runs here was run before
-// (`rehearseFork`).
+// (`rehearseFork`), and the library's own thread rests meanwhile (AwakeMark.swift).
 
 import Glibc
 import Synchronization
@@ -44,6 +44,8 @@ private final class Rehearsal: ForkProtected {
 /// The order of mutexes: the holder of one may take those further down, never those further up. A fork takes all of them in
 /// this order.
 enum MutexOrder: Int {
+  /// Waited for: the sleep of the library's thread.
+  case awake
   /// Caches in the order of their making, then the teller and the loads of each.
   case clients
   /// The turn of those who give back many slabs together.
@@ -70,12 +72,12 @@ final class ForkGuard: @unchecked Sendable {
     init(_ collect: @escaping @Sendable (inout [any ForkProtected]) -> Void) { self.collect = collect }
   }
 
-  private let announcements = InlineArray<7, AtomicLazyReference<Announcement>> { _ in AtomicLazyReference() }
+  private let announcements = InlineArray<8, AtomicLazyReference<Announcement>> { _ in AtomicLazyReference() }
   private let turn = Guarded<Void>(())
   /// Has room for all objects, reserved when each is made: a fork takes no memory, whose lack would end the program.
   private var held: [any ForkProtected] = []
-  /// Objects that exist once, beside those that come and go: two sources, the thread, lists, the group, the turn.
-  private static let lastingCount = 8
+  /// Objects that exist once, beside those that come and go: two sources, the thread and its rest, lists, the group, the turn.
+  private static let lastingCount = 9
   private let count = Atomic<Int>(lastingCount)
 
   /// Called once, before there is anything to protect. Without memory for the handlers, forks go unprotected.

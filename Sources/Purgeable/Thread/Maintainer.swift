@@ -49,6 +49,8 @@ final class Maintainer: ForkProtected {
   private static let startPause: UInt64 = 1_000_000_000
 
   private init() {
+    signal.awake.rehearseFork()
+    ForkGuard.shared.announce(.awake) { $0.append(Maintainer.shared.signal.awake) }
     ForkGuard.shared.announce(.monitors) { items in
       for monitor in ListedMonitors() { items.append(monitor) }
     }
@@ -208,6 +210,8 @@ final class Maintainer: ForkProtected {
     _ = ThreadRole.isLibrary
     _ = Self.typesOfThread
     return unsafe startDetachedThread(stackByteCount: 512 << 10) { _ in
+      Maintainer.shared.signal.awake.set()
+      defer { Maintainer.shared.signal.awake.clear() }
       nameThread("purgeable")
       ThreadRole.enterLibrary()
       // Without memory for that note, heaps offer earlier by themselves.

@@ -15,6 +15,8 @@ import Glibc
 /// `@unchecked Sendable`: the fields are a mutex and what it guards.
 final class WakeSignal: @unchecked Sendable {
   private let mutex = WaitableMutex()
+  /// Cleared while the sleeper sleeps.
+  let awake = AwakeMark()
   private var isSet = false
   private var event: OwnedDescriptor?
   /// Whether the sleeper is in poll, on the eventfd that `event` is.
@@ -69,7 +71,7 @@ final class WakeSignal: @unchecked Sendable {
   }
 
   /// Sleeps until woken, until a descriptor is ready, or for so many nanoseconds (nil: for ever); answers the descriptors that
-  /// are ready, with what occurred; nil when this sleeper was replaced.
+  /// are ready, with what occurred; nil when this sleeper was replaced. With `awake` set.
   func wait(_ sleeper: UInt64, for nanoseconds: UInt64?, _ descriptors: DescriptorList) -> DescriptorList? {
     let own = mutex.withLock { () -> OwnedDescriptor? in
       // The eventfd was closed by the program while this thread was awake, or could not be made. A wake set before is not lost.
@@ -83,10 +85,10 @@ final class WakeSignal: @unchecked Sendable {
     guard let own else {
       sleep(for: nanoseconds)
       var isWoken = false
-      return Self.poll(descriptors, nil, &isWoken, milliseconds: 0)
+      return poll(descriptors, nil, &isWoken, milliseconds: 0)
     }
     var isWoken = false
-    let ready = Self.poll(descriptors, own, &isWoken, milliseconds: Self.milliseconds(nanoseconds))
+    let ready = poll(descriptors, own, &isWoken, milliseconds: Self.milliseconds(nanoseconds))
     return mutex.withLock {
       guard currentSleeper == sleeper else { return nil }
       isSet = false
@@ -98,6 +100,8 @@ final class WakeSignal: @unchecked Sendable {
 
   private func sleep(for nanoseconds: UInt64?) {
     let deadline = nanoseconds.map { MonotonicTime.now + $0 }
+    awake.clear()
+    defer { awake.set() }
     mutex.withLock {
       while !isSet, mutex.wait(until: deadline) {}
       isSet = false
@@ -105,7 +109,7 @@ final class WakeSignal: @unchecked Sendable {
   }
 
   /// Those of the descriptors that are ready, and whether `own` is. An interruption by a signal is an early end with none.
-  private static func poll(
+  private func poll(
     _ descriptors: DescriptorList, _ own: OwnedDescriptor?, _ isWoken: inout Bool, milliseconds: Int32
   ) -> DescriptorList {
     var ready = DescriptorList()
@@ -123,7 +127,11 @@ final class WakeSignal: @unchecked Sendable {
     guard count > 0 else { return ready }
     var span = records.mutableSpan
     // The records are lent for the length of the call, and as many were filled in.
-    let found = unsafe span.withUnsafeMutableBufferPointer { unsafe Glibc.poll($0.baseAddress, nfds_t(count), milliseconds) }
+    let found = unsafe span.withUnsafeMutableBufferPointer { records in
+      awake.clear()
+      defer { awake.set() }
+      return unsafe Glibc.poll(records.baseAddress, nfds_t(count), milliseconds)
+    }
     guard found > 0 else { return ready }
     for index in 0..<descriptors.count where records[index].revents != 0 {
       ready.append(PressureDescriptor(descriptor: records[index].fd, events: records[index].revents))

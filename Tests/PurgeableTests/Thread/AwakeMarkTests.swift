@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+// Forks beside the library's thread at work.
+
+import Glibc
+import Synchronization
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+/// A source that keeps the library's thread at work.
+private final class SlowSource: PressureSource {
+  let name = "slow"
+  let pollingInterval: Duration? = .milliseconds(10)
+  let descriptors: [PressureDescriptor] = []
+  let isInside = Atomic<Bool>(false)
+  let isHeld = Atomic<Bool>(true)
+
+  func level(ready: [PressureDescriptor]) -> PressureLevel {
+    isInside.store(true, ordering: .sequentiallyConsistent)
+    // Long enough for the fork to begin.
+    usleep(20_000)
+    while isHeld.load(ordering: .sequentiallyConsistent) { usleep(100) }
+    isInside.store(false, ordering: .sequentiallyConsistent)
+    return .normal
+  }
+
+  func reopen() {}
+  func close() {}
+
+  func awaitThread() { while !isInside.load(ordering: .sequentiallyConsistent) { sched_yield() } }
+}
+
+@Suite("forks beside the library's thread at work", .serialized)
+struct AwakeMarkTests {
+  @Test("a fork waits until the thread sleeps, so that a child finds no mutex of the runtime taken by it", .forks)
+  func waits() async {
+    await #expect(processExitsWith: .success) {
+      endAfter(seconds: 300)
+      Maintainer.shared.signal.awake.patience = 100_000_000_000
+      let source = SlowSource()
+      source.isHeld.store(false, ordering: .sequentiallyConsistent)
+      let monitor = PressureMonitor(source: source)
+      for round in 0..<3 {
+        source.awaitThread()
+        require(childSays { !source.isInside.load(ordering: .sequentiallyConsistent) }, "round \(round)")
+      }
+      require(monitor.level == .normal, "the parent's thread goes on")
+    }
+  }
+
+  @Test("a fork does not wait for ever: the child has a thread of its own all the same, and so has the parent", .forks)
+  func endures() async {
+    await #expect(processExitsWith: .success) {
+      endAfter(seconds: 300)
+      let awake = Maintainer.shared.signal.awake
+      awake.patience = 1_000_000
+      let source = SlowSource()
+      let monitor = PressureMonitor(source: source)
+      source.awaitThread()
+      let isWell = childSays {
+        let isInherited = source.isInside.exchange(false, ordering: .sequentiallyConsistent) && !hasLibraryThread()
+        let own = FakeSource()
+        let second = PressureMonitor(source: own)
+        // The child's thread meets the parent's source as well.
+        source.isHeld.store(false, ordering: .sequentiallyConsistent)
+        own.set(.warning)
+        guard patiently({ second.level == .warning }) else { return false }
+        awake.patience = 100_000_000_000
+        return isInherited && childSays { true }
+      }
+      require(isWell, "the child's thread works, and its forks wait for it")
+      source.isHeld.store(false, ordering: .sequentiallyConsistent)
+      require(patiently { !source.isInside.load(ordering: .sequentiallyConsistent) }, "the parent's thread goes on")
+      require(monitor.level == .normal && childSays { true }, "and so do its forks")
+    }
+  }
+}
