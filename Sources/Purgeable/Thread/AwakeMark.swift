@@ -18,8 +18,10 @@ final class AwakeMark: ForkProtected, @unchecked Sendable {
   private let mutex = WaitableMutex()
   /// More than one while a thread that cannot hear is replaced by another.
   private var awakeThreads = 0
-  /// In nanoseconds. Set by tests, before they fork.
+  /// In nanoseconds. Set by tests, before they fork. Shorter when the thread has reacted to pressure once, which may take a fifth
+  /// of a second: by then all that it does has run before.
   var patience: UInt64 = 1_000_000_000
+  private static let laterPatience: UInt64 = 10_000_000
 
   func set() { mutex.withLock { awakeThreads += 1 } }
 
@@ -30,6 +32,8 @@ final class AwakeMark: ForkProtected, @unchecked Sendable {
       mutex.signal()
     }
   }
+
+  func noteReaction() { mutex.withLock { patience = min(patience, Self.laterPatience) } }
 
   func lockForFork() {
     mutex.lock()

@@ -249,7 +249,10 @@ extension Maintainer {
   private func note(_ relief: PressureRelief, _ watch: inout Watch, begun: UInt64, woken: UInt64) {
     let offered = begun + UInt64(relief.offeringTime / .nanoseconds(1))
     let done = watch.clock.now()
-    if relief.givenBackBytes > 0 { watch.pace.noteRelief(at: done) }
+    if relief.givenBackBytes > 0 {
+      watch.pace.noteRelief(at: done)
+      signal.awake.noteReaction()
+    }
     state.withLock { state in
       state.statistics.reactionCount += 1
       state.statistics.lastOfferNanoseconds = offered - min(offered, woken)

@@ -49,6 +49,21 @@ struct AwakeMarkTests {
     }
   }
 
+  @Test("when the thread has reacted to pressure once, a fork waits for milliseconds only", .forks)
+  func reacted() async {
+    await #expect(processExitsWith: .success) {
+      let source = FakeSource()
+      PurgeableMemory.pressureSource = source
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      for key in 0..<2000 { cache[key] = [UInt8](repeating: 1, count: 1000) }
+      let awake = Maintainer.shared.signal.awake
+      let before = awake.patience
+      source.set(.critical)
+      require(patiently { PurgeableMemory.pressureStatistics.reactionCount > 0 }, "reacts")
+      require(awake.patience < before / 10 && childSays { cache.isEmpty }, "\(awake.patience) ns")
+    }
+  }
+
   @Test("a fork does not wait for ever: the child has a thread of its own all the same, and so has the parent", .forks)
   func endures() async {
     await #expect(processExitsWith: .success) {
