@@ -59,8 +59,10 @@ struct AwakeMarkTests {
       let awake = Maintainer.shared.signal.awake
       let before = awake.patience
       source.set(.critical)
-      require(patiently { PurgeableMemory.pressureStatistics.reactionCount > 0 }, "reacts")
-      require(awake.patience < before / 10 && childSays { cache.isEmpty }, "\(awake.patience) ns")
+      // A reaction that gives nothing back, for want of room on this machine, may come first.
+      let hasReacted = { PurgeableMemory.pressureStatistics.reactionCount > 0 && awake.patience < before / 10 }
+      require(patiently { hasReacted() }, "reacts, and waits less")
+      require(childSays { cache.isEmpty }, "the child is another process")
     }
   }
 
