@@ -59,6 +59,40 @@ struct CachePolicyTests {
     #expect(kept > 450, "\(kept) of 500")
   }
 
+  @Test("of keys in a round that is longer than the cache, what fills main at first is hit in each round", arguments: 0..<3)
+  func round(kind: Int) throws {
+    let count = 1000
+    let cache = try PurgeableCache<Int, [UInt8]>(
+      countLimit: kind == 0 ? count : nil, costLimit: kind == 1 ? 24 * count : nil, byteLimit: kind == 2 ? 512 << 10 : nil,
+      clock: .system, hashSeed: chosenSeed)
+    func size(_ key: Int) -> Int { kind == 2 ? 400 : 24 }
+    let keys = Array(0..<2 * count + count / 2)
+    let first = missRatio(keys, cache, size: size)
+    #expect(first == 1)
+    let held = Double(cache.count) / Double(keys.count)
+    for round in 1...4 {
+      let hits = 1 - missRatio(keys, cache, size: size)
+      #expect(hits > held * 0.8, "\(hits) in round \(round), where \(held) are held")
+    }
+    cache.checkBooksSwept()
+  }
+
+  @Test("what left main is remembered in room that the others leave, and pushes none of them out")
+  func ghostsOfMain() {
+    var ghost = Ghost()
+    ghost.reserve(1000)
+    ghost.note(5 << Slot.tagShift, .evictedFromMain)
+    #expect(ghost.reason(of: 5 << Slot.tagShift) == .evictedFromMain)
+    for i in 0..<UInt64(900) { ghost.note(i &* 7919 << Slot.tagShift, .evicted) }
+    for i in 0..<UInt64(20_000) { ghost.note((1 << 20 + i) << Slot.tagShift, .evictedFromMain) }
+    let known = (0..<UInt64(900)).count { ghost.reason(of: $0 &* 7919 << Slot.tagShift) == .evicted }
+    #expect(known > 850, "\(known) of 900")
+    #expect((0..<UInt64(20_000)).contains { ghost.reason(of: (1 << 20 + $0) << Slot.tagShift) == .evictedFromMain })
+    for i in 0..<UInt64(1000) { ghost.note((1 << 22 + i) << Slot.tagShift, .evicted) }
+    let others = (0..<UInt64(1000)).count { ghost.reason(of: (1 << 22 + $0) << Slot.tagShift) == .evicted }
+    #expect(others > 900, "\(others) of 1000")
+  }
+
   @Test("a ghost remembers what left, as many as main may hold, and says why")
   func ghosts() {
     var ghost = Ghost()

@@ -21,6 +21,7 @@ private struct OrderedEntries {
   private var queues = [KeyQueue(), KeyQueue()]
   private var ghost = KeyQueue()
   private var ghosts: Set<Int> = []
+  private var hasEvicted = false
 
   init(capacity: Int) { self.capacity = capacity }
 
@@ -30,7 +31,10 @@ private struct OrderedEntries {
       entries[key]!.counter = min(Slot.highestCounter, entry.counter + 1)
       return true
     }
-    let queue = order.queue(ofNew: ghosts.remove(key) == nil ? nil : .evicted, credit: credit)
+    let lastDeparture: Ghost.Reason? = ghosts.remove(key) == nil ? nil : .evicted
+    let isFull = order.isFull(probation: UInt128(queues[0].count), ofLimit: UInt128(capacity))
+    let fillsMain = !hasEvicted && entries.count < capacity && isFull && queues[0].count >= S3FIFOOrder.leastInProbation
+    let queue = order.queue(ofNew: lastDeparture, credit: credit, fillsMain: fillsMain)
     while entries.count >= capacity { takeTurn() }
     entries[key] = Entry(queue: queue, counter: order.counter(ofNew: credit, replacing: nil), credit: credit)
     queues[queue.rawValue].append(key)
@@ -50,8 +54,8 @@ private struct OrderedEntries {
     case .drop(let reason):
       #expect(reason == .count)
       entries[key] = nil
-      // As in the reference implementation: the ghost gets entries evicted from probation.
-      guard queue == .probation else { return }
+      hasEvicted = true
+      guard order.remembered(of: reason, from: queue) == .evicted else { return }
       ghost.append(key)
       ghosts.insert(key)
       while ghost.count > order.rememberedCount(ofLiving: capacity), let old = ghost.popFirst() { ghosts.remove(old) }
@@ -102,12 +106,39 @@ struct S3FIFOOrderTests {
     #expect(order.next(probation: 1, main: most, limit: .max) == .probation)
   }
 
-  @Test("what came back soon goes to main, what was removed or is unknown to probation")
+  @Test("what came back soon goes to main, what was removed, had its time in main or is unknown to probation")
   func newEntries() {
     #expect(order.queue(ofNew: .evicted) == .main)
+    #expect(order.queue(ofNew: .evictedFromMain) == .probation)
     #expect(order.queue(ofNew: .discarded) == .main)
     #expect(order.queue(ofNew: .removed) == .probation)
     #expect(order.queue(ofNew: nil) == .probation)
+  }
+
+  @Test("at first main is filled behind probation's tenth")
+  func filling() {
+    #expect(order.queue(ofNew: nil, fillsMain: true) == .main)
+    #expect(order.queue(ofNew: nil, credit: -1, fillsMain: true) == .probation)
+    #expect(!order.isFull(probation: 9, ofLimit: 100))
+    #expect(order.isFull(probation: 10, ofLimit: 100))
+    // Of no limit all is for probation.
+    #expect(!order.isFull(probation: UInt128(Int.max) / 10 - 1, ofLimit: UInt128(Int.max)))
+  }
+
+  @Test("of what leaves main for a limit only the reason is remembered; of what leaves it for memory, that it may come back")
+  func remembered() {
+    for reason in DepartureReason.allCases {
+      let (main, probation) = (order.remembered(of: reason, from: .main), order.remembered(of: reason, from: .probation))
+      switch reason {
+      case .count, .cost, .bytes, .growth, .decider:
+        #expect(main == .evictedFromMain)
+        #expect(probation == .evicted)
+      case .pressure, .idle, .trimmed:
+        #expect(main == .evicted)
+        #expect(probation == .evicted)
+      default: #expect(main == probation)
+      }
+    }
   }
 
   @Test("credit: a new entry has it as uses, and joins main with two; below 0 a use less counts at each turn")

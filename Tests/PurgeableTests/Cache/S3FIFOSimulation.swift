@@ -24,7 +24,8 @@ struct KeyQueue {
 }
 
 /// S3-FIFO as its authors' reference implementation has it: probation a tenth, a ghost as long as main, promotion from two uses
-/// on. A credit stands for as many uses from the beginning, below 0 for one less at each turn.
+/// on; what comes before the first eviction goes to main when probation has its tenth (and, unlike there, ten entries). A credit
+/// stands for as many uses from the beginning, below 0 for one less at each turn.
 struct ExactS3FIFO {
   private enum Place { case probation, main }
   private struct Entry {
@@ -44,6 +45,7 @@ struct ExactS3FIFO {
   private var main = KeyQueue()
   private var ghost = KeyQueue()
   private var ghosts: Set<Int> = []
+  private var hasEvicted = false
 
   init(capacity: Int, asksAnew: Bool = false) {
     (self.capacity, self.asksAnew) = (capacity, asksAnew)
@@ -59,13 +61,15 @@ struct ExactS3FIFO {
     }
     let wasGhost = ghosts.remove(key) != nil
     while entries.count >= capacity { evict() }
-    let isInMain = wasGhost || credit >= 2
+    let isFilling = !hasEvicted && probation.count >= max(10, probationCapacity)
+    let isInMain = wasGhost || credit >= (isFilling ? 0 : 2)
     entries[key] = Entry(place: isInMain ? .main : .probation, uses: max(0, credit), credit: credit)
     if isInMain { main.append(key) } else { probation.append(key) }
     return false
   }
 
   private mutating func evict() {
+    hasEvicted = true
     if main.count > capacity - probationCapacity || probation.count == 0 { evictMain() } else { evictProbation() }
   }
 

@@ -4,8 +4,11 @@
 // A queue of as many keys as the main queue holds would need a link or a ring beside a table. Here a fingerprint carries the time
 // it was noted, counted in insertions; it is forgotten when it is older than the capacity, or when its bucket needs the room.
 //
-//   31         14 13    12 11          0
+//   31         15 14    12 11          0
 //   | fingerprint | reason | time stamp |
+//
+// What left main for a limit is remembered in the room that the others leave, and is none of the insertions that time is counted
+// in: so the others are remembered as long as if there were no such keys.
 
 import CPurgeable
 
@@ -17,6 +20,7 @@ struct Ghost: ~Copyable {
     case removed = 1
     case discarded = 2
     case expired = 3
+    case evictedFromMain = 4
   }
 
   /// Where its bytes are counted.
@@ -32,7 +36,9 @@ struct Ghost: ~Copyable {
   /// A table takes no more than this for each key, whole pages aside.
   static let mostBytesOfKey = 6
   private static let stampMask: UInt32 = 0xFFF
-  private static let fingerprintMask: UInt32 = 0x3FFFF
+  private static let fingerprintMask: UInt32 = 0x1FFFF
+  private static let reasonAt: UInt32 = 12
+  private static let fingerprintAt: UInt32 = 15
   /// A fingerprint's age in stamps at which it is forgotten.
   private static let maximumAge: UInt32 = 0x800
 
@@ -104,8 +110,8 @@ struct Ghost: ~Copyable {
 
   mutating func note(_ identity: UInt64, _ reason: Reason) {
     guard capacity > 0 else { return }
-    insertionCount += 1
-    insert(Self.mixed(identity), reason: reason.rawValue)
+    if reason != .evictedFromMain || isBlank { insertionCount += 1 }
+    insert(Self.mixed(identity), reason)
   }
 
   /// Whether nothing was ever noted, so that the memory need not be touched.
@@ -118,7 +124,7 @@ struct Ghost: ~Copyable {
   func memory(of identity: UInt64) -> (reason: Reason, age: Int)? {
     guard capacity > 0, !isBlank, let found = find(Self.mixed(identity)) else { return nil }
     let entry = self[found]
-    return Reason(rawValue: (entry >> 12) & 3).map { ($0, Int(UInt64(age(entry) + 1) * stampUnit)) }
+    return Self.reason(of: entry).map { ($0, Int(UInt64(age(entry) + 1) * stampUnit)) }
   }
 
   /// Forgets a key that was stored again.
@@ -136,8 +142,7 @@ struct Ghost: ~Copyable {
 
   // MARK: Inside
 
-  /// The tag's 26 bits, mixed: the upper ones choose the bucket, and the lower 18 are the fingerprint. Together they use all
-  /// bits.
+  /// The tag's 26 bits, mixed: the upper ones choose the bucket, and the lower 17 are the fingerprint.
   private static func mixed(_ identity: UInt64) -> UInt64 {
     let mask: UInt64 = (1 << Slot.tagBits) - 1
     let tag = (identity >> Slot.tagShift) ^ (identity & Slot.trackedFlag != 0 ? 0x155_5555 : 0)
@@ -166,31 +171,30 @@ struct Ghost: ~Copyable {
     let fingerprint = UInt32(truncatingIfNeeded: mixed) & Self.fingerprintMask
     for i in start..<start + Self.bucketSize {
       let entry = self[i]
-      if entry != 0, entry >> 14 == fingerprint, age(entry) <= Self.maximumAge { return i }
+      if entry != 0, entry >> Self.fingerprintAt == fingerprint, age(entry) <= Self.maximumAge { return i }
     }
     return nil
   }
 
-  private mutating func insert(_ mixed: UInt64, reason: UInt32) {
-    assert(reason <= 3, "PurgeableCache: a reason of more than two bits")
+  private static func reason(of entry: UInt32) -> Reason? { Reason(rawValue: entry >> reasonAt & 7) }
+
+  private mutating func insert(_ mixed: UInt64, _ reason: Reason) {
     let fingerprint = UInt32(truncatingIfNeeded: mixed) & Self.fingerprintMask
-    var entry = fingerprint << 14 | reason << 12 | stamp
+    var entry = fingerprint << Self.fingerprintAt | reason.rawValue << Self.reasonAt | stamp
     // All zeros means empty.
-    if entry == 0 { entry = 1 << 12 }
+    if entry == 0 { entry = Reason.removed.rawValue << Self.reasonAt }
     let start = bucket(of: mixed)
     var victim = start
     var victimAge: UInt32 = 0
     for i in start..<start + Self.bucketSize {
-      if self[i] == 0 || self[i] >> 14 == fingerprint {
-        victim = i
+      if self[i] == 0 || self[i] >> Self.fingerprintAt == fingerprint {
+        (victim, victimAge) = (i, .max)
         break
       }
-      let itsAge = age(self[i])
-      if itsAge >= victimAge {
-        victimAge = itsAge
-        victim = i
-      }
+      let itsAge = age(self[i]) + (Self.reason(of: self[i]) == .evictedFromMain ? Self.maximumAge + 1 : 0)
+      if itsAge >= victimAge { (victim, victimAge) = (i, itsAge) }
     }
+    if reason == .evictedFromMain, victimAge <= Self.maximumAge { return }
     self[victim] = entry
   }
 }

@@ -6,8 +6,9 @@
 //   pinned                                          never evicted
 //
 //   store --> probation (a tenth) --counter >= 2--> main (the rest) --counter > 0--> main again, counter - 1
-//                  |                                  |
-//                  +--> ghost: stored again soon -----+--> main          otherwise: evicted
+//     |            |                                  |
+//     |            +--> ghost: stored again soon -----+--> main          otherwise: evicted
+//     +--> main, while a limit is reached for the first time and probation has its tenth
 //
 // No other code decides. Those that ask find the entries, and do to each what its fate says:
 //   HeldShard+Evict.swift        one entry: limits of count and cost
@@ -15,8 +16,8 @@
 //   HeldShard+Insert.swift       an entry whose slot another one needs
 //
 // The order is S3-FIFO, after J. Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023. The promotion at two
-// uses, and main before probation when main is full, are those of its reference implementation. Where this order differs, because
-// memory goes back by whole slabs, a comment at the decision says so.
+// uses, main before probation when main is full, and main filled at first are those of its reference implementation. Where this
+// order differs, mostly because memory goes back by whole slabs, a comment at the decision says so.
 
 /// Why an entry's turn has come.
 enum EvictionCause: Equatable {
@@ -79,13 +80,22 @@ struct S3FIFOOrder: Sendable {
 
   /// The queue of a new entry. `lastDeparture`: why its key left not long ago; nil where nothing is remembered. `credit`: what it
   /// is worth beside others (RecomputeCredit.swift). One with the credit of so many uses as probation asks for need not pass it.
-  func queue(ofNew lastDeparture: Ghost.Reason?, credit: Int = 0) -> EvictionQueue {
-    if credit >= Int(promotionCounter) { return .main }
+  /// `fillsMain`: nothing has to go for it, and probation has its part; then one of no credit need not either.
+  func queue(ofNew lastDeparture: Ghost.Reason?, credit: Int = 0, fillsMain: Bool = false) -> EvictionQueue {
+    if credit >= (fillsMain ? 0 : Int(promotionCounter)) { return .main }
     return switch lastDeparture {
     case .evicted, .discarded: .main
-    case .removed, .expired, nil: .probation
+    case .evictedFromMain, .removed, .expired, nil: .probation
     }
   }
+
+  /// Whether probation has its part of a limit. Where keys come in a round that is longer than the limit, those that fill main at
+  /// first stay, and are hit in each round; all of them in probation would push each other out before the first hit.
+  func isFull(probation: UInt128, ofLimit limit: UInt128) -> Bool { probation >= limit / UInt128(probationParts) }
+
+  /// So many entries are in probation before main is filled: else what is new would go in a small cache before anybody could ask
+  /// for it again.
+  static let leastInProbation = 10
 
   /// The counter of a new entry, whose credit counts as uses; and of one that takes another value, whose queue stays.
   @inline(__always) func counter(ofNew credit: Int, replacing counter: UInt64?) -> UInt64 {
@@ -97,15 +107,16 @@ struct S3FIFOOrder: Sendable {
   /// A counter after reads have aged it.
   func aged(_ counter: UInt64) -> UInt64 { counter / 2 }
 
-  /// What is remembered of the key of an entry that leaves, from either queue; nil for nothing. The reference implementation
-  /// remembers only what leaves probation. Both miss about as often.
-  func remembered(of reason: DepartureReason) -> Ghost.Reason? {
+  /// What is remembered of the key of an entry that leaves; nil for nothing. `queue`: nil where it does not matter. What left
+  /// main for a limit had its time there: it is remembered for the reason of a miss alone.
+  func remembered(of reason: DepartureReason, from queue: EvictionQueue?) -> Ghost.Reason? {
     switch reason {
     case .replaced, .tooLarge: nil
     case .removed: .removed
     case .discarded: .discarded
     case .expired: .expired
-    case .count, .cost, .bytes, .pressure, .idle, .trimmed, .growth, .decider: .evicted
+    case .count, .cost, .bytes, .growth, .decider: queue == .main ? .evictedFromMain : .evicted
+    case .pressure, .idle, .trimmed: .evicted
     }
   }
 

@@ -216,7 +216,7 @@ extension HeldShard {
       guard let found = slot(of: note, table, victim) else { continue }
       if victim.endsWhole {
         let isLost = victim.information.lost_page_count > 0 && heap.isLost(found.slot.place)
-        leave(found, isLost ? .discarded : reason, .unwanted, freeing: nil)
+        leave(found, isLost ? .discarded : reason, from: victim.queue, .unwanted, freeing: nil)
       } else {
         let facts = elements.facts(of: found.slot)
         drop(found, facts == nil ? .discarded : reason, facts: facts)

@@ -253,7 +253,7 @@ extension MissReason {
   init(_ remembered: Ghost.Reason?) {
     self =
       switch remembered {
-      case .evicted: .evicted
+      case .evicted, .evictedFromMain: .evicted
       case .removed: .removed
       case .discarded: .discarded
       case .expired: .expired

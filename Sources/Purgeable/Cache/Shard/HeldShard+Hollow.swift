@@ -21,7 +21,7 @@ extension HeldShard {
     keys.endHollow(number)
     books.addLost(-1)
     let slot = Slot(bits: EngineKey(trackedNumber: number, hash: 0).identity)
-    noteInGhost(slot, reason)
+    noteInGhost(slot, reason, from: nil)
     report(slot, reason, .discarded)
   }
 

@@ -86,10 +86,34 @@ extension HeldShard {
   @inline(__always)
   func newDestination(of key: EngineKey, _ size: EntrySize) -> EntryDestination {
     let memory = ghost.memory(of: key.ghostIdentity)
-    let isRecent = memory.map { $0.age <= max(64, order.rememberedCount(ofLiving: slots.count)) } ?? false
+    // The ghost has the size for the most entries that there were; once memory was short, for more, whose reasons are told.
+    let remembered = base.limits.hasFeltPressure ? 0 : ghost.rememberedLimit
+    let isRecent = memory.map { $0.age <= max(64, remembered, order.rememberedCount(ofLiving: slots.count)) } ?? false
     let reason = isRecent ? memory?.reason : nil
-    return EntryDestination(
-      queue: entryOrder == nil ? order.queue(ofNew: reason, credit: size.credit) : .main, isRemembered: memory != nil)
+    let queue =
+      entryOrder == nil ? order.queue(ofNew: reason, credit: size.credit, fillsMain: fillsMain(with: size)) : .main
+    return EntryDestination(queue: queue, isRemembered: memory != nil)
+  }
+
+  /// Whether a new entry comes while the cache has never been full, there is room for it, and probation has its part of a limit.
+  @inline(__always)
+  private func fillsMain(with size: EntrySize) -> Bool {
+    let byteLimit = base.limits.bytes.load(ordering: .relaxed)
+    return (base.limits.areStrict || byteLimit != .max) && !counters.hasEvicted && fillsMain(with: size, byteLimit)
+  }
+
+  @inline(never)
+  private func fillsMain(with size: EntrySize, _ byteLimit: Int) -> Bool {
+    let (countLimit, costLimit) = (base.limits.count.load(ordering: .relaxed), base.limits.cost.load(ordering: .relaxed))
+    let (probation, open) = (books[.probation], base.openCount.load(ordering: .relaxed))
+    // A shard that opens later has evicted nothing itself, for as long as the founder gives for it.
+    guard probation.count >= S3FIFOOrder.leastInProbation, number == 0 || !base.indexes[0].remembersKeys,
+      base.count < countLimit, base.totalCost + UInt128(size.cost) <= UInt128(costLimit),
+      chargedBytes + size.byteCount <= byteLimit
+    else { return false }
+    return order.isFull(probation: UInt128(probation.count), ofLimit: UInt128(countLimit / open))
+      || order.isFull(probation: probation.cost, ofLimit: UInt128(costLimit) / UInt128(open))
+      || order.isFull(probation: UInt128(probation.byteCount), ofLimit: UInt128(byteLimit / open))
   }
 
   /// Commits an element that has been written, and has the index lead to it. `hadOld`: the key had a value when the store began.

@@ -70,6 +70,12 @@ struct EngineCounters {
   var misses = InlineArray<16, UInt64>(repeating: 0)
   var copies: UInt64 = 0
   var refusals: UInt64 = 0
+
+  /// Whether an entry had to go, for another one or for want of memory.
+  @inline(__always) var hasEvicted: Bool {
+    func count(_ reason: DepartureReason) -> UInt64 { departures[reason.rawValue] }
+    return count(.count) | count(.cost) | count(.bytes) | count(.growth) | count(.pressure) > 0
+  }
 }
 
 /// No part of it grows while memory is given back.
@@ -188,20 +194,21 @@ struct HeldShard: ~Copyable {
       copy = .discarded
       if reason != .discarded { books.addLost(-1) }
     }
-    leave(found, reason, copy, freeing: reference)
+    leave(found, reason, from: queue, copy, freeing: reference)
   }
 
   /// Empties an entry's slot, frees its element, notes the entry in the ghost and reports it. Its part in the books is the
   /// caller's. `element`: nil where the caller frees all elements of the slab afterwards.
   @inline(__always)
   mutating func leave(
-    _ found: FoundSlot, _ reason: DepartureReason, _ copy: ValueCopy, freeing element: purgeable_reference_t?
+    _ found: FoundSlot, _ reason: DepartureReason, from queue: EvictionQueue, _ copy: ValueCopy,
+    freeing element: purgeable_reference_t?
   ) {
     entryOrder?.left(position(of: found))
     found.pointer.store(releasing: 0)
     slots.empty(1)
     if let element { heap.free(element) }
-    noteInGhost(found.slot, reason)
+    noteInGhost(found.slot, reason, from: queue)
     report(found.slot, reason, copy)
   }
 
@@ -212,8 +219,12 @@ struct HeldShard: ~Copyable {
     departures.report(slot, reason, copy, &keys)
   }
 
-  mutating func noteInGhost(_ slot: Slot, _ reason: DepartureReason) {
-    guard let why = order.remembered(of: reason), reason != .discarded || !base.keepsLost else { return }
+  /// `queue`: nil where the entry had no value any more.
+  mutating func noteInGhost(_ slot: Slot, _ reason: DepartureReason, from queue: EvictionQueue?) {
+    // An order that names entries has all of them in main.
+    guard let why = order.remembered(of: reason, from: entryOrder == nil ? queue : nil),
+      reason != .discarded || !base.keepsLost
+    else { return }
     if let identity = ghostIdentity(of: slot) { remember(identity, why) }
   }
 
