@@ -87,6 +87,22 @@ struct CacheCoreTests {
     run.cache.checkBooksSwept()
   }
 
+  @Test("where all of main is kept, what is new in probation is kept too before a round has looked at it")
+  func youngInProbation() throws {
+    for share in [0, 1] as [Double] {
+      let run = try CoreRun(share == 0 ? nil : .share(share), .s3FIFO)
+      try run.fill()
+      run.round()
+      for key in 0..<1200 { run.cache[CoreRun.count + key] = pattern(1000) }
+      run.cache.sealAll()
+      run.cache.offerIdle()
+      #expect(run.cache.engine.shards.founder.whileHeld { $0.books[.probation].count } >= 1000)
+      let offered = run.cache.statistics.memory.offeredBytes
+      if share == 1 { #expect(offered == 0) } else { #expect(offered > 1_000_000) }
+      run.cache.checkBooksSwept()
+    }
+  }
+
   @Test("where memory is short all of it goes on offer, and is kept again when there was room for ten seconds")
   func letGo() throws {
     for order in EvictionOrder.allCases {

@@ -43,6 +43,8 @@ final class CacheBase: Sendable {
   let deadlines: SlabDeadlines
   /// From when on there is a core: 0 for now, `UInt64.max` for never (Engine/CacheEngine+Core.swift).
   let coreFrom: Atomic<UInt64>
+  /// Whether the last round kept all of main: then what is new in probation is kept too.
+  let coreHasMain = Atomic<Bool>(false)
   /// Whether last uses are noted of all entries.
   let notesUses = Atomic<Bool>(false)
   /// Whether it always is: there is a second tier, which is told of them.

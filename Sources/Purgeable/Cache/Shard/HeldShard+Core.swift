@@ -2,9 +2,10 @@
 // The core: slabs that are kept off offer, so that the kernel cannot take them while there is room beside them.
 //
 //   share         up to a share of the bytes of both queues: the youngest slabs of main, and where that has less, the youngest of
-//                 probation. A cache that is not full has nearly all in probation
+//                 probation. A cache without a limit has nearly all in probation
 //   used within   the slabs in which an entry was used within a time, by its last use (LastUses.swift); main's first
-//   new slabs     of main are withheld from their first element on; the next round looks whether they stay
+//   new slabs     of main, and of probation where the last round kept all of main, are withheld from their first element on; the
+//                 next round looks whether they stay
 //   let go        all go on offer where memory is short (Engine/CacheEngine+Core.swift)
 //
 // Rounds decide by whole slabs. What is on offer already when it comes to the core is taken off by locking it once.
@@ -17,11 +18,13 @@ extension HeldShard {
   mutating func reviewCore(_ core: CacheCore?, atMost limit: Int) -> Int {
     let now = base.clock.now()
     if case .usedWithin(let time) = core { markUsed(within: time.wholeNanoseconds, now) }
-    let all = bytes(of: .main, core, now) + bytes(of: .probation, core, now)
-    var wanted = all
-    if case .share(let share) = core { wanted = Int((Double(all) * share).rounded(.up)) }
+    let main = bytes(of: .main, core, now)
+    let all = main + bytes(of: .probation, core, now)
+    var (wanted, isShare) = (all, false)
+    if case .share(let share) = core { (wanted, isShare) = (Int((Double(all) * share).rounded(.up)), true) }
     let most = min(limit, wanted)
     let left = keep(most, of: .main, core, now)
+    base.coreHasMain.store(isShare && most >= main, ordering: .relaxed)
     return most - keep(left, of: .probation, core, now)
   }
 
@@ -87,6 +90,8 @@ extension HeldShard {
   @inline(__always)
   func noteCore(_ slab: purgeable_slab_t, in lane: Lane) {
     let from = base.coreFrom.load(ordering: .relaxed)
-    if from != .max { heap.withhold(slab, from == 0 && lane.queue == .main) }
+    if from == .max { return }
+    let isKept = lane.queue == .main || lane.queue == .probation && base.coreHasMain.load(ordering: .relaxed)
+    heap.withhold(slab, from == 0 && isKept)
   }
 }
