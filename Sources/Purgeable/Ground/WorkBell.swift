@@ -8,7 +8,7 @@ import Synchronization
 
 /// Work for the library's thread. Outside of every mutex of this library.
 enum WorkBell {
-  /// Whether it was rung since the last round began. Set and taken back by the thread's side only.
+  /// Whether it was rung since the last round began. Set by the thread's side only.
   static let isRung = Atomic<Bool>(false)
 
   /// Something became idle or was stored. One load while it was rung before: it runs on every last unlock.
@@ -16,6 +16,9 @@ enum WorkBell {
   static func ring() {
     if !isRung.load(ordering: .relaxed) { purgeable__thread_wake() }
   }
+
+  /// The next ring is heard at once, whoever rang before. Under any mutex.
+  static func beHeardAnew() { isRung.store(false, ordering: .relaxed) }
 
   /// Somebody came who will ring: whoever hears it is made ready, which takes memory.
   static func expectWork() { purgeable__thread_expect_work() }

@@ -13,7 +13,7 @@ private struct Watch {
   var shared: PressureFeed?
   var pace = ReactionPace()
   var roundDue: UInt64?
-  /// When to look whether clients may keep what they keep off offer.
+  /// When to look whether clients may keep what they keep off offer; nil where none did, as far as known.
   var lookDue: UInt64?
   /// When to try again what failed for lack of memory.
   var retryDue: UInt64?
@@ -51,7 +51,7 @@ extension Maintainer {
         if due == 0 { WorkBell.isRung.store(true, ordering: .releasing) }
         if due != .max { watch.roundDue = woken + max(Self.roundDelay, due * 1_000_000) }
       }
-      if worksRound || woken >= watch.lookDue ?? .max { look(&watch, woken) }
+      if worksRound || woken >= watch.lookDue ?? 0 { look(&watch, woken) }
       watch.retryDue = nil
       refresh(&watch)
       listen(&watch, ready, woken: woken, isAwake: worksRound)

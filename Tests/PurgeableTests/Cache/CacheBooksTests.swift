@@ -152,6 +152,29 @@ struct CacheBooksTests {
   @Test("tracked keys", .notUnderThreadSanitizer)
   func tracked() throws { try run(4000, tracksKeys: true) { StructKey(a: $0, b: "") } }
 
+  @Test("evictions that come upon the same lost entries again and again drop them, few as they are beside the others")
+  func passedAgain() throws {
+    let limit = 1600
+    let cache = try PurgeableCache<Int, [UInt8]>(countLimit: limit, clock: .system, hashSeed: chosenSeed)
+    func store(_ keys: Range<Int>) { for key in keys { cache[key] = pattern(240, seed: UInt8(truncatingIfNeeded: key)) } }
+    store(0..<2 * limit)
+    cache.sealAll()
+    for range in cache.founderRanges(of: .probation) {
+      for page in stride(from: 0, to: range.byteCount / pageSize, by: 2) {
+        range.advise(adviceDontneed, page: page, pageCount: 1)
+      }
+    }
+    store(2 * limit..<3 * limit)
+    // A sixteenth of the slots would be dropped at once.
+    let lostCount = cache.statistics.departures[.discarded, default: 0]
+    #expect(lostCount > 20 && lostCount < limit / 16, "\(lostCount)")
+    let slotCount = cache.engine.shards.all.reduce(0) { sum, shard in
+      sum + cache.engine.shards.hold(shard) { held in held.slots.count }
+    }
+    #expect(slotCount == cache.count)
+    cache.checkBooks()
+  }
+
   @Test("limits of count and of cost", .notUnderThreadSanitizer)
   func limited() throws {
     try run(6000, countLimit: 1000) { $0 }

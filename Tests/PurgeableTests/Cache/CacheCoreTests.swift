@@ -87,6 +87,28 @@ struct CacheCoreTests {
     run.cache.checkBooksSwept()
   }
 
+  @Test("what is new is in the core at once, and no more of it than twice the share and half of the memory")
+  func youngIsCounted() throws {
+    for (share, most) in [(0.01, 0.02), (0.25, 0.5), (1, 1)] {
+      let run = try CoreRun(.share(share), .lru)
+      try run.fill()
+      func core() -> Double { Double(run.cache.statistics.coreBytes) / Double(run.cache.statistics.memory.heldBytes) }
+      #expect(abs(core() - most) < 0.1, "\(core())")
+      // Somebody has to look whether there is room for it.
+      #expect(run.cache.engine.base.coreFrom.load(ordering: .relaxed) == 0 && (share < 0.1 || core() > 0))
+      run.cache.engine.base.coreLimit.store(run.cache.statistics.coreBytes, ordering: .relaxed)
+      let before = run.cache.statistics.coreBytes
+      try run.fill(CoreRun.count..<CoreRun.count + 500)
+      #expect(run.cache.statistics.coreBytes == before)
+      run.cache.sealAll()
+      run.cache.offerIdle()
+      #expect(run.cache.statistics.memory.offeredBytes > 400_000)
+      run.round()
+      #expect(abs(core() - share) < 0.1, "\(core())")
+      run.cache.checkBooksSwept()
+    }
+  }
+
   @Test("where all of main is kept, what is new in probation is kept too before a round has looked at it")
   func youngInProbation() throws {
     for share in [0, 1] as [Double] {

@@ -67,6 +67,26 @@ struct CacheLimitChangesTests {
     }
   }
 
+  @Test("a trim leaves a cache below its byte limit, though used entries move on the way", arguments: EvictionOrder.allCases)
+  func trimmed(order: EvictionOrder) throws {
+    for trim in 0..<3 {
+      var options = CacheOptions(byteLimit: 4 << 20)
+      options.evictionOrder = order
+      let cache = try PurgeableCache<Int, [UInt8]>(options)
+      cache[1] = pattern(100)
+      #expect(cache[1] == pattern(100))
+      try cache.setByteLimit(cache.byteCount + 4096)
+      switch trim {
+      case 0: cache.trim(toCost: 0)
+      case 1: cache.trim(toCost: 1)
+      default: cache.trim(toFraction: 0.01)
+      }
+      let (count, limit) = (cache.byteCount, try #require(cache.byteLimit))
+      #expect(count <= limit, "\(count) of \(limit)")
+      cache.checkBooks()
+    }
+  }
+
   @Test("a limit that is less than an empty cache needs is an error that says how much that is", arguments: [false, true])
   func tooSmall(tracksKeys: Bool) throws {
     let least = try #require(needed(tracksKeys: tracksKeys))

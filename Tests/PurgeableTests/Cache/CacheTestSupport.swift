@@ -197,12 +197,16 @@ final class SetClock: Sendable {
 
 extension PurgeableCache {
   /// The cache's slabs now. Locks one element of each, so what was on offer there has to be offered again.
-  func slabRanges() -> [PageRange] {
-    var ranges: [PageRange] = []
-    for stream in engine.streams {
-      ranges += engine.heap.slabs(of: stream).compactMap { range(of: $0) }
-    }
-    return ranges
+  func slabRanges() -> [PageRange] { engine.streams.flatMap { ranges(of: $0) } }
+
+  /// Those of one queue in the founder.
+  func founderRanges(of queue: EvictionQueue) -> [PageRange] {
+    let streams = engine.shards.hold(engine.shards.all[0]) { held in held.usedLanes(of: queue).map { held.stream($0) } }
+    return streams.flatMap { ranges(of: $0) }
+  }
+
+  private func ranges(of stream: purgeable_stream_t) -> [PageRange] {
+    engine.heap.slabs(of: stream).compactMap { range(of: $0) }
   }
 
   private func range(of slab: purgeable_slab_t) -> PageRange? {

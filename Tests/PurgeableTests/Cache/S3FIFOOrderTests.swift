@@ -32,8 +32,9 @@ private struct OrderedEntries {
       return true
     }
     let lastDeparture: Ghost.Reason? = ghosts.remove(key) == nil ? nil : .evicted
-    let isFull = order.isFull(probation: UInt128(queues[0].count), ofLimit: UInt128(capacity))
-    let fillsMain = !hasEvicted && entries.count < capacity && isFull && queues[0].count >= S3FIFOOrder.leastInProbation
+    let fillsMain =
+      !hasEvicted && entries.count < capacity
+      && order.fillsMain(beside: QueueSums(count: queues[0].count), limit: .counting(capacity))
     let queue = order.queue(ofNew: lastDeparture, credit: credit, fillsMain: fillsMain)
     while entries.count >= capacity { takeTurn() }
     entries[key] = Entry(queue: queue, counter: order.counter(ofNew: credit, replacing: nil), credit: credit)
@@ -119,10 +120,16 @@ struct S3FIFOOrderTests {
   func filling() {
     #expect(order.queue(ofNew: nil, fillsMain: true) == .main)
     #expect(order.queue(ofNew: nil, credit: -1, fillsMain: true) == .probation)
-    #expect(!order.isFull(probation: 9, ofLimit: 100))
-    #expect(order.isFull(probation: 10, ofLimit: 100))
-    // Of no limit all is for probation.
-    #expect(!order.isFull(probation: UInt128(Int.max) / 10 - 1, ofLimit: UInt128(Int.max)))
+    func fillsMain(_ probation: QueueSums, _ limit: QueueSums) -> Bool { order.fillsMain(beside: probation, limit: limit) }
+    #expect(!fillsMain(QueueSums(count: 29), .counting(300)))
+    #expect(fillsMain(QueueSums(count: 30), .counting(300)))
+    // A few entries are in probation first, however small the limit is.
+    #expect(!fillsMain(QueueSums(count: 9), .counting(20)))
+    #expect(fillsMain(QueueSums(count: 10), .counting(20)))
+    // By whichever limit is full first; of no limit all is for probation.
+    #expect(fillsMain(QueueSums(cost: 10, count: 10), QueueSums(cost: 100, count: .max, byteCount: .max)))
+    #expect(fillsMain(QueueSums(count: 10, byteCount: 10), QueueSums(cost: UInt128(Int.max), count: .max, byteCount: 100)))
+    #expect(!fillsMain(QueueSums(count: .max / 10 - 1), .counting(.max)))
   }
 
   @Test("of what leaves main for a limit only the reason is remembered; of what leaves it for memory, that it may come back")
@@ -312,4 +319,9 @@ struct S3FIFOOrderTests {
     #expect(byCounter == [0, 0, byCounter[2], 0])
     cache.checkBooksSwept()
   }
+}
+
+extension QueueSums {
+  /// A limit on the count alone.
+  fileprivate static func counting(_ count: Int) -> QueueSums { QueueSums(cost: UInt128(Int.max), count: count, byteCount: .max) }
 }

@@ -23,8 +23,9 @@ extension CacheEngine {
     if from > now { return 0 }
     base.coreFrom.store(0, ordering: .relaxed)
     setNotesUses(core.needsLastUses)
-    let pinned = base.totals.pinnedBytes.load(ordering: .relaxed)
-    var (left, kept) = (Int(clamping: ProcessMemory.limit() / 2) - pinned, 0)
+    let limit = CacheCore.mostBytes
+    base.coreLimit.store(limit, ordering: .relaxed)
+    var (left, kept) = (limit - base.totals.pinnedBytes.load(ordering: .relaxed), 0)
     let all = shards.all
     for (i, shard) in all.enumerated() {
       let part = max(0, left) / (all.count - i)
@@ -66,6 +67,10 @@ extension CacheEngine {
   /// Sets which core is kept; nil for none.
   func setCore(_ core: CacheCore?) {
     base.limits.budget.withLock { $0.core = core }
+    if let core {
+      base.coreLimit.store(CacheCore.mostBytes, ordering: .relaxed)
+      base.coreShare.store(core.share, ordering: .relaxed)
+    }
     base.coreFrom.store(core == nil ? .max : 0, ordering: .relaxed)
     if core == nil {
       setNotesUses(false)
@@ -94,4 +99,8 @@ extension CacheEngine {
 
 extension CacheCore {
   var needsLastUses: Bool { if case .usedWithin = self { true } else { false } }
+  /// The most of all slabs that may be in it.
+  var share: Double { if case .share(let share) = self { share } else { 1 } }
+  /// What a core and pinned entries may take together.
+  static var mostBytes: Int { Int(clamping: ProcessMemory.limit() / 2) }
 }

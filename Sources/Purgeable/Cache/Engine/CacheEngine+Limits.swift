@@ -11,8 +11,9 @@ extension CacheEngine {
     enforceByteLimit()
   }
 
-  /// Called after a limit was lowered.
+  /// Called after a limit was changed, and where one is exceeded.
   func enforceLimits() {
+    for shard in shards.all { shards.hold(shard) { held in held.hasEvicted = false } }
     repeat {
       if base.isAsking.load(ordering: .acquiring) {
         asker.load()?.enforceLimits(sparing: nil)

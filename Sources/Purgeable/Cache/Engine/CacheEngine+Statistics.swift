@@ -16,7 +16,7 @@ extension CacheEngine {
       notKeptValueCount: Int(base.observer?.notKeptCount ?? 0), givenBackSlabCount: Int(heapNumbers.given_back_slab_count),
       refusedOfferCount: Int(heapNumbers.refused_offer_count),
       pressure: PressureLevel(rawValue: base.limits.pressure.load(ordering: .relaxed)) ?? .normal)
-    result.coreBytes = base.totals.coreBytes.load(ordering: .relaxed)
+    result.coreBytes = min(base.totals.coreBytes.load(ordering: .relaxed), base.heldBytes)
     result.pinnedBytes = max(0, base.totals.pinnedBytes.load(ordering: .relaxed))
     if let limit = base.limits.limitInForce() { (result.limitInForce, result.limitReason) = (limit.byteCount, limit.reason) }
     // Swift's runtime ends the program when it gets no memory for a dictionary.

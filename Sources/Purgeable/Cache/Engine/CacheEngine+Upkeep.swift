@@ -129,6 +129,11 @@ extension CacheEngine {
           return held.evictEntry(.trimmed)
         })
     }
+    // What was used was copied above the byte limit, and the slab that it came from may have stayed.
+    if base.isOverLimits {
+      heap.trim()
+      enforceLimits()
+    }
   }
 
   func trim(toCount count: Int) {

@@ -57,6 +57,14 @@ struct SlabFacts: Equatable {
 }
 
 extension DepartureReason {
+  /// Whether the entry had to go for another one, or for want of memory.
+  var isEviction: Bool {
+    switch self {
+    case .count, .cost, .bytes, .growth, .pressure: true
+    case .idle, .trimmed, .decider, .expired, .replaced, .removed, .tooLarge, .discarded: false
+    }
+  }
+
   /// The cause that the order of eviction goes by.
   var cause: EvictionCause {
     switch self {
@@ -73,6 +81,8 @@ extension DepartureReason {
 struct S3FIFOOrder: Sendable {
   /// Probation gets one of so many parts.
   private let probationParts = 10
+  /// So many entries are in probation before main is filled.
+  private let leastInProbation = 10
   /// From this counter on a limit's eviction promotes an entry from probation to main.
   private let promotionCounter: UInt64 = 2
 
@@ -80,7 +90,7 @@ struct S3FIFOOrder: Sendable {
 
   /// The queue of a new entry. `lastDeparture`: why its key left not long ago; nil where nothing is remembered. `credit`: what it
   /// is worth beside others (RecomputeCredit.swift). One with the credit of so many uses as probation asks for need not pass it.
-  /// `fillsMain`: nothing has to go for it, and probation has its part; then one of no credit need not either.
+  /// `fillsMain`: nothing has had to go, and main is filled; then one of no credit need not either.
   func queue(ofNew lastDeparture: Ghost.Reason?, credit: Int = 0, fillsMain: Bool = false) -> EvictionQueue {
     if credit >= (fillsMain ? 0 : Int(promotionCounter)) { return .main }
     return switch lastDeparture {
@@ -89,13 +99,14 @@ struct S3FIFOOrder: Sendable {
     }
   }
 
-  /// Whether probation has its part of a limit. Where keys come in a round that is longer than the limit, those that fill main at
-  /// first stay, and are hit in each round; all of them in probation would push each other out before the first hit.
-  func isFull(probation: UInt128, ofLimit limit: UInt128) -> Bool { probation >= limit / UInt128(probationParts) }
-
-  /// So many entries are in probation before main is filled: else what is new would go in a small cache before anybody could ask
-  /// for it again.
-  static let leastInProbation = 10
+  /// Whether main is filled, where nothing has had to go: when probation has its part of a limit. Where keys come in a round that
+  /// is longer than the limit, those that fill main at first stay, and are hit in each round; all of them in probation would push
+  /// each other out before the first hit. In a cache of few entries what is new would go before anybody could ask for it again.
+  func fillsMain(beside probation: QueueSums, limit: QueueSums) -> Bool {
+    probation.count >= leastInProbation
+      && (probation.count >= limit.count / probationParts || probation.cost >= limit.cost / UInt128(probationParts)
+        || probation.byteCount >= limit.byteCount / probationParts)
+  }
 
   /// The counter of a new entry, whose credit counts as uses; and of one that takes another value, whose queue stays.
   @inline(__always) func counter(ofNew credit: Int, replacing counter: UInt64?) -> UInt64 {

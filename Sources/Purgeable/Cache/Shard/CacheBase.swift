@@ -43,8 +43,9 @@ final class CacheBase: Sendable {
   let deadlines: SlabDeadlines
   /// From when on there is a core: 0 for now, `UInt64.max` for never (Engine/CacheEngine+Core.swift).
   let coreFrom: Atomic<UInt64>
-  /// Whether the last round kept all of main: then what is new in probation is kept too.
-  let coreHasMain = Atomic<Bool>(false)
+  /// How many bytes core and pinned entries may take together, as the last round found it, and the core's share of all slabs.
+  let coreLimit: Atomic<Int>
+  let coreShare: Atomic<Double>
   /// Whether last uses are noted of all entries.
   let notesUses = Atomic<Bool>(false)
   /// Whether it always is: there is a second tier, which is told of them.
@@ -72,6 +73,8 @@ final class CacheBase: Sendable {
     usedSlabs = SlabMoments(at: founder.usedSlabsWord)
     let core = limits.budget.withLock { $0.core }
     coreFrom = Atomic(core == nil ? .max : 0)
+    coreLimit = Atomic(core == nil ? 0 : CacheCore.mostBytes)
+    coreShare = Atomic(core?.share ?? 0)
     clock = limits.clock
     self.limits = limits
     self.observer = observer

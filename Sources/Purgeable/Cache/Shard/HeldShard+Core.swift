@@ -4,8 +4,8 @@
 //   share         up to a share of the bytes of both queues: the youngest slabs of main, and where that has less, the youngest of
 //                 probation. A cache without a limit has nearly all in probation
 //   used within   the slabs in which an entry was used within a time, by its last use (LastUses.swift); main's first
-//   new slabs     of main, and of probation where the last round kept all of main, are withheld from their first element on; the
-//                 next round looks whether they stay
+//   new slabs     of main, and of probation where the last round kept all of main, are withheld from their first element on, as
+//                 far as there may be a core so large; the next round looks whether they stay
 //   let go        all go on offer where memory is short (Engine/CacheEngine+Core.swift)
 //
 // Rounds decide by whole slabs. What is on offer already when it comes to the core is taken off by locking it once.
@@ -20,11 +20,13 @@ extension HeldShard {
     if case .usedWithin(let time) = core { markUsed(within: time.wholeNanoseconds, now) }
     let main = bytes(of: .main, core, now)
     let all = main + bytes(of: .probation, core, now)
-    var (wanted, isShare) = (all, false)
-    if case .share(let share) = core { (wanted, isShare) = (Int((Double(all) * share).rounded(.up)), true) }
-    let most = min(limit, wanted)
+    var most = min(limit, all)
+    coreHasMain = false
+    if case .share(let share) = core {
+      most = min(limit, Int((Double(all) * share).rounded(.up)))
+      coreHasMain = most >= main
+    }
     let left = keep(most, of: .main, core, now)
-    base.coreHasMain.store(isShare && most >= main, ordering: .relaxed)
     return most - keep(left, of: .probation, core, now)
   }
 
@@ -91,7 +93,24 @@ extension HeldShard {
   func noteCore(_ slab: purgeable_slab_t, in lane: Lane) {
     let from = base.coreFrom.load(ordering: .relaxed)
     if from == .max { return }
-    let isKept = lane.queue == .main || lane.queue == .probation && base.coreHasMain.load(ordering: .relaxed)
-    heap.withhold(slab, from == 0 && isKept)
+    let isKept = lane.queue == .main || lane.queue == .probation && coreHasMain
+    heap.withhold(slab, from == 0 && isKept && entersCore(slab))
+  }
+
+  /// Counts a new slab in the core, unless that would be more than half of the memory or, until the next round, than twice the
+  /// share.
+  private func entersCore(_ slab: purgeable_slab_t) -> Bool {
+    // It will be filled.
+    let byteCount = max(heldBytes(of: slab), heap.slabBytes)
+    let (totals, held) = (base.totals, heap.heldBytes)
+    let most = base.coreLimit.load(ordering: .relaxed) - totals.pinnedBytes.load(ordering: .relaxed)
+    let share = 2 * base.coreShare.load(ordering: .relaxed) * Double(held)
+    let before = totals.coreBytes.add(byteCount, ordering: .relaxed).oldValue
+    guard min(before + byteCount, held) <= min(most, Int(share)) else {
+      totals.coreBytes.subtract(byteCount, ordering: .relaxed)
+      return false
+    }
+    if before == 0 { WorkBell.beHeardAnew() }
+    return true
   }
 }

@@ -95,25 +95,23 @@ extension HeldShard {
     return EntryDestination(queue: queue, isRemembered: memory != nil)
   }
 
-  /// Whether a new entry comes while the cache has never been full, there is room for it, and probation has its part of a limit.
+  /// Whether a new entry comes while nothing has had to go, there is room for it, and the order fills main.
   @inline(__always)
   private func fillsMain(with size: EntrySize) -> Bool {
     let byteLimit = base.limits.bytes.load(ordering: .relaxed)
-    return (base.limits.areStrict || byteLimit != .max) && !counters.hasEvicted && fillsMain(with: size, byteLimit)
+    return (base.limits.areStrict || byteLimit != .max) && !hasEvicted && fillsMain(with: size, byteLimit)
   }
 
   @inline(never)
   private func fillsMain(with size: EntrySize, _ byteLimit: Int) -> Bool {
     let (countLimit, costLimit) = (base.limits.count.load(ordering: .relaxed), base.limits.cost.load(ordering: .relaxed))
-    let (probation, open) = (books[.probation], base.openCount.load(ordering: .relaxed))
+    let open = base.openCount.load(ordering: .relaxed)
+    let share = QueueSums(cost: UInt128(costLimit) / UInt128(open), count: countLimit / open, byteCount: byteLimit / open)
     // A shard that opens later has evicted nothing itself, for as long as the founder gives for it.
-    guard probation.count >= S3FIFOOrder.leastInProbation, number == 0 || !base.indexes[0].remembersKeys,
-      base.count < countLimit, base.totalCost + UInt128(size.cost) <= UInt128(costLimit),
-      chargedBytes + size.byteCount <= byteLimit
-    else { return false }
-    return order.isFull(probation: UInt128(probation.count), ofLimit: UInt128(countLimit / open))
-      || order.isFull(probation: probation.cost, ofLimit: UInt128(costLimit) / UInt128(open))
-      || order.isFull(probation: UInt128(probation.byteCount), ofLimit: UInt128(byteLimit / open))
+    return (number == 0 || !base.indexes[0].remembersKeys)
+      && base.count < countLimit && base.totalCost + UInt128(size.cost) <= UInt128(costLimit)
+      && chargedBytes + size.byteCount <= byteLimit
+      && order.fillsMain(beside: books[.probation], limit: share)
   }
 
   /// Commits an element that has been written, and has the index lead to it. `hadOld`: the key had a value when the store began.

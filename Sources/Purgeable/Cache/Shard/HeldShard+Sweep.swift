@@ -19,7 +19,8 @@ extension HeldShard {
     let before = books.count
     if heap.isLost(reference.place) {
       books.unbookLostPage(reference.place, heap.queue(at: reference.place))
-      passedLostCount += before - books.count
+      // An element that is passed again counts too: a queue with few others would be passed again and again.
+      passedLostCount += max(1, before - books.count)
       if passedLostCount > slots.count / 16 { sweepLost() }
     } else {
       // A later page of the element, or a loss that the core has not noted.

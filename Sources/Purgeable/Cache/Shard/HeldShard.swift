@@ -70,12 +70,6 @@ struct EngineCounters {
   var misses = InlineArray<16, UInt64>(repeating: 0)
   var copies: UInt64 = 0
   var refusals: UInt64 = 0
-
-  /// Whether an entry had to go, for another one or for want of memory.
-  @inline(__always) var hasEvicted: Bool {
-    func count(_ reason: DepartureReason) -> UInt64 { departures[reason.rawValue] }
-    return count(.count) | count(.cost) | count(.bytes) | count(.growth) | count(.pressure) > 0
-  }
 }
 
 /// No part of it grows while memory is given back.
@@ -91,6 +85,8 @@ struct HeldShard: ~Copyable {
   var laneTimes = LaneTimes()
   /// How many queues may have entries: the first two, or all.
   var queueCount = EvictionQueue.firstCount
+  /// Whether the last look at the core kept all of main: then what is new in probation is kept too.
+  var coreHasMain = false
   /// When the oldest slabs may be searched for expired entries again.
   var nextSearch: UInt64 = 0
   /// nil where slabs are named.
@@ -100,9 +96,11 @@ struct HeldShard: ~Copyable {
   var keys: ShardKeys
   var departures: ShardDepartures
   var slots = SlotCount()
+  /// Whether an entry had to go, for another one or for want of memory, since the shard was empty or limits were changed.
+  var hasEvicted = false
   var counters = EngineCounters()
   var compaction = CompactionProgress()
-  /// Entries that evictions took off the books because their pages are lost, and whose slots have not been dropped yet.
+  /// Lost entries that evictions took off the books or came upon again, since the slots of lost entries were dropped last.
   var passedLostCount = 0
   /// Bytes that were stored since the last portion was told (`DueAfterStore`).
   var unofferedByteCount = 0
@@ -155,6 +153,7 @@ struct HeldShard: ~Copyable {
       index.noteRemembers(false)
     }
     slots.empty(slots.count)
+    hasEvicted = false
     lanes = ShardLanes()
     laneTimes = LaneTimes()
     queueCount = EvictionQueue.firstCount
@@ -216,6 +215,7 @@ struct HeldShard: ~Copyable {
   mutating func report(_ slot: Slot, _ reason: DepartureReason, _ copy: ValueCopy) {
     if reason == .discarded, base.keepsLost { return keys.makeHollow(EngineKey.trackedNumber(of: slot)) }
     counters.departures[reason.rawValue] += 1
+    hasEvicted = (hasEvicted || reason.isEviction) && slots.count > 0
     departures.report(slot, reason, copy, &keys)
   }
 

@@ -5,13 +5,6 @@
 import CPurgeable
 import Synchronization
 
-/// The sums of the living entries in one queue of a shard.
-struct QueueSums {
-  var cost: UInt128 = 0
-  var count = 0
-  var byteCount = 0
-}
-
 /// Used under the shard's mutex.
 struct ShardBooks: ~Copyable {
   private let pageSums: PageSums

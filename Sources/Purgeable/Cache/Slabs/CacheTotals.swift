@@ -14,7 +14,7 @@ final class CacheTotals: Sendable {
   let copiedBytes = Atomic<Int>(0)
   /// Payload bytes of pinned entries, and of those that are about to be.
   let pinnedBytes = Atomic<Int>(0)
-  /// What the last round kept off offer.
+  /// What the last round kept off offer, and new slabs since then. What of it was given back since then is in it too.
   let coreBytes = Atomic<Int>(0)
 
   init(absentBytes: ByteCount?) { self.absentBytes = absentBytes }

@@ -50,6 +50,13 @@ enum EvictionQueue: Int {
 /// One value for each queue, by its raw value.
 typealias EachQueue<Value> = InlineArray<4, Value>
 
+/// The sums of the living entries in one queue of a shard, or limits on them.
+struct QueueSums {
+  var cost: UInt128 = 0
+  var count = 0
+  var byteCount = 0
+}
+
 struct AllQueues: Sequence, IteratorProtocol {
   private var number = 0
 
