@@ -351,7 +351,8 @@ struct ReplayTests {
     let long = (0..<(TestRun.isFull ? 30_000 : 9000)).map { TraceRequest(key: $0 &* 0x9E37_79B9_7F4A_7C15, size: $0) }
     let root = try FakeRoot([
       "keys": "key\r\n7\r\n07\r\n18446744073709551615\r\n18446744073709551616\na,b\nä\n \n07",
-      "sizes": "key,bytes\na,b,3\n7,0\na,b,1152921504606846973", "long": Self.csv(long, sizes: true),
+      "sizes": "key,bytes\na,b,3\n7,0\na,b,1152921504606846973", "named": "key,time,size\n1,99,3\n",
+      "long": Self.csv(long, sizes: true),
     ])
     defer { root.remove() }
     let keys = try Self.read(root.path + "/keys")
@@ -364,6 +365,7 @@ struct ReplayTests {
     let sizes = try Self.read(root.path + "/sizes")
     #expect(sizes.map(\.size) == [3, 0, 1 << 60 - 3])
     #expect(sizes[0].key == sizes[2].key)
+    #expect(try Self.read(root.path + "/named").map(\.size) == [3])
     // Much more than is read at a time.
     #expect(try Self.read(root.path + "/long") == long)
     try Self.records(long).write(to: URL(fileURLWithPath: root.path + "/records"))

@@ -64,9 +64,11 @@ public struct FileReport: Sendable, Hashable {
   /// Entries of the file whose time was over. A save counts none: what has expired is in no cache any more.
   public internal(set) var expiredCount = 0
   /// Entries that could not be written or read: their values do not encode or decode, have a wrong checksum, or get no memory.
-  /// Not counted: what the kernel took before it could be saved, which is a miss like any other; entries that a restore has no
-  /// room for; and those whose keys have a value already.
+  /// Not counted: what the kernel took before it could be saved, which is a miss like any other.
   public internal(set) var skippedCount = 0
+  /// Entries of the file that a restore left there: it had no room for them, or their keys had a value already or were removed
+  /// meanwhile. What damage hides counts here too. 0 for a save.
+  public internal(set) var leftCount = 0
   /// Key and reason of the first hundred that were skipped, in words.
   public internal(set) var skipped: [String] = []
 

@@ -23,9 +23,12 @@ final class LoadAnswer: Sendable {
       return said.whileHeld { $0 }
     }
     set {
+      var new = newValue
+      // These terms lead to their answer, which would keep itself.
+      new?.answer = nil
       said.lock()
       defer { said.unlock() }
-      said.whileHeld { $0 = newValue }
+      said.whileHeld { $0 = new }
     }
   }
 }

@@ -14,7 +14,8 @@ public struct CacheStatistics: Sendable, Hashable {
   public var totalCost: Int
   /// The payload of pinned entries, in bytes (`EntryPriority`). Caches of objects: 0.
   public var pinnedBytes = 0
-  /// What the last round kept off offer beside that, in bytes of slabs (`CacheCore`). Caches of objects: 0.
+  /// What is kept off offer beside that, in bytes of slabs, of which a new one counts whole before it is filled (`CacheCore`).
+  /// Caches of objects: 0.
   public var coreBytes = 0
   /// Look-ups that found a value.
   public var hitCount = 0

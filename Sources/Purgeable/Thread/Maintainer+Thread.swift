@@ -224,6 +224,7 @@ extension Maintainer {
 
   private func react(to answer: PressureFeed.Answer, _ watch: inout Watch, woken: UInt64) {
     if answer.raw > .normal { look(&watch, woken) }
+    if answer.level < answer.before { for client in ListedClients() { client.setPressure(answer.level) } }
     switch watch.pace.step(after: answer, at: woken) {
     case .rest: break
     case .ease: PressureReaction.run(ListedClients(), .normal) { _ in false }

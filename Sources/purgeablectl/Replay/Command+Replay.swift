@@ -14,9 +14,9 @@ extension Command {
       from its key and size, and each hit is checked byte for byte: the exit status is not 0 when one was wrong.
 
       Formats:
-        csv            A request a line, below the header "key" or "key,bytes". Keys are any text, sizes whole numbers. Keys
-                       other than numbers below 2^64 are told apart by a 64-bit hash. Quotes are letters like others, and the
-                       text is UTF-8 without a mark at its beginning. Without sizes, an object has \
+        csv            A request a line, below the header "key" or "key,bytes" (or "size"). Keys are any text, sizes whole
+                       numbers. Keys other than numbers below 2^64 are told apart by a 64-bit hash. Quotes are letters like
+                       others, and the text is UTF-8 without a mark at its beginning. Without sizes, an object has \
       \(TraceRequest.usualSize) bytes.
                        More columns may follow; --cost names one of them, numbers from 0 on.
         oracleGeneral  libCacheSim's records of \(TraceFile.recordBytes) bytes.

@@ -159,7 +159,7 @@ final class TraceFile {
     }
     let columns = Array(names.dropFirst().reversed())
     columnCount = columns.count
-    sizeColumn = columns.firstIndex(of: "bytes")
+    sizeColumn = columns.firstIndex(of: "bytes") ?? columns.firstIndex(of: "size")
     hasSizes = sizeColumn != nil
     if case .column(let name) = cost {
       costColumn = columns.firstIndex(of: name)

@@ -193,4 +193,18 @@ struct LoadingReloadTests {
     #expect(test.entry?.value == [1] && test.entry?.version == "a" && test.entry?.remainingTime == .seconds(90))
     #expect(test.cache.statistics.loadFailureCount == 2)
   }
+
+  @Test("what a load says of its value is gone with the load")
+  func ends() {
+    weak var known: LoadAnswer?
+    do {
+      let answer = LoadAnswer()
+      var terms = LoadTerms()
+      (terms.answer, terms.version) = (answer, "v1")
+      answer.terms = terms
+      #expect(answer.terms?.version == "v1")
+      known = answer
+    }
+    #expect(known == nil)
+  }
 }

@@ -148,6 +148,7 @@ struct PressureThreadTests {
       for level in [PressureLevel.critical, .warning, .warning, .normal] {
         thread.advance(seconds: 1)
         require(PurgeableMemory.pressureLevel == level, "\(PurgeableMemory.pressureLevel) instead of \(level)")
+        require(cache.statistics.pressure == level, "the cache has heard \(cache.statistics.pressure)")
       }
       let count = reactions()
       for _ in 0..<5 { thread.advance(seconds: 1) }
