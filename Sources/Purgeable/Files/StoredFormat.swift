@@ -68,7 +68,7 @@ public struct FileReport: Sendable, Hashable {
   public internal(set) var skippedCount = 0
   /// Entries of the file that a restore left there: it had no room for them, or their keys had a value already or were removed
   /// meanwhile. What damage hides counts here too. 0 for a save.
-  public internal(set) var leftCount = 0
+  public internal(set) var leftOutCount = 0
   /// Key and reason of the first hundred that were skipped, in words.
   public internal(set) var skipped: [String] = []
 

@@ -42,9 +42,17 @@ protocol PressureClient: ForkProtected {
   func beginSlowGrowth()
 }
 
+/// A client that keeps nothing off offer, and gives nothing in a reaction.
 extension PressureClient {
   func forEachCompanion(_ body: (any ForkProtected) -> Void) {}
+  var returnedBytes: Int { 0 }
+  func setPressure(_ level: PressureLevel) {}
   func lookAtRoom() -> UInt64 { .max }
+  func dropLost() -> Int { 0 }
+  func beginReaction() {}
+  func giveSlice(ofParts parts: Int, isFelt: Bool) -> Bool { false }
+  func shrinkBookkeeping(_ level: PressureLevel) {}
+  func beginSlowGrowth() {}
 }
 
 /// A client as the list knows it. `@safe`: the client leaves the list before it ends, under the mutex under which this is read.

@@ -38,15 +38,10 @@ class ProgramClient: Teller, PressureClient, @unchecked Sendable {
 
   /// Objects go back to the program's allocator; how much of that reaches the system is not known here.
   final var offeredBytes: Int { 0 }
-  final var returnedBytes: Int { 0 }
 
   func upkeepRound() -> UInt64 { .max }
   final func setPressure(_ level: PressureLevel) { pressure.store(level.rawValue, ordering: .relaxed) }
   final func offerAll() -> Int { 0 }
-  final func dropLost() -> Int { 0 }
-  final func beginReaction() {}
-  final func shrinkBookkeeping(_ level: PressureLevel) {}
-  final func beginSlowGrowth() {}
 
   /// False: what the others give decides when the reaction ends.
   final func giveSlice(ofParts parts: Int, isFelt: Bool) -> Bool {

@@ -18,8 +18,6 @@ final class RegionClient: PressureClient {
     return unsafe purgeable_region_statistics(&statistics) == 0 ? Int(statistics.memory.offered_bytes) : 0
   }
 
-  var returnedBytes: Int { 0 }
-
   /// Regions are offered again, at ever longer intervals.
   func upkeepRound() -> UInt64 {
     _ = offerAll()
@@ -31,13 +29,6 @@ final class RegionClient: PressureClient {
     _ = unsafe purgeable_offer_pending(&byteCount)
     return byteCount
   }
-
-  func setPressure(_ level: PressureLevel) {}
-  func dropLost() -> Int { 0 }
-  func beginReaction() {}
-  func giveSlice(ofParts parts: Int, isFelt: Bool) -> Bool { false }
-  func shrinkBookkeeping(_ level: PressureLevel) {}
-  func beginSlowGrowth() {}
 
   // The core takes its own mutexes around a fork.
   func lockForFork() {}

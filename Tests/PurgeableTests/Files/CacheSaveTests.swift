@@ -41,7 +41,7 @@ struct CacheSaveTests {
         let restored = try PurgeableCache<Key, [UInt8]>(tracksKeys: restoredTracks)
         let report = try restored.restore(from: path)
         #expect(report.entryCount == count && report.skippedCount == 0 && report.expiredCount == 0)
-        #expect(restored.count == count && restored.totalCost == saved.totalCost && report.leftCount == 0)
+        #expect(restored.count == count && restored.totalCost == saved.totalCost && report.leftOutCount == 0)
         for number in 0..<count { #expect(restored[key(number)] == Self.value(number)) }
         restored.checkBooks()
       }
@@ -49,7 +49,7 @@ struct CacheSaveTests {
       let small = try PurgeableCache<Key, [UInt8]>(countLimit: count / 2)
       for number in 0..<10 { small[key(number)] = [1] }
       let part = try small.restore(from: path)
-      #expect(part.entryCount == count / 2 - 10 && part.leftCount == count - part.entryCount && part.skippedCount == 0)
+      #expect(part.entryCount == count / 2 - 10 && part.leftOutCount == count - part.entryCount && part.skippedCount == 0)
     }
   }
 

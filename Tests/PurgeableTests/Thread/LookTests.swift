@@ -25,14 +25,7 @@ private final class CountingClient: PressureClient {
 
   var holdsAnything: Bool { false }
   var offeredBytes: Int { 0 }
-  var returnedBytes: Int { 0 }
-  func setPressure(_ level: PressureLevel) {}
   func offerAll() -> Int { 0 }
-  func dropLost() -> Int { 0 }
-  func beginReaction() {}
-  func giveSlice(ofParts parts: Int, isFelt: Bool) -> Bool { false }
-  func shrinkBookkeeping(_ level: PressureLevel) {}
-  func beginSlowGrowth() {}
   func lockForFork() {}
   func unlockAfterFork() {}
 }

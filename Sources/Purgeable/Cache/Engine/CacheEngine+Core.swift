@@ -67,11 +67,7 @@ extension CacheEngine {
   /// Sets which core is kept; nil for none.
   func setCore(_ core: CacheCore?) {
     base.limits.budget.withLock { $0.core = core }
-    if let core {
-      base.coreLimit.store(CacheCore.mostBytes, ordering: .relaxed)
-      base.coreShare.store(core.share, ordering: .relaxed)
-    }
-    base.coreFrom.store(core == nil ? .max : 0, ordering: .relaxed)
+    base.note(core)
     if core == nil {
       setNotesUses(false)
       endCore()
@@ -95,12 +91,4 @@ extension CacheEngine {
     base.totals.coreBytes.store(0, ordering: .relaxed)
     offerIdle()
   }
-}
-
-extension CacheCore {
-  var needsLastUses: Bool { if case .usedWithin = self { true } else { false } }
-  /// The most of all slabs that may be in it.
-  var share: Double { if case .share(let share) = self { share } else { 1 } }
-  /// What a core and pinned entries may take together.
-  static var mostBytes: Int { Int(clamping: ProcessMemory.limit() / 2) }
 }

@@ -8,12 +8,23 @@ extension CacheEngine {
   /// Changes the budget, and brings the cache below its limits.
   func change(_ body: (inout CacheBudget) -> Void) {
     base.limits.change(heap, body)
+    fillMainAnew()
     enforceByteLimit()
   }
 
-  /// Called after a limit was changed, and where one is exceeded.
-  func enforceLimits() {
+  /// Called after a limit of count or cost was changed.
+  func enforceChangedLimits() {
+    fillMainAnew()
+    enforceLimits()
+  }
+
+  /// Where a limit was raised, there is room as in a new cache.
+  private func fillMainAnew() {
     for shard in shards.all { shards.hold(shard) { held in held.hasEvicted = false } }
+  }
+
+  /// Brings the cache below its limits, where one may be exceeded.
+  func enforceLimits() {
     repeat {
       if base.isAsking.load(ordering: .acquiring) {
         asker.load()?.enforceLimits(sparing: nil)

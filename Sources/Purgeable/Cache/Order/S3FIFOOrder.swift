@@ -8,7 +8,7 @@
 //   store --> probation (a tenth) --counter >= 2--> main (the rest) --counter > 0--> main again, counter - 1
 //     |            |                                  |
 //     |            +--> ghost: stored again soon -----+--> main          otherwise: evicted
-//     +--> main, while a limit is reached for the first time and probation has its tenth
+//     +--> main, where nothing has had to go yet and probation has its tenth
 //
 // No other code decides. Those that ask find the entries, and do to each what its fate says:
 //   HeldShard+Evict.swift        one entry: limits of count and cost

@@ -42,10 +42,10 @@ final class CacheBase: Sendable {
   let oldestAge = Atomic<UInt64>(ShardIndexes.firstAge)
   let deadlines: SlabDeadlines
   /// From when on there is a core: 0 for now, `UInt64.max` for never (Engine/CacheEngine+Core.swift).
-  let coreFrom: Atomic<UInt64>
+  let coreFrom = Atomic<UInt64>(.max)
   /// How many bytes core and pinned entries may take together, as the last round found it, and the core's share of all slabs.
-  let coreLimit: Atomic<Int>
-  let coreShare: Atomic<Double>
+  let coreLimit = Atomic<Int>(0)
+  let coreShare = Atomic<Double>(0)
   /// Whether last uses are noted of all entries.
   let notesUses = Atomic<Bool>(false)
   /// Whether it always is: there is a second tier, which is told of them.
@@ -71,16 +71,13 @@ final class CacheBase: Sendable {
     pageSums = PageSums(founder)
     deadlines = SlabDeadlines(at: founder.deadlinesWord)
     usedSlabs = SlabMoments(at: founder.usedSlabsWord)
-    let core = limits.budget.withLock { $0.core }
-    coreFrom = Atomic(core == nil ? .max : 0)
-    coreLimit = Atomic(core == nil ? 0 : CacheCore.mostBytes)
-    coreShare = Atomic(core?.share ?? 0)
     clock = limits.clock
     self.limits = limits
     self.observer = observer
     self.evictionOrder = evictionOrder
     makeEntryOrder = entryOrder ?? { evictionOrder.makeEntryOrder() }
     namesSlabs = makeEntryOrder() == nil
+    note(self.limits.budget.withLock { $0.core })
   }
 
   /// The shards have ended, and their indexes with them.

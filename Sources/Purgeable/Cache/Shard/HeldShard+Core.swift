@@ -114,3 +114,20 @@ extension HeldShard {
     return true
   }
 }
+
+extension CacheBase {
+  /// Which core is kept from here on; nil for none.
+  func note(_ core: CacheCore?) {
+    coreLimit.store(core == nil ? 0 : CacheCore.mostBytes, ordering: .relaxed)
+    coreShare.store(core?.share ?? 0, ordering: .relaxed)
+    coreFrom.store(core == nil ? .max : 0, ordering: .relaxed)
+  }
+}
+
+extension CacheCore {
+  var needsLastUses: Bool { if case .usedWithin = self { true } else { false } }
+  /// The most of all slabs that may be in it.
+  var share: Double { if case .share(let share) = self { share } else { 1 } }
+  /// What a core and pinned entries may take together.
+  static var mostBytes: Int { Int(clamping: ProcessMemory.limit() / 2) }
+}

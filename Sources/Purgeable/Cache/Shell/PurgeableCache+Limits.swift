@@ -18,7 +18,7 @@ extension PurgeableCache {
   public func setCountLimit(_ limit: Int?) throws(PurgeableError) {
     try LimitCheck.limit(limit, "limit", in: "PurgeableCache '\(name)'.setCountLimit")
     engine.base.limits.count.store(limit ?? .max, ordering: .relaxed)
-    engine.enforceLimits()
+    engine.enforceChangedLimits()
   }
 
   /// The most that costs may add up to, nil for no limit.
@@ -33,7 +33,7 @@ extension PurgeableCache {
   public func setCostLimit(_ limit: Int?) throws(PurgeableError) {
     try LimitCheck.limit(limit, "limit", in: "PurgeableCache '\(name)'.setCostLimit")
     engine.base.limits.cost.store(limit.map { UInt64($0) } ?? .max, ordering: .relaxed)
-    engine.enforceLimits()
+    engine.enforceChangedLimits()
   }
 
   /// The most bytes to hold, bookkeeping included, nil for no limit.
