@@ -114,7 +114,7 @@ let package = Package(
     .testTarget(
       name: "PurgeableSQLiteTests",
       dependencies: [
-        "PurgeableSQLite", "purgeablectl", "Purgeable", "PurgeableTestSupport", "ToolSupport",
+        "PurgeableSQLite", "purgeablectl", "Purgeable", "PurgeableTestSupport", "ToolSupport", "CPurgeableCases",
         .target(name: "CSQLite", condition: .when(traits: ["SQLite"])),
       ],
       swiftSettings: swiftSettings),

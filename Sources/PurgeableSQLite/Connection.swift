@@ -37,15 +37,25 @@
     /// The file is none that SQLite can go on with.
     var isDamage: Bool { [SQLITE_CORRUPT, SQLITE_NOTADB, SQLITE_CONSTRAINT].contains(primary) }
 
+    /// Its files cannot be opened, or not be read.
+    var isOfFiles: Bool { primary == SQLITE_CANTOPEN || primary == SQLITE_IOERR }
+
     /// Its tables are not what its version says.
     var isOfSchema: Bool { code == SQLITE_ERROR }
 
-    /// No room on the disk, or in what the process or the user may write.
+    /// No room on the disk, or in what the process or the user may write. Of a write that failed otherwise SQLite may not keep
+    /// why; a limit is more likely than a disk that breaks.
     var isFull: Bool {
-      primary == SQLITE_FULL || number == ENOSPC || number == EDQUOT || number == EFBIG
+      primary == SQLITE_FULL || code == Self.writeCode && number == 0 || number == ENOSPC || number == EDQUOT || number == EFBIG
     }
 
+    /// SQLITE_IOERR_WRITE, which Swift cannot import.
+    private static let writeCode = SQLITE_IOERR | 3 << 8
+
     var isWantOfMemory: Bool { primary == SQLITE_NOMEM || number == ENOMEM }
+
+    /// It may go by itself: somebody else is at work, or something is short for a while.
+    var passes: Bool { isBusy || isWantOfMemory || number == EMFILE || number == ENFILE }
 
     /// Somebody else is at work on it.
     var isBusy: Bool { primary == SQLITE_BUSY || primary == SQLITE_LOCKED }

@@ -2,8 +2,9 @@
 // A cache with a database behind it.
 
 #if SQLite
-  import Foundation
   import Glibc
+  // For the normal form by the tables that `==` goes by; Foundation's are of another version of Unicode.
+  @_spi(_Unicode) import Swift
   @_exported public import Purgeable
 
   /// A cache whose values are also in a database, and so outlive memory and restarts. Look-ups ask memory, then the database,
@@ -36,7 +37,9 @@
 
     private let database: StoreDatabase
     private let format: StoredFormat<Value>
-    private let defaultExpiry: Expiry?
+    private let ownExpiry: Expiry?
+    /// Of values that are stored without an expiry of their own.
+    private var defaultExpiry: Expiry? { ownExpiry ?? cache.expiry }
     private let threads = ReadThreads()
 
     // MARK: Opening and closing
@@ -79,7 +82,7 @@
         cache.forEachKey(usedSince: moment) { key, age in Self.keyBytes(key).map { body($0, age) } ?? true }
       }
       database = try StoreDatabase(name, folder, limits, uses, now: now, operation: operation)
-      (self.cache, self.format, defaultExpiry) = (cache, format, options.expiry)
+      (self.cache, self.format, ownExpiry) = (cache, format, options.expiry)
     }
 
     deinit { try? database.end(in: "deinit") }
@@ -180,7 +183,7 @@
 
     /// Stores in memory now, and in the database within `writeInterval`, off this thread; there also where memory refuses the
     /// value. `cost`, `expiry` and `version` as in `PurgeableCache.setValue`; `expiry` nil stands for the store's default, else
-    /// for the cache's (in memory). Returns what memory did.
+    /// for the cache's. Returns what memory did.
     ///
     /// Of stores that are under way at the same time, memory and database keep the same one. Where more than 32 MiB wait to be
     /// written, values are not written any more until there is less; they are counted as failures, and `flush()` throws. A value
@@ -242,8 +245,7 @@
     static func keyBytes(_ key: Key) -> [UInt8]? {
       if let text = key as? String {
         let isASCII = text.utf8Span.isKnownASCII || text.utf8.allSatisfy { $0 < 128 }
-        // Decomposed: of some strings, Foundation's composed forms differ where they are equal, and agree where they are not.
-        return Array((isASCII ? text : text.decomposedStringWithCanonicalMapping).utf8)
+        return Array((isASCII ? text : String(String.UnicodeScalarView(text._nfd))).utf8)
       }
       return key.withPurgeableBytesIfEncodable { span in unsafe span.withUnsafeBytes { unsafe [UInt8]($0) } }
     }
@@ -292,8 +294,6 @@
       found.age = .nanoseconds(max(0, now - record.made))
       found.expiry = Expiry(
         sinceCreation: record.deadline.map { .nanoseconds(max(1, $0 - now)) }, sinceLastUse: record.idle.map { .nanoseconds($0) })
-      // Without a default of the store's, the cache's holds.
-      if found.expiry == .never, defaultExpiry == nil { found.expiry = nil }
       found.announce = { [database] in database.isUnchanged(key, since: number) }
       if record.format != UInt32(format.version) {
         found.announce = conversion(of: value, record, key, number) ?? found.announce

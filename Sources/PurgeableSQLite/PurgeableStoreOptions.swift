@@ -11,7 +11,7 @@
     public var byteLimit: Int?
     /// The most records, kept in the same way.
     public var countLimit: Int?
-    /// How long values are valid that are stored without an expiry of their own; nil: for ever.
+    /// How long values are valid that are stored without an expiry of their own; nil: as the cache says.
     public var expiry: Expiry?
     /// Values of more bytes are files beside the database, removed with their record. At least 16 KiB.
     public var fileThresholdBytes = 128 << 10

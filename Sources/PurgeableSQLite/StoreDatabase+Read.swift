@@ -44,6 +44,9 @@
           if let idle = found.record.idle, found.record.used > now {
             found.record.deadline = min(found.record.deadline ?? .max, now + idle)
           }
+          if let deadline = found.record.deadline, found.record.made > now {
+            found.record.deadline = min(deadline, now + max(0, deadline - found.record.made))
+          }
           noteRead(found, at: now)
           return found.record
         }
@@ -127,9 +130,9 @@
 
     func fail(_ failure: StoreFailure) {
       noteFailure(PurgeableError(failure, in: "PurgeableStore '\(name)'"))
-      guard failure.isDamage else { return }
+      guard failure.isDamage || failure.isOfFiles else { return }
       mutex.withLock {
-        isDamaged = true
+        if failure.isDamage { isDamaged = true } else { isSuspect = true }
         mutex.signal()
       }
     }

@@ -40,11 +40,11 @@
         while true {
           let now = MonotonicTime.now
           if !requests.isEmpty { return takeWork() }
-          if isOffUntil > now {
-            _ = mutex.wait(until: isOffUntil)
+          if max(isOffUntil, restsUntil) > now {
+            _ = mutex.wait(until: max(isOffUntil, restsUntil))
             continue
           }
-          if !damaged.isEmpty || isDamaged || isOffUntil > 0 { return takeWork() }
+          if !damaged.isEmpty || isDamaged || isSuspect || isOffUntil > 0 { return takeWork() }
           let isBatch = waiting.byKey.count >= Self.batchCount || waiting.byteCount >= Self.batchByteCount
           var due = waitingSince.map { $0 + (isBatch ? 0 : limits.writeInterval) } ?? .max
           due = min(due, touchedSince.map { $0 + (touches.count >= Self.touchBatchCount ? 0 : Self.touchInterval) } ?? .max)
@@ -83,7 +83,7 @@
       let work = Work(
         changes: writing, touches: exchange(&touches, with: [:]), damaged: exchange(&damaged, with: []),
         requests: exchange(&requests, with: []), isDamaged: exchange(&isDamaged, with: false))
-      touchedSince = nil
+      (touchedSince, isSuspect) = (nil, false)
       return work
     }
 
@@ -239,9 +239,20 @@
       }
     }
 
-    /// Somebody has removed the database, or put another one in its place.
+    /// Somebody has removed the database or what is beside it, or put something else in its place.
     private func reopenIfGone() throws(StoreFailure) {
-      if writer != nil, let file, folder.leads(to: file) { return }
+      if let writer, let file, folder.leads(to: file) {
+        if folder.hasLock, writer.hasItsNames { return }
+        try folder.prepare()
+        readers.reopen()
+        // What a log without a name has goes to the database: nobody would find it.
+        do { try writer.checkpoint(cuts: true) } catch {
+          let error = PurgeableError(
+            .invalidFile, in: "PurgeableStore '\(name)'",
+            explanation: "somebody has removed the log, with what was not in the database yet: \(error.message)")
+          mutex.withLock { count(error, isNews: true) }
+        }
+      }
       readers.reopen()
       closeWriter()
       try folder.prepare()
@@ -309,14 +320,16 @@
       try reopen()
     }
 
-    /// What could not be written stays waiting: where somebody else is at work, as it is; else as removals, and nothing is read
-    /// or written for a minute.
+    /// What could not be written stays waiting: where somebody else is at work, or something is short for a while, as it is; else
+    /// as removals, and nothing is read or written for a minute.
     private func giveUp(_ failure: StoreFailure) {
       mutex.withLock {
         var rest = exchange(&writing, with: Changes())
-        if !failure.isBusy {
+        if failure.passes {
+          if !failure.isBusy { restsUntil = MonotonicTime.now + Self.passingTime }
+        } else {
           numbers.failureCount += max(0, rest.putCount - 1)
-          rest.forgetValues(mostKeys: Self.mostRemovals)
+          rest.forgetValues()
           isOffUntil = MonotonicTime.now + Self.retryTime
         }
         waiting.follow(rest)

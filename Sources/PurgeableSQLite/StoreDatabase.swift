@@ -61,7 +61,7 @@
     static let batchCount = 1000
     static let batchByteCount = 4 << 20
     static let mostWaitingBytes = 32 << 20
-    static let mostRemovals = 65_536
+    static let mostRemovalBytes = 64 << 20
     static let touchBatchCount = 20_000
     static let touchInterval: UInt64 = 60_000_000_000
     /// How often memory is asked for uses: before records are evicted, when a quarter of them is new since the last time; once an
@@ -70,6 +70,7 @@
     static let askingPause: UInt64 = 16
     static let mostAskingInterval: UInt64 = 3_600_000_000_000
     static let retryTime: UInt64 = 60_000_000_000
+    static let passingTime: UInt64 = 500_000_000
     static let idleTime: UInt64 = 5_000_000_000
     static let mostUntidyTime: UInt64 = 60_000_000_000
 
@@ -88,8 +89,12 @@
     var requests: [Request] = []
     /// A reader has found a page that cannot be.
     var isDamaged = false
+    /// A reader could not read: the writer's thread is to look whether everything is in its place.
+    var isSuspect = false
     /// Nothing is read or written until then; 0 where all is well.
     var isOffUntil: UInt64 = 0
+    /// Nothing is written until then, unless somebody asks for it: something is short, and what waits stays as it is.
+    var restsUntil: UInt64 = 0
     /// The shortest time since its last use after which a record expires that was stored or read here.
     var shortestIdle = Int64.max
     var isEnded = false
@@ -232,14 +237,14 @@
           // One that is longer than all that may wait, waits alone.
           let waitingBytes = waiting.valueBytes + writing.valueBytes
           let hasRoom = waitingBytes == 0 || waitingBytes + byteCount <= Self.mostWaitingBytes
-          if isWanted && !hasRoom { noteNoRoom() }
+          if isWanted && !hasRoom { noteNoRoom("more than 32 MiB waited to be written, and values were given up") }
           if isWanted && hasRoom { record.idle.map(noteIdle) } else { change = .removal }
         }
         waiting.set(change, key)
-        // One removal in place of many.
-        if waiting.removalBytes > Self.mostWaitingBytes {
+        // One removal in place of many: no key is to be found that was removed.
+        if waiting.removalBytes > Self.mostRemovalBytes {
           numbers.failureCount += waiting.putCount
-          noteNoRoom()
+          noteNoRoom("removals of more than 64 MiB waited to be written, and all that the database has goes in their place")
           waiting.clear()
         }
         noteWaiting()
@@ -248,16 +253,13 @@
     }
 
     /// Under the mutex: a value is given up, or all are.
-    private func noteNoRoom() {
+    private func noteNoRoom(_ explanation: String) {
       // Told once: there may be many.
       if firstFailure != nil {
         numbers.failureCount += 1
         return
       }
-      count(
-        PurgeableError(
-          .busy, in: "PurgeableStore '\(name)'", explanation: "more than 32 MiB waited to be written, and values were given up"),
-        isNews: true)
+      count(PurgeableError(.busy, in: "PurgeableStore '\(name)'", explanation: explanation), isNews: true)
     }
 
     /// Under the mutex. `isNews`: for the next flush.

@@ -22,6 +22,7 @@
 
     var data: String { "\(path)/data" }
     var database: String { "\(data)/database" }
+    private var lock: String { "\(path)/lock" }
     private var values: String { "\(data)/values" }
     private var reserve: String { "\(data)/reserve" }
 
@@ -63,14 +64,18 @@
       unsafe free(real)
     }
 
-    /// Makes what is missing.
+    /// Makes what is missing, and puts aside what is none of a store's files where one belongs.
     func prepare() throws(StoreFailure) {
       try makeDirectories(path)
       if Self.isOnNetwork(path) {
         throw StoreFailure(
           number: ENOTSUP, call: "statfs", message: "\(path) is on another machine, where processes cannot share a database")
       }
+      try clearAway(lock, unless: S_IFREG)
+      try clearAway(data, unless: S_IFDIR)
       try makeDirectories(data)
+      if let kind = Self.kind(database), kind != S_IFREG { try locked { () throws(StoreFailure) in try putAside() } }
+      for end in ["-wal", "-shm"] { try clearAway(database + end, unless: S_IFREG) }
       try writeTag()
       makeReserve()
     }
@@ -109,8 +114,11 @@
       return remote.contains(UInt32(truncatingIfNeeded: unsafe purgeable__file_system(path)))
     }
 
+    /// Neither follows a link nor waits for who reads a pipe.
+    private static let making = O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC
+
     private func writeTag() throws(StoreFailure) {
-      let file = unsafe Glibc.open("\(path)/CACHEDIR.TAG", O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0o600)
+      let file = unsafe Glibc.open("\(path)/CACHEDIR.TAG", Self.making, 0o600)
       guard file >= 0 else { return }
       defer { close(file) }
       // One that a kill or a full disk has left in part is written again.
@@ -134,7 +142,7 @@
 
     /// Runs `body` with the lock of all who write. Waits for ten seconds at most.
     func locked<R>(_ body: () throws(StoreFailure) -> R) throws(StoreFailure) -> R {
-      try locked("\(path)/lock", O_RDWR | O_CREAT, LOCK_EX, body)
+      try locked(lock, O_RDWR | O_CREAT, LOCK_EX, body)
     }
 
     /// Runs `body` while the names in the folder stay whose they are: nobody puts a database aside. SQLite opens the log, and the
@@ -169,7 +177,7 @@
     // MARK: Room on the disk
 
     func makeReserve() {
-      let file = unsafe Glibc.open(reserve, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0o600)
+      let file = unsafe Glibc.open(reserve, Self.making, 0o600)
       guard file >= 0 else { return }
       // Nothing where it is there in whole.
       let isMade = posix_fallocate(file, 0, off_t(Self.reserveByteCount)) == 0
@@ -205,7 +213,8 @@
         let number = Int64.random(in: .min ... .max)
         let (folder, path) = valuePath(number)
         var file = unsafe Glibc.open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0o600)
-        if file < 0, errno == ENOENT {
+        if file < 0, errno == ENOENT || errno == ENOTDIR {
+          for folder in [values, folder] { try clearAway(folder, unless: S_IFDIR) }
           try makeDirectories(folder)
           file = unsafe Glibc.open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0o600)
         }
@@ -227,9 +236,9 @@
     /// nil where there is no such file, or one of another length.
     func readValue(_ number: Int64, byteCount: Int) throws(StoreFailure) -> [UInt8]? {
       let path = valuePath(number).file
-      let file = unsafe Glibc.open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
+      let file = unsafe Glibc.open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)
       guard file >= 0 else {
-        if errno == ENOENT || errno == ELOOP { return nil }
+        if errno == ENOENT || errno == ELOOP || errno == ENOTDIR { return nil }
         throw .system("open", "\(path) cannot be opened")
       }
       defer { close(file) }
@@ -278,12 +287,24 @@
 
     /// Puts the data aside; for the holder of the lock.
     func putAside() throws(StoreFailure) {
-      let aside = "\(path)/damaged.\(String(UInt64.random(in: 0 ... .max), radix: 36))"
-      try locked(path, O_RDONLY | O_DIRECTORY, LOCK_EX) { () throws(StoreFailure) in
-        guard unsafe rename(data, aside) == 0 || errno == ENOENT else { throw .system("rename", "\(data) cannot be put aside") }
-      }
+      try locked(path, O_RDONLY | O_DIRECTORY, LOCK_EX) { () throws(StoreFailure) in try putAside(data) }
       try makeDirectories(data)
       makeReserve()
+    }
+
+    private func putAside(_ file: String) throws(StoreFailure) {
+      let aside = "\(path)/damaged.\(String(UInt64.random(in: 0 ... .max), radix: 36))"
+      guard unsafe rename(file, aside) == 0 || errno == ENOENT else { throw .system("rename", "\(file) cannot be put aside") }
+    }
+
+    private func clearAway(_ file: String, unless kind: mode_t) throws(StoreFailure) {
+      if let found = Self.kind(file), found != kind { try putAside(file) }
+    }
+
+    /// What is there, wherever a link leads; nil for nothing.
+    private static func kind(_ path: String) -> mode_t? {
+      var status = stat()
+      return unsafe lstat(path, &status) == 0 ? status.st_mode & S_IFMT : nil
     }
 
     private var damaged: [String] { Self.names(in: path).filter { $0.hasPrefix("damaged.") } }
@@ -291,8 +312,11 @@
 
     func removeDamaged() { for name in damaged { Self.removeTree("\(path)/\(name)") } }
 
-    /// Whether the path still leads to the file with this number.
-    func leads(to file: FileNumber) -> Bool { FileNumber(of: database) == file }
+    /// Whether the database's place still has the file with this number.
+    func leads(to file: FileNumber) -> Bool { FileNumber(of: database) == file && Self.kind(data) == S_IFDIR }
+
+    /// Whether whoever writes can have the lock.
+    var hasLock: Bool { Self.kind(lock).map { $0 == S_IFREG } ?? true }
 
     // MARK: Directories
 
@@ -327,14 +351,14 @@
     }
   }
 
-  /// What a file is, whatever its name.
+  /// What a file is, whatever its name; of a link, the link.
   struct FileNumber: Hashable, Sendable {
     let device: UInt64
     let inode: UInt64
 
     init?(of path: String) {
       var status = stat()
-      guard unsafe stat(path, &status) == 0 else { return nil }
+      guard unsafe lstat(path, &status) == 0 else { return nil }
       (device, inode) = (UInt64(status.st_dev), UInt64(status.st_ino))
     }
   }

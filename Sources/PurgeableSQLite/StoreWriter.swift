@@ -32,6 +32,8 @@
     private(set) var total: Total
     private let fileThreshold: Int
     private let file: FileNumber?
+    /// The log, and the memory that users share: there as long as this connection is.
+    private let companions: [FileNumber?]
     /// Files of values were made since the last time that all were brought to the disk.
     private var hasNewFiles = false
     /// Why it is not known what of the log is on the disk. For good: the kernel has given up the pages that it could not write,
@@ -93,7 +95,16 @@
       knowsFile = try connection.prepare(Schema.knowsFile)
       readSum = try connection.prepare(Schema.readSum)
       connection.watchLog()
+      companions = Self.companions(of: folder)
     }
+
+    private static func companions(of folder: StoreFolder) -> [FileNumber?] {
+      ["-wal", "-shm"].map { FileNumber(of: folder.database + $0) }
+    }
+
+    /// Whether the names beside the database lead to the files that this connection has. Where somebody has removed them, what is
+    /// committed is in a log without a name.
+    var hasItsNames: Bool { Self.companions(of: folder) == companions }
 
     // MARK: Transactions
 
@@ -111,7 +122,7 @@
       do throws(StoreFailure) {
         try folder.locked { () throws(StoreFailure) in
           // While it waited for the lock, another process may have put the database aside.
-          guard let file, folder.leads(to: file) else {
+          guard let file, folder.leads(to: file), hasItsNames else {
             throw StoreFailure(isGone: true, call: "stat", message: "\(folder.database) has gone")
           }
           try connection.run("BEGIN IMMEDIATE")
@@ -361,7 +372,7 @@
 
     /// Returns how many pages the log has.
     @discardableResult
-    private func checkpoint(cuts: Bool) throws(StoreFailure) -> Int {
+    func checkpoint(cuts: Bool) throws(StoreFailure) -> Int {
       let count = try folder.locked { () throws(StoreFailure) in try connection.checkpoint(cuts: cuts) }
       writtenBackBytes += max(0, count) * Schema.pageByteCount
       // What was written back is wanted in no page cache. Before, the log is read there.

@@ -125,8 +125,7 @@
     }
 
     /// Gives the values up, and keeps what makes sure that older ones are not returned.
-    mutating func forgetValues(mostKeys: Int) {
-      if byKey.count > mostKeys { return clear() }
+    mutating func forgetValues() {
       for key in byKey.keys { set(.removal, key) }
     }
   }

@@ -38,18 +38,46 @@
       }
     }
 
+    @Test("without an expiry of the store's the cache's holds, for the record too, over a restart; never is never")
+    func expiryOfTheCache() throws {
+      try withPlace { place in
+        let hour = Expiry.sinceCreation(.seconds(3600))
+        for options in [PurgeableStoreOptions(), PurgeableStoreOptions(expiry: .sinceCreation(.seconds(7200)))] {
+          let store = try place.open(options, of: [UInt8].self, .purgeableBytes, memoryExpiry: hour)
+          store.setValue([1], forKey: "a")
+          store.setValue([2], forKey: "never", expiry: .never)
+          #expect(store.value(forKey: "loaded") { [3] } == [3])
+          try store.close()
+          for step in 1...5 {
+            place.clock.pass(.seconds(1440))
+            let again = try place.open(options, of: [UInt8].self, .purgeableBytes, memoryExpiry: hour)
+            let lives = step * 1440 < (options.expiry == nil ? 3600 : 7200)
+            #expect(again.value(forKey: "a") == (lives ? [1] : nil) && again.value(forKey: "loaded") == (lives ? [3] : nil))
+            again.cache.removeAll()
+            #expect(again.containsValue(forKey: "a") == lives && again.value(forKey: "never") == [2])
+            place.clock.memory.advance(by: .seconds(3600))
+            #expect(again.cache.peekValue(forKey: "never") == [2])
+            try again.close()
+          }
+        }
+      }
+    }
+
     @Test("a clock that is set back gives no record a longer life than it began with; one that is set forward ends no others")
     func clocks() throws {
       try withPlace { place in
         try place.withStore { store in
           store.setValue([1], forKey: "a", expiry: .sinceLastUse(.seconds(100)))
           store.setValue([2], forKey: "b")
+          store.setValue([3], forKey: "c", expiry: .sinceCreation(.seconds(100)))
         }
         place.clock.pass(.seconds(-365 * 86_400))
         try place.withStore { store in
-          #expect(store.value(forKey: "a") == [1] && store.value(forKey: "b") == [2])
-          let entry = try #require(store.cache.entries.first { $0.key == "a" })
-          #expect(try #require(entry.remainingTime) <= .seconds(100))
+          #expect(store.value(forKey: "a") == [1] && store.value(forKey: "b") == [2] && store.value(forKey: "c") == [3])
+          for key in ["a", "c"] {
+            let entry = try #require(store.cache.entries.first { $0.key == key })
+            #expect(try #require(entry.remainingTime) <= .seconds(100))
+          }
         }
         place.clock.pass(.seconds(2 * 365 * 86_400))
         try place.withStore { store in #expect(store.value(forKey: "a") == nil && store.value(forKey: "b") == [2]) }

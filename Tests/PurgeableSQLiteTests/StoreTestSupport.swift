@@ -45,10 +45,11 @@
     }
 
     func open<Value: PurgeableValue>(
-      _ options: PurgeableStoreOptions = PurgeableStoreOptions(), of _: Value.Type, _ format: StoredFormat<Value>
+      _ options: PurgeableStoreOptions = PurgeableStoreOptions(), of _: Value.Type, _ format: StoredFormat<Value>,
+      memoryExpiry: Expiry? = nil
     ) throws -> PurgeableStore<String, Value> {
       var memory = CacheOptions()
-      memory.clock = clock.memory
+      (memory.clock, memory.expiry) = (clock.memory, memoryExpiry)
       let cache = try PurgeableCache<String, Value>(memory)
       return try PurgeableStore("store", directory: folder.path, cache: cache, options: options, format: format) { [clock] in
         clock.now

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT
+// What others do to a store's files: all of them can be removed, and anything may be in their place.
+
+#if SQLite
+  import Foundation
+  import Glibc
+  import PurgeableTestSupport
+  import Testing
+
+  @testable import PurgeableSQLite
+
+  @Suite("a store whose files others remove")
+  struct StoreHarmTests {
+    /// Files in place of the values that are longer than this.
+    private static var options: PurgeableStoreOptions {
+      var options = PurgeableStoreOptions()
+      options.fileThresholdBytes = 16 << 10
+      return options
+    }
+
+    private static func value(_ key: Int, _ version: Int = 0) -> [UInt8] {
+      content(key, version: version, count: key % 20 == 0 ? 20_000 + key : 500 + key)
+    }
+
+    @Test("the folder removed while the store is open: it is made anew, and what is stored then is there")
+    func removed() throws {
+      try withPlace { place in
+        let store = try place.open(Self.options)
+        store.setValue([1], forKey: "a")
+        try store.flush()
+        try FileManager.default.removeItem(atPath: place.path)
+        store.setValue([2], forKey: "b")
+        store.setValue(Self.value(20), forKey: "20")
+        try store.flush()
+        store.cache.removeAll()
+        #expect(store.value(forKey: "b") == [2] && store.value(forKey: "20") == Self.value(20) && store.value(forKey: "a") == nil)
+        try store.close()
+        try place.withStore(Self.options) { store in #expect(store.value(forKey: "b") == [2]) }
+      }
+    }
+
+    /// What somebody may do to a file of the store.
+    enum Harm: CaseIterable, Sendable { case removed, directory, pipe, deadLink, movedAndLinked }
+
+    @Test(
+      "whatever is removed or put in a file's place, while the store is open or before: it opens, and keeps what is stored then",
+      arguments: [
+        "data", "data/database", "data/database-wal", "data/database-shm", "data/values", "lock", "CACHEDIR.TAG", "data/reserve",
+      ], Harm.allCases)
+    func harmed(name: String, harm: Harm) throws {
+      for isOpen in [true, false] {
+        try withPlace { place in
+          func store(_ version: Int, in store: BytesStore) throws {
+            for key in [1, 20] { store.setValue(Self.value(key, version), forKey: "\(key)") }
+            try store.flush()
+            store.cache.removeAll()
+            for key in [1, 20] { #expect(store.value(forKey: "\(key)") == Self.value(key, version), "\(isOpen) \(version)") }
+          }
+          let opened = try place.open(Self.options)
+          try store(1, in: opened)
+          if !isOpen { try opened.close() }
+          let (path, manager) = ("\(place.path)/\(name)", FileManager.default)
+          if harm == .movedAndLinked, manager.fileExists(atPath: path) {
+            try manager.moveItem(atPath: path, toPath: place.folder.path + "/moved")
+          } else if manager.fileExists(atPath: path) {
+            try manager.removeItem(atPath: path)
+          }
+          switch harm {
+          case .removed: break
+          case .directory: try manager.createDirectory(atPath: path + "/within", withIntermediateDirectories: true)
+          case .pipe: #expect(unsafe mkfifo(path, 0o600) == 0)
+          case .deadLink: try manager.createSymbolicLink(atPath: path, withDestinationPath: place.folder.path + "/nowhere")
+          case .movedAndLinked:
+            try manager.createSymbolicLink(atPath: path, withDestinationPath: place.folder.path + "/moved")
+          }
+          if isOpen {
+            try store(2, in: opened)
+            try opened.close()
+          }
+          let again = try place.open(Self.options)
+          if isOpen { for key in [1, 20] { #expect(again.value(forKey: "\(key)") == Self.value(key, 2)) } }
+          try store(3, in: again)
+          try again.close()
+        }
+      }
+    }
+
+    @Test("the log removed while the store is open: what was flushed before, and what is flushed then, is in the database")
+    func withoutLog() throws {
+      try withPlace { place in
+        let store = try place.open(Self.options)
+        for round in 0..<4 {
+          store.setValue([UInt8(round)], forKey: "\(round)")
+          try store.flush()
+          // Also for a flush of nothing.
+          try FileManager.default.removeItem(atPath: place.database + (round % 2 == 0 ? "-wal" : "-shm"))
+          if round > 1 { store.setValue([9], forKey: "another") }
+          try store.flush()
+          #expect(try place.number("SELECT count(*) FROM record") == Int64(round + 1 + (round > 1 ? 1 : 0)))
+        }
+        store.cache.removeAll()
+        for round in 0..<4 { #expect(store.value(forKey: "\(round)") == [UInt8(round)]) }
+        #expect(store.statistics.failureCount == 0)
+        try store.close()
+      }
+    }
+  }
+#endif
