@@ -6,13 +6,14 @@
 import Glibc
 import Synchronization
 
-/// What has come between a key's loads and their end: 2 for each store and removal of the program's, 1 for each loaded value that
-/// was kept.
+/// What has come between a key's loads and their end: `step` for each store and removal of the program's, 1 for each loaded value
+/// that was kept.
 final class Overtakings: Sendable {
+  static let step = 1 << 32
   let count = Atomic<Int>(0)
 
   /// Partner: `LoadPermit.take`.
-  func add() { count.add(2, ordering: .acquiringAndReleasing) }
+  func add() { count.add(Self.step, ordering: .acquiringAndReleasing) }
 }
 
 /// The right to keep what was loaded: lost when something else is stored under the key, or the key is removed, after the load
@@ -35,7 +36,7 @@ struct LoadPermit: Sendable {
 
   /// Whether nothing has overtaken the load; its value may have been kept already. Who asks between the two, and looks for a
   /// value without the mutex, may find none: he has to wait for this load, and not to begin another.
-  var isCurrent: Bool { overtakings.count.load(ordering: .relaxed) - count < 2 }
+  var isCurrent: Bool { overtakings.count.load(ordering: .relaxed) - count < Overtakings.step }
 
   /// Whether nothing has come since `take` said yes.
   var isKept: Bool { overtakings.count.load(ordering: .relaxed) == count + 1 }

@@ -45,7 +45,12 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
   let failureCount = Atomic<Int>(0)
   let nanoseconds = Atomic<UInt64>(0)
   let sharedCount = Atomic<Int>(0)
+  /// Values that are being loaded anew, and how many may be.
+  private let refreshCount = Atomic<Int>(0)
+  private let refreshLimit: Int
   let absentCount = Atomic<Int>(0)
+
+  init(refreshLimit: Int) { self.refreshLimit = refreshLimit }
 
   private func locked<R>(_ body: (inout Books) -> R) -> R {
     books.lock()
@@ -331,6 +336,19 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
   /// Whether the end of a key is Swift's own code.
   private static var keysEndPlainly: Bool { _isPOD(Key.self) || Key.self == String.self || Key.self == [UInt8].self }
 
+  // MARK: Refreshes
+
+  @usableFromInline var mayRefresh: Bool { refreshCount.load(ordering: .relaxed) < refreshLimit }
+
+  /// False where as many are under way as may be.
+  func beginRefresh() -> Bool {
+    if refreshCount.add(1, ordering: .relaxed).newValue <= refreshLimit { return true }
+    endRefresh()
+    return false
+  }
+
+  func endRefresh() { refreshCount.subtract(1, ordering: .relaxed) }
+
   // MARK: Numbers
 
   /// A call of the program's closure has ended.
@@ -370,6 +388,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
       books.restoring?.noteAll()
       books.restoring = nil
       activity.store(lazyAbsent.load() == nil ? 0 : 1, ordering: .relaxed)
+      refreshCount.store(0, ordering: .relaxed)
     }
   }
 }

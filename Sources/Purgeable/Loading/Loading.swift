@@ -121,6 +121,7 @@ extension Loading {
         } catch {
           result = .failure(error)
         }
+        if terms.isRefresh { loads.endRefresh() }
         end(seats, terms, result, since: start)
         call.hasEnded.store(true, ordering: .relaxed)
       }
@@ -128,17 +129,20 @@ extension Loading {
     loads.note(task, of: call)
   }
 
-  /// Has a value that is there loaded anew, where it is older than the asker wants, unless somebody loads the key already. Waits
-  /// for nothing. The asker's place at the flight stays taken, so nobody who leaves it cancels the load.
+  /// Has a value that is there loaded anew, where it is older than the asker wants, unless somebody loads the key already, or as
+  /// many values as may be are loaded anew. Waits for nothing. The asker's place at the flight stays taken, so nobody who leaves
+  /// it cancels the load.
   @usableFromInline
   func refresh<E: Error>(_ key: Key, _ terms: LoadTerms, _ make: @escaping @Sendable () async throws(E) -> Value?) {
-    guard isDue(key, terms) else { return }
+    guard loads.mayRefresh, isDue(key, terms) else { return }
     let call = LoadCall(thread: nil)
     let outer = EnclosingLoads.current
     let seat = loads.join(key, 0, version: terms.version, for: call, within: outer)
     guard seat.isOwn else { return loads.leave(seat) }
     // Within its own load there is no end to it. And a load may have ended in between.
-    guard !seat.flight.isInner, isDue(key, terms) else { return loads.end(seat.flight, .failure(NothingLoaded())) }
+    guard !seat.flight.isInner, isDue(key, terms), loads.beginRefresh() else {
+      return loads.end(seat.flight, .failure(NothingLoaded()))
+    }
     var terms = terms
     terms.isRefresh = true
     begin(call, [seat], terms, within: outer) { (_) async throws(E) in [try await make()] }

@@ -166,7 +166,7 @@ extension ObjectCache {
   /// `body` runs under no mutex, and runs again where another value was stored or removed meanwhile, so that no change of another
   /// thread is lost; an object that it changes in place is the one that others have. An error of `body` leaves the entry. The
   /// cost is `costOfValue`'s, or else stays; of a value that is replaced the time stays, but for its last use, and so do its
-  /// recompute cost and its version. Any thread.
+  /// recompute cost and its version. It is not loaded anew any more (`refreshAfter`). Any thread.
   @discardableResult
   public func modifyValue<R, E: Error>(forKey key: Key, _ body: (inout Value?) throws(E) -> R) throws(E) -> R {
     while true {
@@ -177,7 +177,11 @@ extension ObjectCache {
       if let value {
         let cost = store.findsCosts ? nil : old?.entry.cost
         let time = old.map { store.usedNow($0.time) } ?? store.time(nil)
-        if set(value, key, cost, time, nil, old?.notes, if: .birth(found?.birth)).outcome != nil { return result }
+        // It is what the program made, and is not loaded anew.
+        var notes = old?.notes
+        notes?.made = nil
+        if notes?.isEmpty == true { notes = nil }
+        if set(value, key, cost, time, nil, notes, if: .birth(found?.validBirth)).outcome != nil { return result }
       } else {
         guard let old else { return result }
         if let departed = take(key, .removed, birth: old.birth) {
@@ -195,17 +199,15 @@ extension ObjectCache {
     if condition: ObjectCondition? = nil
   ) -> (outcome: StoreOutcome?, old: Value?) {
     let cost = max(0, cost ?? store.cost(of: value))
-    let isLoaded = condition?.isPermit ?? false
-    if !isLoaded { store.overtakeLoad(of: key) }
-    if time.isOver { return (.expired, refuse(value, key, cost, .expired, isLoaded: isLoaded)) }
-    if store.refuses(cost) { return (.tooLarge, refuse(value, key, cost, .tooLarge, isLoaded: isLoaded)) }
+    if condition?.isPermit != true { store.overtakeLoad(of: key) }
+    if time.isOver { return refuse(value, key, cost, .expired, .expired, if: condition) }
+    if store.refuses(cost) { return refuse(value, key, cost, .tooLarge, .tooLarge, if: condition) }
     let kind = ObjectQueue(hasCost: cost > 0, isDiscardable: store.isDiscardable(value), priority ?? .normal)
     store.noteQueue(kind)
     let moment = MonotonicTime.now
     let (outcome, stamp, old) = store.hold(key) {
       shard, position, hash -> (StoreOutcome?, UInt64, DepartedObject<Key, Value>?) in
-      let birth = position == noPosition ? nil : shard.table[position].birth
-      if let condition, !condition.holds(birth: birth) { return (nil, 0, nil) }
+      if let condition, !condition.holds(birth: store.birth(at: position, in: shard.table)) { return (nil, 0, nil) }
       if position != noPosition {
         let isOver = store.isOver(position, in: shard.table)
         var queue = kind
@@ -309,6 +311,9 @@ extension ObjectCache {
     let birth: UInt64
     let time: ObjectTime
     let notes: ObjectNotes?
+
+    /// nil where its time was over.
+    var validBirth: UInt64? { entry.isOver ? nil : birth }
   }
 
   /// Whether a look-up would find it no more.
@@ -366,21 +371,27 @@ extension ObjectCache {
     }
   }
 
-  /// The old value of a refused one is gone. Where that was loaded the old one stays, because it came during the load; the
-  /// loaded object keeps its content, because who asked gets it.
+  /// The old value of a refused one is gone, if the condition holds. A loaded object keeps its content, because who asked gets
+  /// it, and is told also where the old one stays, because it came during the load.
   @usableFromInline
-  func refuse(_ value: Value, _ key: Key, _ cost: Int, _ reason: DepartureReason, isLoaded: Bool) -> Value? {
-    _ = countRefusal(.tooLarge)
-    let old = isLoaded ? nil : take(key, .replaced)
+  func refuse(
+    _ value: Value, _ key: Key, _ cost: Int, _ outcome: StoreOutcome, _ reason: DepartureReason, if condition: ObjectCondition?
+  ) -> (outcome: StoreOutcome?, old: Value?) {
+    let isLoaded = condition?.isPermit ?? false
+    let (holds, old) = store.hold(key) { shard, position, _ -> (Bool, DepartedObject<Key, Value>?) in
+      if let condition, !condition.holds(birth: store.birth(at: position, in: shard.table)) { return (false, nil) }
+      if position == noPosition { return (true, nil) }
+      return (true, store.remove(position, store.isOver(position, in: shard.table) ? .expired : .replaced, from: &shard))
+    }
+    guard holds || isLoaded else { return (nil, nil) }
     if let old {
       if store.isWatched { store.noteChange(of: key) }
       finishReplaced(old, by: value)
     }
     store.finishRefused(
       DepartedObject(
-        key: key, value: value, cost: cost, reason: reason,
-        isDiscardable: !isLoaded && store.isDiscardable(value)))
-    return old?.validValue
+        key: key, value: value, cost: cost, reason: reason, isDiscardable: !isLoaded && store.isDiscardable(value)))
+    return (countRefusal(outcome), old?.validValue)
   }
 
   @usableFromInline
@@ -419,7 +430,7 @@ extension CacheEntry {
 enum ObjectCondition {
   /// The object was loaded, and nothing has overtaken the load.
   case permit(LoadPermit)
-  /// The key's entry is of this birth; nil: there is none.
+  /// The key's entry is of this birth; nil: there is none whose time is not over.
   case birth(UInt64?)
 
   @usableFromInline var isPermit: Bool { if case .permit = self { true } else { false } }

@@ -136,10 +136,7 @@ extension ObjectCache: Reloading {
     let now = moment
     // 0: before the clock began.
     if terms.refreshTime != nil { notes.made = now - min(now, terms.age) }
-    let time = store.time(terms.lifetime)
-    _ = set(value, key, terms.cost.map { Int(clamping: $0) }, time, nil, notes, if: .permit(permit))
-    // What was loaded is valid for no time: an older value goes all the same.
-    if time.isOver { _ = drop(key, permit) }
+    _ = set(value, key, terms.cost.map { Int(clamping: $0) }, store.time(terms.lifetime), nil, notes, if: .permit(permit))
   }
 
   @usableFromInline

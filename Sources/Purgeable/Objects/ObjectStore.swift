@@ -126,7 +126,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   let guardedHandlers: Guarded<ObjectHandlersInForce<Key, Value>>
   let noHandlers = ObjectHandlersInForce(ObjectHandlers<Key, Value>())
   /// The keys that are being loaded.
-  @usableFromInline let loads = LoadTable<Key, Value>()
+  @usableFromInline let loads: LoadTable<Key, Value>
   /// Those who want to know what changed.
   let lazyBoard = AtomicLazyReference<ChangeBoard<Key>>()
   let lazy = LazyParts()
@@ -134,6 +134,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   init(_ options: CacheOptions, clock: MonotonicClock, isSurelyEqual: @escaping @Sendable (Key, Key) -> Bool) {
     self.isSurelyEqual = isSurelyEqual
     name = Guarded(options.name)
+    loads = LoadTable(refreshLimit: options.refreshLimit)
     guardedHandlers = Guarded(noHandlers)
     unsafe gates = UnsafeMutablePointer.allocate(capacity: ObjectGate.count)
     unsafe shards = UnsafeMutablePointer.allocate(capacity: ObjectGate.count)
@@ -191,40 +192,27 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
     unsafe gate.pointee.mutex.lock()
     defer { unsafe gate.pointee.mutex.unlock() }
     defer { unsafe publish(&shard.pointee.table, gate) }
-    // The values that came up to here have been compared.
-    var compared = unsafe shard.pointee.table.entered
-    var position = unsafe shard.pointee.table.first(withHash: hash)
-    while position != noPosition {
-      let birth = unsafe shard.pointee.table[position].birth
-      if unsafe isSurelyEqual(key, shard.pointee.table[position].key!)
-        || isEqual(key, at: position, birth, shard, gate)
-      {
-        return unsafe body(&shard.pointee, position, hash)
-      }
-      guard unsafe shard.pointee.table.has(position, birth: birth) else {
-        // The chain may be another one.
-        compared = 0
-        break
-      }
-      unsafe position = shard.pointee.table.next(after: position)
-    }
-    // What came meanwhile may be the key's. The oldest first, so that there is an end while others store.
-    while unsafe compared != shard.pointee.table.entered {
-      unsafe position = shard.pointee.table.oldest(withHash: hash, after: compared)
-      guard position != noPosition else { break }
+    // By the numbers of their values, which stay what they are where the table moves meanwhile, and its chains change their
+    // order. The oldest first, so that each is compared once, and there is an end while others store.
+    var compared: UInt64 = 0
+    while true {
+      var position = unsafe shard.pointee.table.oldest(withHash: hash, after: compared)
+      if position == noPosition { return unsafe body(&shard.pointee, noPosition, hash) }
       unsafe compared = shard.pointee.table[position].birth
-      if unsafe isEqual(key, at: position, compared, shard, gate) {
-        return unsafe body(&shard.pointee, position, hash)
+      if unsafe !isSurelyEqual(key, shard.pointee.table[position].key!) {
+        guard unsafe isEqual(key, at: position, shard, gate) else { continue }
+        unsafe position = shard.pointee.table.position(withHash: hash, birth: compared)
+        // It has left meanwhile, or has another value.
+        if position == noPosition { continue }
       }
+      return unsafe body(&shard.pointee, position, hash)
     }
-    return unsafe body(&shard.pointee, noPosition, hash)
   }
 
-  /// Whether the key is that of a value, which is still there after the comparison.
+  /// Whether the key is that of an entry, which may be elsewhere or gone afterwards.
   @inlinable @inline(never)
   func isEqual(
-    _ key: Key, at position: UInt32, _ birth: UInt64, _ shard: UnsafeMutablePointer<Shard>,
-    _ gate: UnsafeMutablePointer<ObjectGate>
+    _ key: Key, at position: UInt32, _ shard: UnsafeMutablePointer<Shard>, _ gate: UnsafeMutablePointer<ObjectGate>
   ) -> Bool {
     var other = unsafe shard.pointee.table[position].key
     unsafe gate.pointee.mutex.unlock()
@@ -232,7 +220,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
     // The entry may have left meanwhile, and this be its key's end.
     other = nil
     unsafe gate.pointee.mutex.lock()
-    return unsafe isSame && shard.pointee.table.has(position, birth: birth)
+    return isSame
   }
 
   /// Runs `body` under the mutex of one shard.

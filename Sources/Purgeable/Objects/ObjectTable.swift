@@ -227,8 +227,14 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   }
 
   /// Whether the position still has the value that had this number.
-  @inlinable
-  func has(_ position: UInt32, birth: UInt64) -> Bool { position < capacity && birth != 0 && self[position].birth == birth }
+  func has(_ position: UInt32, birth: UInt64) -> Bool { position < capacity && self[position].birth == birth }
+
+  /// Where the value with a number is now.
+  @usableFromInline
+  func position(withHash hash: UInt32, birth: UInt64) -> UInt32 {
+    let position = oldest(withHash: hash, after: birth - 1)
+    return position != noPosition && self[position].birth == birth ? position : noPosition
+  }
 
   /// Whether the position still has the entry that had this stamp, unused since.
   func holds(_ position: UInt32, _ stamp: UInt64) -> Bool {

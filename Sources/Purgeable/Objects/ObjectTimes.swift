@@ -303,6 +303,12 @@ extension ObjectStore {
     table[position].isTimed && isOver(position, table.times)
   }
 
+  /// Of the value at a position; nil where there is none whose time is not over. Under its mutex.
+  @inlinable
+  func birth(at position: UInt32, in table: borrowing ObjectTable<Key, Value>) -> UInt64? {
+    position == noPosition || isOver(position, in: table) ? nil : table[position].birth
+  }
+
   /// In how many milliseconds something is due, as `upkeepRound`. What is due is dropped on the cache's own thread, since the
   /// ends of values are the program's code.
   func untilDue() -> UInt64 {

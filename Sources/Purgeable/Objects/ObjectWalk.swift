@@ -2,11 +2,11 @@
 // A walk over the entries of all shards in the order of eviction, the least recently used first, that holds no mutex between two
 // of them.
 
-/// An entry, and where it was.
+/// An entry, and what tells it from all others.
 struct NotedObject<Key: Hashable & Sendable, Value: Sendable> {
   let entry: CacheEntry<Key, Value>
   let shard: Int
-  let position: UInt32
+  let hash: UInt32
   let stamp: UInt64
   let birth: UInt64
   let isDiscardable: Bool
@@ -14,7 +14,7 @@ struct NotedObject<Key: Hashable & Sendable, Value: Sendable> {
   /// Without `now`, the entry's remaining time has no meaning.
   init(_ table: borrowing ObjectTable<Key, Value>, _ position: UInt32, shard: Int, now: UInt64 = 0) {
     entry = CacheEntry(table, position, now: now)
-    (self.shard, self.position) = (shard, position)
+    (self.shard, hash) = (shard, table[position].hash)
     (stamp, birth) = (table[position].stamp, table[position].birth)
     isDiscardable = table[position].queue.isDiscardable
   }
@@ -64,10 +64,10 @@ struct NotedObject<Key: Hashable & Sendable, Value: Sendable> {
         advance(least, in: held.table)
         // Another queue's next entry may be older than what stands there now.
         guard places[least].stamp == stamp else { return nil }
-        let noted = NotedObject(held.table, places[least].position, shard: shard)
+        let position = places[least].position
         places[least].passed = stamp
-        point(least, to: held.table[noted.position].newer, in: held.table)
-        return noted
+        point(least, to: held.table[position].newer, in: held.table)
+        return NotedObject(held.table, position, shard: shard)
       }
       if let noted { return noted }
     }
@@ -132,11 +132,10 @@ extension ObjectStore {
   /// meanwhile. Returns whether it went.
   func remove(_ noted: NotedObject<Key, Value>, _ reason: DepartureReason, evenIfUsed: Bool = false) -> Bool {
     let departed = hold(shard: noted.shard) { shard -> Departed? in
-      let isThere =
-        evenIfUsed ? shard.table.has(noted.position, birth: noted.birth) : shard.table.holds(noted.position, noted.stamp)
-      guard isThere else { return nil }
-      let isVoid = reason != .removed && reason != .discarded && shard.table[noted.position].queue.isPinned
-      return isVoid ? nil : remove(noted.position, reason, from: &shard)
+      let position = shard.table.position(withHash: noted.hash, birth: noted.birth)
+      guard position != noPosition, evenIfUsed || shard.table[position].stamp == noted.stamp else { return nil }
+      let isVoid = reason != .removed && reason != .discarded && shard.table[position].queue.isPinned
+      return isVoid ? nil : remove(position, reason, from: &shard)
     }
     guard let departed else { return false }
     finish(departed)

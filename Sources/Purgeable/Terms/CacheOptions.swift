@@ -39,6 +39,10 @@ public struct CacheOptions: Sendable {
   /// Whether an entry leaves when its content is found discarded. False: it stays. A cache of objects still returns the object
   /// then; a cache of bytes says `MissReason.discarded`, and tracks its keys.
   public var evictsEntriesWithDiscardedContent = true
+  /// The most values that are loaded anew at a time (`refreshAfter`), so that many that are due at once, as after a restart
+  /// from a file, are no burst on what they come from. A hit beyond it returns the old value and begins no load; a later one
+  /// does.
+  public var refreshLimit = 64
   /// What times are measured by, but for the intervals of deciders and changes; nil: the monotonic clock. Read from any
   /// thread, and under mutexes of the cache: it must not use the cache.
   public var clock: (any Clock<Duration>)?
@@ -58,6 +62,7 @@ public struct CacheOptions: Sendable {
     try LimitCheck.limit(byteLimit, "byteLimit", in: operation)
     try LimitCheck.limit(lockedByteLimit, "lockedByteLimit", in: operation)
     try LimitCheck.limit(pinnedByteLimit, "pinnedByteLimit", in: operation)
+    try LimitCheck.limit(refreshLimit, "refreshLimit", in: operation)
     try LimitCheck.share(memoryShare, "memoryShare", in: operation)
     try LimitCheck.time(idleTime, "idleTime", in: operation)
     try Expiry.check(expiry, in: operation)
@@ -84,6 +89,7 @@ extension CacheOptions: CustomStringConvertible {
     add("evictionOrder", evictionOrder == .s3FIFO ? nil : evictionOrder)
     add("tracksKeys", tracksKeys ? true : nil)
     add("evictsEntriesWithDiscardedContent", evictsEntriesWithDiscardedContent ? nil : false)
+    add("refreshLimit", refreshLimit == 64 ? nil : refreshLimit)
     add("clock", clock)
     return parts.joined(separator: ", ")
   }

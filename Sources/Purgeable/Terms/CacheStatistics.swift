@@ -164,7 +164,7 @@ extension LoadTable {
     statistics.missesByReason[.absent] = absentCount
     // The cache has counted each of them under the reason that it remembers for the key, mostly none.
     var left = absentCount
-    for reason in [MissReason.unknown, .removed, .evicted, .discarded, .expired] {
+    for reason in [MissReason.unknown, .outdated, .removed, .evicted, .discarded, .expired] {
       let count = statistics.missesByReason[reason] ?? 0
       statistics.missesByReason[reason] = count - min(left, count)
       left -= min(left, count)

@@ -101,6 +101,18 @@ struct LoadingAbsenceTests {
     #expect(statistics.missesByReason.values.reduce(0, +) == 11, "\(statistics.missesByReason)")
   }
 
+  @Test("a miss has one reason, also where there is an entry of another version")
+  func oneReasonOfVersions() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    cache.setValue([1], forKey: 1, version: "old")
+    for _ in 0..<5 {
+      #expect(cache.value(forKey: 1, version: "new", keepingNilFor: .seconds(1000)) { () -> [UInt8]? in nil } == nil)
+    }
+    let statistics = cache.statistics
+    #expect(statistics.missesByReason[.absent] == 4 && statistics.missCount == 5)
+    #expect(statistics.missesByReason.values.reduce(0, +) == 5, "\(statistics.missesByReason)")
+  }
+
   @Test("without a time, and with one of 0 or less, nothing is remembered", arguments: CacheKind.allCases)
   func notRemembered(_ kind: CacheKind) async throws {
     let cache = try kind.make(clock: ManualClock())

@@ -82,6 +82,61 @@ struct LoadingRefreshTests {
     #expect(await test.ask(refreshAfter: .zero) == [3] && test.began.value == 3, "its age was not noted")
   }
 
+  @Test("what the program has changed is its own, and not loaded anew", arguments: CacheKind.allCases)
+  func changed(_ kind: CacheKind) async throws {
+    let clock = ManualClock()
+    func test(_ modify: (Int) -> Void, _ ask: (Int) async -> [UInt8], _ loads: LoadTable<Int, [UInt8]>) async {
+      #expect(await ask(1) == [0])
+      modify(1)
+      clock.advance(by: .seconds(1000))
+      for _ in 0..<3 { #expect(await ask(1) == [0, 7]) }
+      #expect(loads.loadCount.load(ordering: .relaxed) == 1 && loads.waiterCount(of: 1) == 0)
+    }
+    let cache = try kind.make(clock: clock)
+    if let cache = cache as? ObjectCache<Int, [UInt8]> {
+      await test(
+        { cache.modifyValue(forKey: $0) { $0?.append(7) } }, { await cache.value(forKey: $0, refreshAfter: .seconds(1)) { [0] } },
+        cache.loads)
+    } else if let cache = cache as? PurgeableCache<Int, [UInt8]> {
+      await test(
+        { cache.modifyValue(forKey: $0) { $0?.append(7) } }, { await cache.value(forKey: $0, refreshAfter: .seconds(1)) { [0] } },
+        cache.loads)
+    }
+  }
+
+  @Test("no more values are loaded anew at a time than the limit says; a hit beyond it returns the old one, a later one loads")
+  func limited() async throws {
+    var options = CacheOptions()
+    options.refreshLimit = 2
+    let (bytes, objects) = (try PurgeableCache<Int, [UInt8]>(options), try ObjectCache<Int, [UInt8]>(options))
+    try await limited(bytes.loads) { await bytes.value(forKey: $0, refreshAfter: .zero, loading: $1) }
+    try await limited(objects.loads) { await objects.value(forKey: $0, refreshAfter: .zero, loading: $1) }
+    options.refreshLimit = -1
+    let refusal = #expect(throws: PurgeableError.self) { try PurgeableCache<Int, [UInt8]>(options) }
+    #expect(refusal?.kind == .invalidArgument("refreshLimit"))
+  }
+
+  private func limited(
+    _ loads: LoadTable<Int, [UInt8]>, _ ask: (Int, @escaping @Sendable () async -> [UInt8]) async -> [UInt8]
+  ) async throws {
+    let (began, allowed) = (LoadCounter(), LoadCounter())
+    for key in 0..<5 { #expect(await ask(key) { [0] } == [0]) }
+    for round in 0..<2 {
+      for key in 0..<5 {
+        let value = await ask(key) {
+          began.next()
+          _ = await TestRun.comes { allowed.value > round }
+          return [UInt8(key)]
+        }
+        #expect(value.count == 1)
+      }
+      #expect(await TestRun.comes { began.value == 2 * (round + 1) })
+      #expect(!loads.mayRefresh && loads.loadCount.load(ordering: .relaxed) == 5 + 2 * round)
+      allowed.next()
+      #expect(await TestRun.comes { loads.mayRefresh && loads.loadCount.load(ordering: .relaxed) == 7 + 2 * round })
+    }
+  }
+
   @Test("where the load fails the old value stays until it expires, and the next hit tries again")
   func fails() async throws {
     let test = try Refreshed(tracksKeys: false)

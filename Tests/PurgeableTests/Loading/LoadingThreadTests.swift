@@ -277,7 +277,7 @@ struct LoadingThreadTests {
 
   @Test("who asks between the moment when a load is kept and its end waits for it; after a removal nobody does")
   func keptMeanwhile() async throws {
-    let loads = LoadTable<Int, Int>()
+    let loads = LoadTable<Int, Int>(refreshLimit: 1)
     func seat() -> LoadSeat<Int, Int> { loads.join(1, 0, for: LoadCall(thread: nil), within: nil) }
     let first = seat()
     #expect(first.isOwn && first.flight.permit.take() && !seat().isOwn)
@@ -288,6 +288,20 @@ struct LoadingThreadTests {
     #expect(second.flight.permit.take() && !seat().isOwn)
     loads.end(second.flight, .success(2))
     #expect(seat().isOwn)
+  }
+
+  @Test("a task's load is joined, however many loads of threads were kept meanwhile")
+  func keptByOthers() {
+    let loads = LoadTable<Int, Int>(refreshLimit: 1)
+    func seat(_ thread: pthread_t?) -> LoadSeat<Int, Int> { loads.join(1, 0, for: LoadCall(thread: thread), within: nil) }
+    let task = seat(nil)
+    for _ in 0..<3 {
+      let thread = seat(pthread_self())
+      #expect(thread.isOwn && thread.flight.permit.take())
+      loads.end(thread.flight, .success(1))
+    }
+    #expect(task.isOwn && !seat(nil).isOwn && !task.flight.permit.take())
+    loads.end(task.flight, .success(2))
   }
 
   @Test("threads that go through the same keys at the same time load each once", arguments: CacheKind.allCases)

@@ -30,6 +30,60 @@ struct ObjectLoadingTests {
     #expect(load(6).number == 5 && cache.statistics.loadCount == 4)
   }
 
+  @Test("what is loaded anew and is too large, or valid for no time, takes the old value away; not what came meanwhile")
+  func refreshedInVain() async throws {
+    for (cost, expiry) in [(11, Expiry?.none), (1, .sinceCreation(.zero))] {
+      for isOvertaken in [false, true] {
+        let cache = try ObjectCache<Int, Int>(costLimit: 10)
+        cache.costOfValue = { $0 }
+        #expect(await cache.value(forKey: 1, refreshAfter: .zero) { 5 } == 5)
+        #expect(
+          await cache.value(forKey: 1, expiry: expiry, refreshAfter: .zero) {
+            if isOvertaken { cache[1] = 7 }
+            return cost
+          } == 5)
+        #expect(await TestRun.comes { cache.statistics.loadCount == 2 && cache.loads.waiterCount(of: 1) == 0 })
+        #expect(await TestRun.comes { cache.peekValue(forKey: 1) == (isOvertaken ? 7 : nil) }, "\(cost) \(isOvertaken)")
+      }
+    }
+  }
+
+  @Test("a change that comes while another is made is not lost, also where what is made is too large")
+  func modifiedInVain() throws {
+    let cache = try ObjectCache<Int, [Int]>(costLimit: 10)
+    cache.costOfValue = { $0.count }
+    cache[1] = [1]
+    var runs = 0
+    cache.modifyValue(forKey: 1) { value in
+      runs += 1
+      if runs == 1 { cache[1] = [7] }
+      value?.append(contentsOf: [Int](repeating: 0, count: runs == 1 ? 20 : 1))
+    }
+    #expect(runs == 2 && cache[1] == [7, 0])
+    cache.modifyValue(forKey: 1) { $0 = [Int](repeating: 0, count: 20) }
+    #expect(cache[1] == nil && cache.statistics.refusalCount == 1)
+  }
+
+  @Test("what ends while it is changed is changed anew, as if there were none")
+  func modifiedTooLate() throws {
+    for expiry in [Expiry.sinceCreation(.seconds(5)), .sinceLastUse(.seconds(5))] {
+      let clock = ManualClock()
+      var options = CacheOptions()
+      options.clock = clock
+      let cache = try ObjectCache<Int, Int>(options)
+      cache.setValue(1, forKey: 1, expiry: expiry)
+      var seen: [Int?] = []
+      cache.modifyValue(forKey: 1) { value in
+        seen.append(value)
+        if seen.count == 1 { clock.advance(by: .seconds(6)) }
+        value = (value ?? 100) + 1
+      }
+      #expect(seen == [1, nil] && cache[1] == 101)
+      clock.advance(by: .seconds(6))
+      #expect(cache[1] == 101)
+    }
+  }
+
   @Test("an object that cannot be kept is returned with its content, and takes away nothing that came meanwhile")
   func refused() throws {
     let told = Departures<Int, TestContent>()

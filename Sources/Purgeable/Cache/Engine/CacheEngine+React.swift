@@ -84,6 +84,7 @@ extension CacheEngine: PressureClient {
   func trim(level: PressureLevel, timeLimit: UInt64 = PressureReaction.timeLimit) -> PressureRelief {
     // At the critical level, one more is given without asking. A slice is a slab at least: of a small cache one may be enough.
     var slices = level == .critical ? 3 : level == .warning ? 1 : 0
+    defer { enforceAfterCopying() }
     return PressureReaction.run(CollectionOfOne<any PressureClient>(self), level, timeLimit: timeLimit, isFelt: false) { _ in
       slices -= 1
       let freed = relievedBytes - freedBeforeReaction.load(ordering: .relaxed)

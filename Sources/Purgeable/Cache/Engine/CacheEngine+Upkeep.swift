@@ -129,11 +129,14 @@ extension CacheEngine {
           return held.evictEntry(.trimmed)
         })
     }
-    // What was used was copied above the byte limit, and the slab that it came from may have stayed.
-    if base.isOverLimits {
-      heap.trim()
-      enforceLimits()
-    }
+    enforceAfterCopying()
+  }
+
+  /// What was used was copied above the byte limit, and the slab that it came from may have stayed.
+  func enforceAfterCopying() {
+    guard base.isOverLimits else { return }
+    heap.trim()
+    enforceLimits()
   }
 
   func trim(toCount count: Int) {

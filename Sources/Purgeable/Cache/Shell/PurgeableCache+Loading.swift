@@ -113,8 +113,9 @@ extension PurgeableCache: Loading {
   /// the same, and loaded anew meanwhile, by one task whoever else asks; 0 or less stands for each hit. What that load makes
   /// takes the value's place, with an age and an expiry that begin anew. Where it throws, the old value stays until it expires,
   /// and the next hit tries again: only `CacheStatistics.loadFailureCount` tells of the error. A store or a removal meanwhile
-  /// wins, as over any load. Values that were stored, or loaded without it, are never loaded anew. Such an entry takes 9 bytes
-  /// more, and a hit looks at it twice; one that begins a load takes a task.
+  /// wins, as over any load. Values that were stored, or loaded without it, are never loaded anew. `CacheOptions.refreshLimit`
+  /// values are loaded anew at a time, no more. Such an entry takes 9 bytes more, and a hit looks at it twice; one that begins a
+  /// load takes a task.
   ///
   /// Any thread and any actor; `load` runs where its own isolation says. Cost: a hit as `value(forKey:)`; a miss, beside the load
   /// and the store, a task and two short mutexes.

@@ -3,7 +3,6 @@
 // unless its key has a value or had one since the restore began (Shard/HeldShard+Restore.swift).
 
 import CPurgeable
-import Glibc
 
 extension PurgeableCache where Key: PurgeableValue {
   /// Stores the entries of a file, the hottest first, while there is room without an eviction, with cost, expiry, recompute
@@ -51,16 +50,15 @@ extension PurgeableCache where Key: PurgeableValue {
   ) throws(PurgeableError) {
     engine.shards.healIfChild()
     let times = FileTimes(clock: engine.base.clock, created: reader.header.created)
-    let process = getpid()
     var batch = CacheFileReader.Batch()
     var isFull = false
     while !isFull, try reader.next(&batch) {
       var start = 0
-      while start < batch.items.count, !isFull, !overtaken.hasAll, getpid() == process {
+      while start < batch.items.count, !isFull, !overtaken.hasAll {
         let end = endOfRoom(batch, from: start)
         engine.shards.restoring {
           let before = report.entryCount
-          for i in start..<end where !isFull && !overtaken.hasAll && getpid() == process {
+          for i in start..<end where !isFull && !overtaken.hasAll {
             // An order that names entries is told of each, hottest first; slabs have the coldest first.
             let item = batch.items[engine.base.namesSlabs ? start + end - 1 - i : i]
             isFull = !restore(item, in: batch, format, times, overtaken, &report)
@@ -69,8 +67,8 @@ extension PurgeableCache where Key: PurgeableValue {
         }
         start = end
       }
-      // In a child that a closure of the program's has forked, the rest is the parent's.
-      if overtaken.hasAll || getpid() != process { break }
+      // Also in a child that a closure of the program's has forked: there the rest is the parent's (`LoadTable.forgetInChild`).
+      if overtaken.hasAll { break }
       try steps.note(reader.progress, at: .max)
     }
   }

@@ -23,7 +23,8 @@ extension PurgeableCache {
   ///
   /// `body` runs under no mutex, and runs again where the entry was changed meanwhile, so that no change of another thread is
   /// lost. An error of `body` leaves the entry as it was. A cost that was given with the value stays, and so do the end of its
-  /// time, its recompute cost and its version; else the cost is the number of the new value's bytes. A store counts as a use.
+  /// time, its recompute cost and its version; else the cost is the number of the new value's bytes. A store counts as a use, and
+  /// what was loaded is not loaded anew any more (`refreshAfter`).
   /// Where the new value is refused, the entry is as after a `setValue(_:forKey:cost:)` that was refused, whose outcome this does
   /// not tell. Any thread.
   @discardableResult
@@ -33,8 +34,10 @@ extension PurgeableCache {
       var value = old?.value
       let result = try body(&value)
       if let value {
-        let head = old == nil ? nil : peeked?.head
-        if store(value, forKey: key, head ?? engine.base.head(), old?.version, ifUnchanged: peeked) { return result }
+        var head = (old == nil ? nil : peeked?.head) ?? engine.base.head()
+        // It is what the program made, and is not loaded anew.
+        head.made = nil
+        if store(value, forKey: key, head, old?.version, ifUnchanged: peeked) { return result }
       } else {
         guard let peeked else {
           // A key that was kept without its value.

@@ -27,7 +27,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   /// Exists in caches that may have tracked keys: with `String` keys, those outside of ASCII.
   let teller: KeyTeller<Key, Value>?
   /// The keys that are being loaded.
-  @usableFromInline let loads = LoadTable<Key, Value>()
+  @usableFromInline let loads: LoadTable<Key, Value>
 
   /// The cache's name, for its description, statistics and messages.
   public let name: String
@@ -167,6 +167,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
         KeyTeller(onDeparture.map { .init(tell: $0, decode: { Value(purgeableBytes: $0) }) })
       case .integer, .bytes, .custom: nil
       }
+    let loads = LoadTable<Key, Value>(refreshLimit: options.refreshLimit)
     let engine = try CacheEngine(
       options, keyLayout: form.layout, clock: clock ?? options.monotonicClock, hashSeed: hashSeed, observer: teller, loads: loads,
       entryOrder: entryOrder)
@@ -180,6 +181,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
         explanation: "\(limit) bytes are less than an empty cache and its first entry need here, \(needed) bytes")
     }
     self.engine = engine
+    self.loads = loads
     self.form = form
     self.teller = teller
     name = options.name
