@@ -137,7 +137,7 @@
       try cache.alwaysLoadedValue(forKey: key, version: version) { () throws(E) in
         let found = self.read(key, version)
         if case .found(let found) = found.result { return .found(found) }
-        return self.loaded(try load(), key, version, expiry, found.number)
+        return self.loaded(self.made(try load(), version, expiry), key, found.number)
       }
     }
 
@@ -169,7 +169,47 @@
           if case .found(let found) = found.result { return .found(found) }
           number = found.number
         }
-        return self.loaded(try await load(), key, version, expiry, number)
+        return self.loaded(self.made(try await load(), version, expiry), key, number)
+      }
+    }
+
+    /// The value of a key, from memory, from the database, or what `load` finds, in a task of its own, and then in both. For
+    /// validators that come with the value, as HTTP's ETag: as `PurgeableCache.value(forKey:refreshAfter:reloading:)`, with the
+    /// database between. `load` gets the entry in memory that is due; nil where neither memory nor the database has a value. What
+    /// comes from the database is returned as it is, and counts as loaded, whoever stored it; where it is old, the next hit in
+    /// memory asks. After `unchanged` the record's age and expiry begin anew, too.
+    @inlinable
+    public nonisolated(nonsending) func value<E: Error>(
+      forKey key: Key, refreshAfter: Duration? = nil,
+      reloading load: @escaping @Sendable (_ current: CacheEntry<Key, Value>?) async throws(E) -> LoadResult<Value>
+    ) async throws(E) -> Value? {
+      let isFound = cache.value(forKey: key)
+      if let value = isFound, refreshAfter == nil { return value }
+      return try await reloadedValue(isFound, key, refreshAfter, load)
+    }
+
+    @usableFromInline
+    nonisolated(nonsending) func reloadedValue<E: Error>(
+      _ found: Value?, _ key: Key, _ refreshAfter: Duration?,
+      _ load: @escaping @Sendable (CacheEntry<Key, Value>?) async throws(E) -> LoadResult<Value>
+    ) async throws(E) -> Value? {
+      try await cache.reloadedValue(found, forKey: key, refreshAfter: refreshAfter) { current async throws(E) in
+        let number: UInt32
+        if current == nil {
+          let found = await self.readInThread(key, nil)
+          if case .found(let found) = found.result { return .found(found) }
+          number = found.number
+        } else {
+          number = self.changeNumber(of: key)
+        }
+        switch try await load(current?.entry) {
+        case .found(let value, let cost, let expiry, let version):
+          return self.loaded(self.made(value, version, expiry, cost: cost), key, number)
+        case .unchanged: return current.map { self.loaded($0.kept, key, number) } ?? .absent
+        case .absent(let time):
+          if let key = Self.storeKey(key) { self.database.change(key, .removal, ifUnchangedSince: number) }
+          return time.map { .absentFor($0) } ?? .absent
+        }
       }
     }
 
@@ -252,7 +292,7 @@
 
     /// nil for a value that the database is not to have.
     private func record(of value: Value, _ cost: Int?, _ expiry: Expiry?, _ version: String?) -> StoredRecord? {
-      if expiry?.isOver == true { return nil }
+      if expiry?.isOver == true || VersionLimit.isExceeded(by: version) { return nil }
       let lifetime = expiry.map { ($0.sinceCreation?.wholeNanoseconds, $0.sinceLastUse?.wholeNanoseconds) }
       guard let bytes = (value as? [UInt8]).flatMap({ format.isPlain ? $0 : nil }) ?? (try? format.encode(value)) else {
         database.noteFailure(.notSupported, "a value does not encode; it is in memory alone")
@@ -315,17 +355,20 @@
       }
     }
 
+    private func made(_ value: Value, _ version: String?, _ expiry: Expiry?, cost: Int? = nil) -> TierValue<Value> {
+      var made = TierValue(value)
+      (made.cost, made.expiry, made.version) = (cost, expiry ?? defaultExpiry, version)
+      return made
+    }
+
     /// What was loaded goes to the database, too.
-    private func loaded(
-      _ value: Value, _ key: Key, _ version: String?, _ expiry: Expiry?, _ number: UInt32
-    ) -> TierResult<Value> {
-      var found = TierValue(value)
-      (found.expiry, found.version) = (expiry ?? defaultExpiry, version)
+    private func loaded(_ made: TierValue<Value>, _ key: Key, _ number: UInt32) -> TierResult<Value> {
+      var made = made
       if let key = Self.storeKey(key) {
-        let change = record(of: value, nil, found.expiry, version).map { Change.put($0) } ?? .removal
-        found.announce = { [database] in database.change(key, change, ifUnchangedSince: number) }
+        let change = record(of: made.value, made.cost, made.expiry, made.version).map { Change.put($0) } ?? .removal
+        made.announce = { [database] in database.change(key, change, ifUnchangedSince: number) }
       }
-      return .found(found)
+      return .found(made)
     }
 
     private nonisolated(nonsending) func readInThread(

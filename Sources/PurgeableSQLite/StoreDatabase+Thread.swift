@@ -103,9 +103,11 @@
       }
       if let writer { note(writer.total) }
       let first = failure.map { PurgeableError($0, in: "PurgeableStore '\(name)'") }
+      let isTold = work.requests.contains { $0.tellsAll }
       let known = mutex.withLock { () -> PurgeableError? in
-        if let first { count(first, isNews: true) }
-        return work.requests.contains { $0.tellsAll } ? exchange(&firstFailure, with: nil) : nil
+        // What passes is news for who waits for it only: what waited is written later.
+        if let first { count(first, isNews: isTold || failure?.passes != true) }
+        return isTold ? exchange(&firstFailure, with: nil) : nil
       }
       if work.isEnd { closeAll() }
       for (i, request) in work.requests.enumerated() {
@@ -241,10 +243,11 @@
 
     /// Somebody has removed the database or what is beside it, or put something else in its place.
     private func reopenIfGone() throws(StoreFailure) {
-      if let writer, let file, folder.leads(to: file) {
-        if folder.hasLock, writer.hasItsNames { return }
-        try folder.prepare()
-        readers.reopen()
+      func isThere() -> Bool { file.map { folder.leads(to: $0) } ?? false }
+      if let writer, isThere(), folder.hasLock, writer.hasItsNames { return }
+      readers.reopen()
+      try folder.prepare()
+      if let writer, isThere() {
         // What a log without a name has goes to the database: nobody would find it.
         do { try writer.checkpoint(cuts: true) } catch {
           let error = PurgeableError(
@@ -253,9 +256,7 @@
           mutex.withLock { count(error, isNews: true) }
         }
       }
-      readers.reopen()
       closeWriter()
-      try folder.prepare()
       try reopen()
     }
 

@@ -6,6 +6,8 @@
 package enum TierResult<Value: Sendable>: Sendable {
   case found(TierValue<Value>)
   case absent
+  /// And that is remembered.
+  case absentFor(Duration)
 }
 
 package struct TierValue<Value: Sendable>: Sendable {
@@ -13,6 +15,8 @@ package struct TierValue<Value: Sendable>: Sendable {
   package var cost: Int?
   package var expiry: Expiry?
   package var version: String?
+  /// In nanoseconds; nil for the time of the load.
+  package var recomputeCost: UInt64?
   /// Since it was made.
   package var age = Duration.zero
   /// Asked once whether the value is kept, unless something else was stored under the key, or the key was removed, while it was
@@ -21,6 +25,15 @@ package struct TierValue<Value: Sendable>: Sendable {
   package var announce: (@Sendable () -> Bool)?
 
   package init(_ value: Value) { self.value = value }
+
+  /// As it is kept.
+  fileprivate init(_ value: Value, _ terms: EntryTerms) {
+    self.value = value
+    (cost, recomputeCost, version) = (terms.cost.map { Int(clamping: $0) }, terms.recomputeCost, terms.version)
+    expiry = Expiry(
+      sinceCreation: terms.lifetime.sinceCreation.map { .nanoseconds(Int64(clamping: $0)) },
+      sinceLastUse: terms.lifetime.sinceLastUse.map { .nanoseconds(Int64(clamping: $0)) })
+  }
 }
 
 extension PurgeableCache {
@@ -104,6 +117,24 @@ extension PurgeableCache {
     return value
   }
 
+  /// As above, for a load that may find nothing. `load` gets the entry that is loaded anew, with all that it is kept by.
+  package nonisolated(nonsending) func reloadedValue<E: Error>(
+    _ found: Value?, forKey key: Key, refreshAfter: Duration?,
+    tier load:
+      @escaping @Sendable (
+        _ current: (entry: CacheEntry<Key, Value>, kept: TierValue<Value>)?
+      ) async throws(E) -> TierResult<Value>
+  ) async throws(E) -> Value? {
+    let (terms, answer) = tierTerms(nil, refreshAfter)
+    let make = { @Sendable () async throws(E) -> Value? in
+      let current = self.current(key).map { entry, terms in (entry: entry, kept: TierValue(entry.value, terms)) }
+      return answer.take(try await load(current), terms)
+    }
+    guard let value = found else { return try await loadedValueIfAny(forKey: key, terms, make) }
+    refresh(key, terms, make)
+    return value
+  }
+
   // MARK: Uses
 
   /// From now on the last use of each entry is noted, also where nothing expires by it.
@@ -132,9 +163,15 @@ extension PurgeableCache {
 
 extension LoadAnswer {
   fileprivate func take<Value>(_ result: TierResult<Value>, _ terms: LoadTerms) -> Value? {
-    guard case .found(let found) = result else { return nil }
     var said = terms
-    said.cost = found.cost.map { UInt64(max(0, $0)) }
+    guard case .found(let found) = result else {
+      if case .absentFor(let time) = result {
+        said.absenceTime = time.wholeNanoseconds
+        self.terms = said
+      }
+      return nil
+    }
+    (said.cost, said.recomputeCost) = (found.cost.map { UInt64(max(0, $0)) }, found.recomputeCost)
     (said.lifetime, said.version, said.age) = (found.expiry?.lifetime, found.version, found.age.wholeNanoseconds)
     said.announce = found.announce
     self.terms = said
