@@ -46,11 +46,11 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
   let nanoseconds = Atomic<UInt64>(0)
   let sharedCount = Atomic<Int>(0)
   /// Values that are being loaded anew, and how many may be.
-  private let refreshCount = Atomic<Int>(0)
-  private let refreshLimit: Int
+  private let refreshCount = Atomic<Int32>(0)
+  private let refreshLimit: Int32
   let absentCount = Atomic<Int>(0)
 
-  init(refreshLimit: Int) { self.refreshLimit = refreshLimit }
+  init(refreshLimit: Int) { self.refreshLimit = Int32(clamping: refreshLimit) }
 
   private func locked<R>(_ body: (inout Books) -> R) -> R {
     books.lock()

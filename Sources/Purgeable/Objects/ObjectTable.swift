@@ -189,7 +189,7 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   }
 
   /// The entry with a hash whose value came first after so many others.
-  @usableFromInline
+  @inlinable
   func oldest(withHash hash: UInt32, after number: UInt64) -> UInt32 {
     var oldest = noPosition
     var position = first(withHash: hash)
@@ -230,7 +230,7 @@ struct ObjectTable<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   func has(_ position: UInt32, birth: UInt64) -> Bool { position < capacity && self[position].birth == birth }
 
   /// Where the value with a number is now.
-  @usableFromInline
+  @inlinable
   func position(withHash hash: UInt32, birth: UInt64) -> UInt32 {
     let position = oldest(withHash: hash, after: birth - 1)
     return position != noPosition && self[position].birth == birth ? position : noPosition
