@@ -161,15 +161,9 @@
     ) async throws(E) -> Value {
       try await cache.alwaysLoadedValue(found, forKey: key, version: version, refreshAfter: refreshAfter) {
         isRefresh async throws(E) in
-        let number: UInt32
-        if isRefresh {
-          number = self.changeNumber(of: key)
-        } else {
-          let found = await self.readInThread(key, version)
-          if case .found(let found) = found.result { return .found(found) }
-          number = found.number
-        }
-        return self.loaded(self.made(try await load(), version, expiry), key, number)
+        let found = await self.readInThread(key, version, isRefresh: isRefresh)
+        if case .found(let found) = found.result { return .found(found) }
+        return self.loaded(self.made(try await load(), version, expiry), key, found.number)
       }
     }
 
@@ -194,14 +188,9 @@
       _ load: @escaping @Sendable (CacheEntry<Key, Value>?) async throws(E) -> LoadResult<Value>
     ) async throws(E) -> Value? {
       try await cache.reloadedValue(found, forKey: key, refreshAfter: refreshAfter) { current async throws(E) in
-        let number: UInt32
-        if current == nil {
-          let found = await self.readInThread(key, nil)
-          if case .found(let found) = found.result { return .found(found) }
-          number = found.number
-        } else {
-          number = self.changeNumber(of: key)
-        }
+        let found = await self.readInThread(key, nil, isRefresh: current != nil)
+        if case .found(let found) = found.result { return .found(found) }
+        let number = found.number
         switch try await load(current?.entry) {
         case .found(let value, let cost, let expiry, let version):
           return self.loaded(self.made(value, version, expiry, cost: cost), key, number)
@@ -371,9 +360,11 @@
       return .found(made)
     }
 
+    /// As `read`. `isRefresh`: memory has the value, and what the database has is not wanted.
     private nonisolated(nonsending) func readInThread(
-      _ key: Key, _ version: String?
+      _ key: Key, _ version: String?, isRefresh: Bool = false
     ) async -> (result: TierResult<Value>, number: UInt32) {
+      if isRefresh { return (.absent, changeNumber(of: key)) }
       // A forked child has neither the threads nor the database.
       guard database.isOurs else { return (.absent, 0) }
       return await unsafe withUnsafeContinuation {

@@ -40,8 +40,9 @@
         while true {
           let now = MonotonicTime.now
           if !requests.isEmpty { return takeWork() }
-          if max(isOffUntil, restsUntil) > now {
-            _ = mutex.wait(until: max(isOffUntil, restsUntil))
+          let pause = max(isOffUntil, restsUntil)
+          if pause > now {
+            _ = mutex.wait(until: pause)
             continue
           }
           if !damaged.isEmpty || isDamaged || isSuspect || isOffUntil > 0 { return takeWork() }

@@ -71,11 +71,12 @@
         throw StoreFailure(
           number: ENOTSUP, call: "statfs", message: "\(path) is on another machine, where processes cannot share a database")
       }
-      try clearAway(lock, unless: S_IFREG)
-      try clearAway(data, unless: S_IFDIR)
+      try putAside(lock, unless: S_IFREG)
+      try putAside(data, unless: S_IFDIR)
       try makeDirectories(data)
+      // With its log, which SQLite would take for that of the next one.
       if let kind = Self.kind(database), kind != S_IFREG { try locked { () throws(StoreFailure) in try putAside() } }
-      for end in ["-wal", "-shm"] { try clearAway(database + end, unless: S_IFREG) }
+      for end in ["-wal", "-shm"] { try putAside(database + end, unless: S_IFREG) }
       try writeTag()
       makeReserve()
     }
@@ -214,7 +215,7 @@
         let (folder, path) = valuePath(number)
         var file = unsafe Glibc.open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0o600)
         if file < 0, errno == ENOENT || errno == ENOTDIR {
-          for folder in [values, folder] { try clearAway(folder, unless: S_IFDIR) }
+          for folder in [values, folder] { try putAside(folder, unless: S_IFDIR) }
           try makeDirectories(folder)
           file = unsafe Glibc.open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0o600)
         }
@@ -297,7 +298,8 @@
       guard unsafe rename(file, aside) == 0 || errno == ENOENT else { throw .system("rename", "\(file) cannot be put aside") }
     }
 
-    private func clearAway(_ file: String, unless kind: mode_t) throws(StoreFailure) {
+    /// Puts aside what is no file of this kind.
+    private func putAside(_ file: String, unless kind: mode_t) throws(StoreFailure) {
       if let found = Self.kind(file), found != kind { try putAside(file) }
     }
 

@@ -14,31 +14,21 @@
 
   @Suite("a database that fails")
   struct StoreFaultTests {
-    /// Files in place of the values that are longer than this.
-    private static var options: PurgeableStoreOptions {
-      var options = PurgeableStoreOptions()
-      options.fileThresholdBytes = 16 << 10
-      return options
-    }
-
     private static let keys = 200
-    private static func value(_ key: Int, _ version: Int = 0) -> [UInt8] {
-      content(key, version: version, count: key % 20 == 0 ? 20_000 + key : 500 + key)
-    }
 
     private static func fill(_ place: StorePlace) throws {
-      try place.withStore(options) { store in
-        for key in 0..<keys { store.setValue(value(key), forKey: "\(key)") }
+      try place.withStore(.withFiles) { store in
+        for key in 0..<keys { store.setValue(mixedContent(key), forKey: "\(key)") }
       }
     }
 
     /// How many values are there; none may be another than the one that was stored.
     private static func check(_ place: StorePlace) throws -> Int {
-      let store = try place.open(options)
+      let store = try place.open(.withFiles)
       var count = 0
       for key in 0..<keys {
         guard let found = store.value(forKey: "\(key)") else { continue }
-        #expect(found == value(key), "\(key)")
+        #expect(found == mixedContent(key), "\(key)")
         count += 1
       }
       // It can be written and read all the same.
@@ -92,7 +82,7 @@
           try content.write(to: file)
           if !content.isEmpty {
             // It is told, though nothing that this store has written is lost.
-            let store = try place.open(Self.options)
+            let store = try place.open(.withFiles)
             #expect(store.statistics.failureCount == 1 && store.statistics.lastError?.kind == .invalidFile)
             try store.close()
           }
@@ -251,7 +241,7 @@
     func locked() throws {
       try withPlace { place in
         try Self.fill(place)
-        var options = Self.options
+        var options = PurgeableStoreOptions.withFiles
         options.writeInterval = .zero
         let store = try place.open(options)
         let other = try Connection(place.database, makes: false, busyMilliseconds: 1000)
@@ -261,7 +251,8 @@
         // The writer's thread takes them, and waits for the lock.
         for _ in 0..<50 {
           store.cache.removeAll()
-          #expect(store.value(forKey: "1") == Self.value(1) && store.value(forKey: "a") == [1] && store.value(forKey: "2") == nil)
+          #expect(
+            store.value(forKey: "1") == mixedContent(1) && store.value(forKey: "a") == [1] && store.value(forKey: "2") == nil)
           usleep(2000)
         }
         let error = try #require(throws: PurgeableError.self) { try store.flush() }
@@ -313,9 +304,9 @@
         guard let place = try? StorePlace() else { fatalError("a folder") }
         var random = SplitMix64(seed: TestRun.seed)
         func stores(from first: Int, to pipe: Int32) throws {
-          let store = try place.open(StoreFaultTests.options)
+          let store = try place.open(.withFiles)
           for version in first..<first + 1000 {
-            for key in 0..<40 { store.setValue(StoreFaultTests.value(key, version), forKey: "\(key)") }
+            for key in 0..<40 { store.setValue(mixedContent(key, version), forKey: "\(key)") }
             if version % 7 == 0 { try store.trim(toBytes: 20_000) }
             try store.flush()
             var said = Int32(version)
@@ -344,11 +335,11 @@
           while unsafe read(ends.0, &said, 4) == 4 { reported = Int(said) }
           _ = ChildEnd.of(child)
           close(ends.0)
-          guard let store = try? place.open(StoreFaultTests.options) else { fatalError("it opens again") }
+          guard let store = try? place.open(.withFiles) else { fatalError("it opens again") }
           // Some are trimmed in each seventh round.
           let versions = (0..<40).compactMap { key -> Int? in
             guard let found = store.value(forKey: "\(key)") else { return nil }
-            for version in [reported, reported + 1] where found == StoreFaultTests.value(key, version) { return version }
+            for version in [reported, reported + 1] where found == mixedContent(key, version) { return version }
             fatalError("\(key): a value that was not stored last, after \(reported)")
           }
           if reported % 7 != 0, (reported + 1) % 7 != 0 { precondition(versions.count == 40, "\(versions.count) of 40") }
@@ -398,8 +389,8 @@
     func full() async {
       await #expect(processExitsWith: .success) {
         signal(SIGXFSZ, SIG_IGN)
-        guard let place = try? StorePlace(), let store = try? place.open(StoreFaultTests.options) else { fatalError("a store") }
-        for key in 0..<200 { store.setValue(StoreFaultTests.value(key), forKey: "\(key)") }
+        guard let place = try? StorePlace(), let store = try? place.open(.withFiles) else { fatalError("a store") }
+        for key in 0..<200 { store.setValue(mixedContent(key), forKey: "\(key)") }
         guard (try? store.flush()) != nil else { fatalError("a flush") }
         func limit(_ byteCount: rlim_t) {
           var limit = rlimit(rlim_cur: byteCount, rlim_max: .max)
@@ -409,12 +400,12 @@
         var failures = 0
         for room in [0, 4096, 100_000, 200_000] {
           limit(rlim_t(room))
-          for key in 0..<200 { store.setValue(StoreFaultTests.value(key, room + 1), forKey: "\(key)") }
+          for key in 0..<200 { store.setValue(mixedContent(key, room + 1), forKey: "\(key)") }
           if (try? store.flush()) == nil { failures += 1 }
           store.cache.removeAll()
           for key in 0..<200 {
             guard let found = store.value(forKey: "\(key)") else { continue }
-            precondition(found == StoreFaultTests.value(key, room + 1), "\(key): an older value")
+            precondition(found == mixedContent(key, room + 1), "\(key): an older value")
           }
           limit(.max)
           store.setValue([UInt8(truncatingIfNeeded: room)], forKey: "again")
@@ -423,7 +414,7 @@
           precondition(store.value(forKey: "again") == [UInt8(truncatingIfNeeded: room)], "with room again")
           for key in 0..<200 {
             guard let found = store.value(forKey: "\(key)") else { continue }
-            precondition(found == StoreFaultTests.value(key, room + 1), "\(key): an older value, later")
+            precondition(found == mixedContent(key, room + 1), "\(key): an older value, later")
           }
         }
         precondition(failures > 0, "no room shows")

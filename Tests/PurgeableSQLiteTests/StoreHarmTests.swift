@@ -11,31 +11,21 @@
 
   @Suite("a store whose files others remove")
   struct StoreHarmTests {
-    /// Files in place of the values that are longer than this.
-    private static var options: PurgeableStoreOptions {
-      var options = PurgeableStoreOptions()
-      options.fileThresholdBytes = 16 << 10
-      return options
-    }
-
-    private static func value(_ key: Int, _ version: Int = 0) -> [UInt8] {
-      content(key, version: version, count: key % 20 == 0 ? 20_000 + key : 500 + key)
-    }
-
     @Test("the folder removed while the store is open: it is made anew, and what is stored then is there")
     func removed() throws {
       try withPlace { place in
-        let store = try place.open(Self.options)
+        let store = try place.open(.withFiles)
         store.setValue([1], forKey: "a")
         try store.flush()
         try FileManager.default.removeItem(atPath: place.path)
         store.setValue([2], forKey: "b")
-        store.setValue(Self.value(20), forKey: "20")
+        store.setValue(mixedContent(20), forKey: "20")
         try store.flush()
         store.cache.removeAll()
-        #expect(store.value(forKey: "b") == [2] && store.value(forKey: "20") == Self.value(20) && store.value(forKey: "a") == nil)
+        #expect(
+          store.value(forKey: "b") == [2] && store.value(forKey: "20") == mixedContent(20) && store.value(forKey: "a") == nil)
         try store.close()
-        try place.withStore(Self.options) { store in #expect(store.value(forKey: "b") == [2]) }
+        try place.withStore(.withFiles) { store in #expect(store.value(forKey: "b") == [2]) }
       }
     }
 
@@ -51,12 +41,12 @@
       for isOpen in [true, false] {
         try withPlace { place in
           func store(_ version: Int, in store: BytesStore) throws {
-            for key in [1, 20] { store.setValue(Self.value(key, version), forKey: "\(key)") }
+            for key in [1, 20] { store.setValue(mixedContent(key, version), forKey: "\(key)") }
             try store.flush()
             store.cache.removeAll()
-            for key in [1, 20] { #expect(store.value(forKey: "\(key)") == Self.value(key, version), "\(isOpen) \(version)") }
+            for key in [1, 20] { #expect(store.value(forKey: "\(key)") == mixedContent(key, version), "\(isOpen) \(version)") }
           }
-          let opened = try place.open(Self.options)
+          let opened = try place.open(.withFiles)
           try store(1, in: opened)
           if !isOpen { try opened.close() }
           let (path, manager) = ("\(place.path)/\(name)", FileManager.default)
@@ -77,8 +67,8 @@
             try store(2, in: opened)
             try opened.close()
           }
-          let again = try place.open(Self.options)
-          if isOpen { for key in [1, 20] { #expect(again.value(forKey: "\(key)") == Self.value(key, 2)) } }
+          let again = try place.open(.withFiles)
+          if isOpen { for key in [1, 20] { #expect(again.value(forKey: "\(key)") == mixedContent(key, 2)) } }
           try store(3, in: again)
           try again.close()
         }
@@ -88,7 +78,7 @@
     @Test("the log removed while the store is open: what was flushed before, and what is flushed then, is in the database")
     func withoutLog() throws {
       try withPlace { place in
-        let store = try place.open(Self.options)
+        let store = try place.open(.withFiles)
         for round in 0..<4 {
           store.setValue([UInt8(round)], forKey: "\(round)")
           try store.flush()

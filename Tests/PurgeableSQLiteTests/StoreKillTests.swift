@@ -42,21 +42,11 @@
 
   @Suite("a database, and kills at chosen moments")
   struct StoreKillTests {
-    /// Files in place of the values that are longer than this.
-    private static var options: PurgeableStoreOptions {
-      var options = PurgeableStoreOptions()
-      options.fileThresholdBytes = 16 << 10
-      return options
-    }
-
     private static let keys = 300
-    private static func value(_ key: Int, _ version: Int) -> [UInt8] {
-      content(key, version: version, count: key % 20 == 0 ? 20_000 + key : 500 + key)
-    }
 
     private static func fill(_ place: StorePlace) throws {
-      try place.withStore(options) { store in
-        for key in 0..<keys { store.setValue(value(key, 0), forKey: "\(key)") }
+      try place.withStore(.withFiles) { store in
+        for key in 0..<keys { store.setValue(mixedContent(key), forKey: "\(key)") }
       }
     }
 
@@ -67,15 +57,15 @@
         let (files, copy, counted) = (FileManager.default, place.folder.path + "/copy", place.folder.path + "/counted")
         try files.copyItem(atPath: place.path, toPath: copy)
         func work(killingAt number: Int) throws {
-          let store = try place.open(StoreKillTests.options)
+          let store = try place.open(.withFiles)
           WriteKill.begin(at: number)
           for key in stride(from: 0, to: StoreKillTests.keys, by: 3) {
-            store.setValue(StoreKillTests.value(key, 1), forKey: "\(key)")
+            store.setValue(mixedContent(key, 1), forKey: "\(key)")
           }
           try store.flush()
           try store.trim(toBytes: 60_000)
           try place.run("PRAGMA incremental_vacuum(200); PRAGMA wal_checkpoint(TRUNCATE)")
-          for key in 1000..<1100 { store.setValue(StoreKillTests.value(key, 0), forKey: "\(key)") }
+          for key in 1000..<1100 { store.setValue(mixedContent(key, 0), forKey: "\(key)") }
           try store.close()
           try "\(WriteKill.count.load(ordering: .relaxed))".write(toFile: counted, atomically: true, encoding: .utf8)
         }
@@ -101,14 +91,14 @@
           case .exited(0): unreached += 1
           case let other: preconditionFailure("trial \(trial) of \(count) writes: \(String(describing: other))")
           }
-          let store = try place.open(StoreKillTests.options)
+          let store = try place.open(.withFiles)
           let records = store.statistics.recordCount
           var found = 0
           for key in Array(0..<StoreKillTests.keys) + Array(1000..<1100) {
             guard let value = store.value(forKey: "\(key)") else { continue }
             found += 1
             precondition(
-              value == StoreKillTests.value(key, 0) || key % 3 == 0 && value == StoreKillTests.value(key, 1),
+              value == mixedContent(key, 0) || key % 3 == 0 && value == mixedContent(key, 1),
               "trial \(trial): \(key)")
           }
           precondition(found == records && store.statistics.failureCount == 0, "trial \(trial): \(found) of \(records)")
@@ -125,9 +115,9 @@
     func log() throws {
       try withPlace { place in
         try Self.fill(place)
-        let store = try place.open(Self.options)
+        let store = try place.open(.withFiles)
         for key in stride(from: 0, to: Self.keys, by: 2) {
-          store.setValue(Self.value(key, 1), forKey: "\(key)")
+          store.setValue(mixedContent(key, 1), forKey: "\(key)")
           // Each a commit.
           if key % 20 == 18 { try store.flush() }
         }
@@ -157,15 +147,15 @@
           } else {
             try damaged.write(to: URL(fileURLWithPath: path))
           }
-          try place.withStore(Self.options) { store in
+          try place.withStore(.withFiles) { store in
             for key in 0..<Self.keys {
               let found = store.value(forKey: "\(key)")
               if key % 2 == 0 {
-                if found == Self.value(key, 1) { newer += 1 }
+                if found == mixedContent(key, 1) { newer += 1 }
                 let isMissing = found == nil && key % 20 == 0
-                #expect(isMissing || found == Self.value(key, 0) || found == Self.value(key, 1), "trial \(trial), \(key)")
+                #expect(isMissing || found == mixedContent(key, 0) || found == mixedContent(key, 1), "trial \(trial), \(key)")
               } else {
-                #expect(found == Self.value(key, 0), "trial \(trial), \(key)")
+                #expect(found == mixedContent(key, 0), "trial \(trial), \(key)")
               }
             }
             store.setValue([1], forKey: "new")
@@ -188,7 +178,7 @@
       func prepare() throws -> (old: String, young: String) {
         let files = FileManager.default
         let aside = place.folder.path + "/aside"
-        let old = try place.withStore(Self.options) { store in
+        let old = try place.withStore(.withFiles) { store in
           store.setValue(value(0), forKey: "a")
           try store.flush()
           let old = try #require(place.valueFiles().first)
@@ -207,7 +197,7 @@
       }
       func read(_ store: BytesStore) -> [UInt8]? { store.value(forKey: "a") }
       let (old, young) = try prepare()
-      let store = try place.open(Self.options)
+      let store = try place.open(.withFiles)
       #expect(read(store) == value(1))
       #expect(await TestRun.comes { !FileManager.default.fileExists(atPath: old) })
       #expect(FileManager.default.fileExists(atPath: young) && place.valueFiles().count == 2)

@@ -98,4 +98,18 @@
   func content(_ key: Int, version: Int = 0, count: Int = 1000) -> [UInt8] {
     (0..<count).map { UInt8(truncatingIfNeeded: key &* 31 &+ version &* 7 &+ $0 &* ($0 >> 8 | 1)) }
   }
+
+  /// As above; of twenty keys one has a value that is a file by `withFiles`.
+  func mixedContent(_ key: Int, _ version: Int = 0) -> [UInt8] {
+    content(key, version: version, count: key % 20 == 0 ? 20_000 + key : 500 + key)
+  }
+
+  extension PurgeableStoreOptions {
+    /// Files in place of the values that are longer than 16 KiB.
+    static var withFiles: Self {
+      var options = Self()
+      options.fileThresholdBytes = 16 << 10
+      return options
+    }
+  }
 #endif
