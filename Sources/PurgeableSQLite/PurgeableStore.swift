@@ -194,10 +194,10 @@
         switch try await load(current?.entry) {
         case .found(let value, let cost, let expiry, let version):
           return self.loaded(self.made(value, version, expiry, cost: cost), key, number)
-        case .unchanged: return current.map { self.loaded($0.kept, key, number) } ?? .absent
+        case .unchanged: return current.map { self.loaded($0.kept, key, number) } ?? .absent()
         case .absent(let time):
           if let key = Self.storeKey(key) { self.database.change(key, .removal, ifUnchangedSince: number) }
-          return time.map { .absentFor($0) } ?? .absent
+          return .absent(keptFor: time)
         }
       }
     }
@@ -305,16 +305,16 @@
 
     /// What the database has, of a version; nil: of any. With the number that tells whether the key has changed since.
     private func read(_ key: Key, _ version: String?) -> (result: TierResult<Value>, number: UInt32) {
-      guard let key = Self.storeKey(key) else { return (.absent, 0) }
+      guard let key = Self.storeKey(key) else { return (.absent(), 0) }
       let (read, number) = database.read(key)
       guard let record = read, version == nil || record.version == version else {
         database.noteLookUp(isHit: false)
-        return (.absent, number)
+        return (.absent(), number)
       }
       guard let value = unsafe try? format.decode(record.value.span.bytes, Int(record.format)) else {
         database.noteLookUp(isHit: false)
         database.noteFailure(.notSupported, "a value of format \(record.format) does not decode; its record stays")
-        return (.absent, number)
+        return (.absent(), number)
       }
       database.noteLookUp(isHit: true)
       let now = database.now()
@@ -364,9 +364,9 @@
     private nonisolated(nonsending) func readInThread(
       _ key: Key, _ version: String?, isRefresh: Bool = false
     ) async -> (result: TierResult<Value>, number: UInt32) {
-      if isRefresh { return (.absent, changeNumber(of: key)) }
+      if isRefresh { return (.absent(), changeNumber(of: key)) }
       // A forked child has neither the threads nor the database.
-      guard database.isOurs else { return (.absent, 0) }
+      guard database.isOurs else { return (.absent(), 0) }
       return await unsafe withUnsafeContinuation {
         (continuation: UnsafeContinuation<(result: TierResult<Value>, number: UInt32), Never>) in
         // Safe: each call runs once.

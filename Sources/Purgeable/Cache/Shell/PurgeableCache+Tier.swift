@@ -5,9 +5,8 @@
 /// What the second tier, or a load behind it, found.
 package enum TierResult<Value: Sendable>: Sendable {
   case found(TierValue<Value>)
-  case absent
-  /// And that is remembered.
-  case absentFor(Duration)
+  /// `keptFor`: so long it is remembered; nil for not at all.
+  case absent(keptFor: Duration? = nil)
 }
 
 package struct TierValue<Value: Sendable>: Sendable {
@@ -30,9 +29,7 @@ package struct TierValue<Value: Sendable>: Sendable {
   fileprivate init(_ value: Value, _ terms: EntryTerms) {
     self.value = value
     (cost, recomputeCost, version) = (terms.cost.map { Int(clamping: $0) }, terms.recomputeCost, terms.version)
-    expiry = Expiry(
-      sinceCreation: terms.lifetime.sinceCreation.map { .nanoseconds(Int64(clamping: $0)) },
-      sinceLastUse: terms.lifetime.sinceLastUse.map { .nanoseconds(Int64(clamping: $0)) })
+    expiry = Expiry(terms.lifetime) ?? .never
   }
 }
 
@@ -164,17 +161,16 @@ extension PurgeableCache {
 extension LoadAnswer {
   fileprivate func take<Value>(_ result: TierResult<Value>, _ terms: LoadTerms) -> Value? {
     var said = terms
-    guard case .found(let found) = result else {
-      if case .absentFor(let time) = result {
-        said.absenceTime = time.wholeNanoseconds
-        self.terms = said
-      }
+    defer { self.terms = said }
+    switch result {
+    case .absent(let time):
+      said.absenceTime = time?.wholeNanoseconds ?? 0
       return nil
+    case .found(let found):
+      (said.cost, said.recomputeCost) = (found.cost.map { UInt64(max(0, $0)) }, found.recomputeCost)
+      (said.lifetime, said.version, said.age) = (found.expiry?.lifetime, found.version, found.age.wholeNanoseconds)
+      said.announce = found.announce
+      return found.value
     }
-    (said.cost, said.recomputeCost) = (found.cost.map { UInt64(max(0, $0)) }, found.recomputeCost)
-    (said.lifetime, said.version, said.age) = (found.expiry?.lifetime, found.version, found.age.wholeNanoseconds)
-    said.announce = found.announce
-    self.terms = said
-    return found.value
   }
 }
