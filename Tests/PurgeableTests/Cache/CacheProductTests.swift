@@ -234,9 +234,12 @@ private final class ProductRun {
     }
     for key in 0..<Self.keyCount { check(key, cache.value(forKey: key), "at the end") }
     if configuration.keys != .told { return }
-    let counted = cache.statistics.departures
-    for reason in DepartureReason.allCases where reason != .tooLarge {
-      expect(told.count(of: reason) == counted[reason], "\(told.count(of: reason)) were told of as \(reason)")
+    let reasons = DepartureReason.allCases.filter { $0 != .tooLarge }
+    func wrong() -> DepartureReason? { reasons.first { told.count(of: $0) != cache.statistics.departures[$0] } }
+    // The library's thread drops what is due, too, and counts it before it tells.
+    if failures.isEmpty, !patiently({ wrong() == nil }), let reason = wrong() {
+      let counted = cache.statistics.departures[reason] ?? 0
+      expect(false, "\(told.count(of: reason)) were told of as \(reason), and \(counted) were counted")
     }
   }
 }

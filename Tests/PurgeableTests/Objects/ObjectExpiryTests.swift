@@ -10,7 +10,7 @@ import ToolSupport
 
 @Suite("objects: expiry")
 struct ObjectExpiryTests {
-  /// `isAlone`: nothing is dropped on a thread of the cache's own.
+  /// `isAlone`: as `staysAlone`.
   private func make(
     _ clock: ManualClock?, _ expiry: Expiry? = nil, countLimit: Int? = nil, told: Departures<Int, Int>? = nil,
     isAlone: Bool = true
@@ -19,8 +19,7 @@ struct ObjectExpiryTests {
     (options.clock, options.expiry) = (clock, expiry)
     let cache = try ObjectCache<Int, Int>(options)
     if let told { cache.setDepartureHandler { told.note($0) } }
-    // As if it had the thread already.
-    cache.store.relief.withLock { $0.hasThread = isAlone }
+    if isAlone { cache.staysAlone() }
     return cache
   }
 

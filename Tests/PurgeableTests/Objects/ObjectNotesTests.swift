@@ -105,6 +105,7 @@ struct ObjectNotesTests {
   func ends() throws {
     let clock = ManualClock()
     let cache = try make(clock)
+    cache.staysAlone()
     for key in 0..<5000 {
       cache.setValue([UInt8(truncatingIfNeeded: key)], forKey: key, version: key % 2 == 0 ? "\(key)" : nil)
     }
