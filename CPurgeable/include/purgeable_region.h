@@ -23,8 +23,8 @@
 /// discard cannot change it.
 ///
 /// Any thread may call anything on a live region. A forked child finds every region discarded and unlocked, also those that were
-/// being filled: nobody there waits for a thread that the child does not have. No call is a cancellation point, nor allocates but
-/// create.
+/// being filled: nobody there waits for a thread that the child does not have. (Where the kernel refuses MADV_WIPEONFORK, before
+/// Linux 4.14, it may find content intact.) No call is a cancellation point, nor allocates but create.
 ///
 /// The memory of regions up to 16 MiB is carved from large chunks shared by the whole process, so that a million regions do not
 /// need a million mappings. Those chunks, the queue of regions waiting to be offered, and the probed facts are the core's only

@@ -88,7 +88,7 @@ package struct Arguments: Equatable, Sendable {
   /// The value of an option that has to be a whole number, not negative.
   package func number(_ name: String) throws(UsageError) -> UInt64? {
     guard let text = values[name] else { return nil }
-    guard let number = UInt64(text) else { throw UsageError("--\(name): \"\(text)\" is not a whole number") }
+    guard let number = UInt64(text) else { throw UsageError("--\(name): \"\(text)\" is not a whole number below 2^64") }
     return number
   }
 

@@ -178,6 +178,21 @@ struct ReportTests {
     let written = try ChildProcess.run(program, ["report", root.path + "/run.jsonl", "--output", root.path + "/run.svg"])
     #expect(written.status == 0 && written.output.isEmpty)
     #expect(try String(contentsOfFile: root.path + "/run.svg", encoding: .utf8) == printed.output)
+    // Through a link, into the file that is there, which stays what it is.
+    try root.write("old.svg", String(repeating: "x", count: 100_000))
+    #expect(unsafe chmod(root.path + "/old.svg", 0o600) == 0 && symlink("old.svg", root.path + "/link.svg") == 0)
+    #expect(try ChildProcess.run(program, ["report", root.path + "/run.jsonl", "--output", root.path + "/link.svg"]).status == 0)
+    #expect(try String(contentsOfFile: root.path + "/old.svg", encoding: .utf8) == printed.output)
+    var status = stat()
+    #expect(unsafe lstat(root.path + "/old.svg", &status) == 0 && status.st_mode == S_IFREG | 0o600)
+    var places = [(root.path, "Is a directory")]
+    let isDevice = unsafe lstat("/dev/full", &status) == 0 && status.st_mode & S_IFMT == S_IFCHR
+    if isDevice { places.append(("/dev/full", "No space left")) }
+    for (place, word) in places {
+      let refused = try ChildProcess.run(program, ["report", root.path + "/run.jsonl", "--output", place])
+      #expect(refused.status == 1 && refused.errors.contains("\"\(place)\" cannot be written: \(word)"), "\(refused.errors)")
+    }
+    #expect(try ChildProcess.run(program, ["report", root.path]).errors.contains("Is a directory"))
     #expect(try ChildProcess.run(program, ["report"]).status == 2)
     let missing = try ChildProcess.run(program, ["report", root.path + "/none"])
     #expect(missing.status == 1 && missing.errors.contains(root.path + "/none"))

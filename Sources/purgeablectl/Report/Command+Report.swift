@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // `purgeablectl report`.
 
-import Foundation
 import ToolSupport
 
 extension Command {
@@ -22,9 +21,9 @@ extension Command {
       print(chart.svg)
       return 0
     }
-    do { try Data((chart.svg + "\n").utf8).write(to: URL(fileURLWithPath: output), options: .atomic) } catch {
-      throw ToolFailure("\"\(output)\" cannot be written: \(error.localizedDescription)")
-    }
+    let file = try OutputFile(output)
+    file.empty()
+    try file.write(chart.svg + "\n")
     return 0
   }
 }

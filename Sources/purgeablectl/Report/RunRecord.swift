@@ -40,8 +40,7 @@ struct RunHeader: Codable, Equatable {
 
 /// Writes a record, line by line: what was written stays when the run is interrupted.
 final class RunRecorder {
-  private let file: FileHandle
-  private let path: String
+  private let file: OutputFile
   /// When the header was written, and the last sample.
   private var start = Clock.now
   private var lastTime: UInt64 = 0
@@ -50,16 +49,11 @@ final class RunRecorder {
   static let interval: UInt64 = 100_000_000
   var isDue: Bool { Clock.now - lastTime >= Self.interval }
 
-  init(_ path: String) throws(ToolFailure) {
-    // What is there is overwritten when the first line is: by then all that was said about the run is known to be right.
-    let descriptor = unsafe open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOCTTY, 0o644)
-    guard descriptor >= 0 else { throw ToolFailure("\"\(path)\" cannot be written: \(SystemError.text(errno))") }
-    (file, self.path) = (FileHandle(fileDescriptor: descriptor, closeOnDealloc: true), path)
-  }
+  init(_ path: String) throws(ToolFailure) { file = try OutputFile(path) }
 
   /// Whether it is the file that is read.
   func isSame(as other: String) -> Bool {
-    guard let mine = DiskFile.status(path, followsLinks: true), let its = DiskFile.status(other, followsLinks: true) else {
+    guard let mine = DiskFile.status(file.path, followsLinks: true), let its = DiskFile.status(other, followsLinks: true) else {
       return false
     }
     return mine.device == its.device && mine.inode == its.inode
@@ -67,8 +61,8 @@ final class RunRecorder {
 
   func begin(_ header: RunHeader) throws(ToolFailure) {
     start = Clock.now
-    // A pipe or a device has no length.
-    _ = ftruncate(file.fileDescriptor, 0)
+    // By now all that was said about the run is known to be right.
+    file.empty()
     try write(header)
   }
 
@@ -80,19 +74,15 @@ final class RunRecorder {
     try write(sample)
   }
 
-  func end(_ result: JSON) throws(ToolFailure) { try write(line: JSON.object([("result", result)]).text) }
+  func end(_ result: JSON) throws(ToolFailure) { try file.write(JSON.object([("result", result)]).text + "\n") }
 
   private func write(_ line: some Encodable) throws(ToolFailure) {
     let encoder = JSONEncoder()
     encoder.outputFormatting = [.sortedKeys, .withoutEscapingSlashes]
-    guard let data = try? encoder.encode(line) else { throw ToolFailure("\"\(path)\": a sample cannot be written as JSON") }
-    try write(line: String(decoding: data, as: UTF8.self))
-  }
-
-  private func write(line: String) throws(ToolFailure) {
-    do { try file.write(contentsOf: Data((line + "\n").utf8)) } catch {
-      throw ToolFailure("\"\(path)\" cannot be written: \(error)")
+    guard let data = try? encoder.encode(line) else {
+      throw ToolFailure("\"\(file.path)\": a sample cannot be written as JSON")
     }
+    try file.write(String(decoding: data, as: UTF8.self) + "\n")
   }
 }
 
@@ -103,7 +93,8 @@ struct RunRecord {
 
   init(path: String) throws(ToolFailure) {
     guard let text = try? String(contentsOfFile: path, encoding: .utf8) else {
-      let reason = unsafe access(path, R_OK) == 0 ? "it is no text" : SystemError.text(errno)
+      var reason = unsafe access(path, R_OK) == 0 ? "it is no text" : SystemError.text(errno)
+      if DiskFile.status(path, followsLinks: true)?.isDirectory == true { reason = SystemError.text(EISDIR) }
       throw ToolFailure("\"\(path)\" cannot be read: \(reason)")
     }
     try self.init(text, name: path)

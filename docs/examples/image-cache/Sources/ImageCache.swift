@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: MIT
-// Thumbnails of a folder's images (PPM, as `djpeg` and `pdftoppm` write them): in memory while there is room for them, and in
-// a database for thirty days after somebody wanted them last.
+// Thumbnails of a folder's PPM files: in memory while there is room, and in a database for 30 days after their last use.
 //
 //   swift run -c release image-cache FOLDER DATABASE [SECONDS]     lists them, once in SECONDS
 
 import Foundation
 import PurgeableSQLite
 
-/// Red, green and blue, one byte each.
 struct Image {
-  var (width, height) = (0, 0)
-  var bytes: [UInt8] = []
+  let (width, height, bytes): (Int, Int, [UInt8])  // of red, green and blue, one each
 
-  init?(ppm: [UInt8]) {
+  init(ppm: [UInt8]) throws {
     let head = ppm.split(maxSplits: 4, omittingEmptySubsequences: true) { $0 == 32 || $0 == 10 }
     let numbers = head.dropFirst().prefix(3).compactMap { Int(String(decoding: $0, as: UTF8.self)) }
-    guard head.count == 5, head[0].elementsEqual("P6".utf8), numbers.count == 3, numbers[2] == 255, numbers.min()! > 0,
-      head[4].count == numbers[0].multipliedReportingOverflow(by: numbers[1] &* 3).partialValue
-    else { return nil }
+    guard head.count == 5, head[0].elementsEqual("P6".utf8), numbers.count == 3, numbers[2] == 255,
+      numbers.allSatisfy({ (1...1 << 20).contains($0) }), head[4].count == numbers[0] * numbers[1] * 3
+    else { throw CocoaError(.fileReadCorruptFile) }
     (width, height, bytes) = (numbers[0], numbers[1], Array(head[4]))
   }
 
@@ -30,31 +27,34 @@ struct Image {
   }
 }
 
+func fail(_ message: String) -> Never {
+  FileHandle.standardError.write(Data("image-cache: \(message)\n".utf8))
+  exit(2)
+}
+
 @main
 enum ImageCache {
-  static func main() throws {
-    let words = CommandLine.arguments
-    guard words.count > 2 else { fatalError("usage: image-cache FOLDER DATABASE [SECONDS]") }
-    let memory = try PurgeableCache<String, [UInt8]>(name: "thumbnails")
+  static func main() { do { try run(CommandLine.arguments) } catch { fail("\(error)") } }
+
+  static func run(_ words: [String]) throws {
+    guard words.count > 2 else { fail("give it FOLDER DATABASE [SECONDS]") }
     let options = PurgeableStoreOptions(byteLimit: 1 << 30, expiry: .sinceLastUse(.seconds(30 * 86_400)))
+    let memory = try PurgeableCache<String, [UInt8]>(name: "thumbnails")
     let store = try PurgeableStore("thumbnails", directory: words[2], cache: memory, options: options)
     repeat {
-      let before = (memory.statistics, store.statistics)
-      var (count, made) = (0, 0)
+      var (count, read, kept) = (0, store.statistics.hitCount, memory.statistics.hitCount)
       for name in try FileManager.default.contentsOfDirectory(atPath: words[1]).sorted() where name.hasSuffix(".ppm") {
         let path = "\(words[1])/\(name)"
-        let changed = try FileManager.default.attributesOfItem(atPath: path)[.modificationDate] as? Date ?? .distantPast
-        let thumbnail = try store.value(forKey: path, version: "\(changed.timeIntervalSince1970)") { () throws -> [UInt8] in
-          made += 1
-          return Image(ppm: [UInt8](try Data(contentsOf: URL(fileURLWithPath: path))))?.thumbnail ?? []
+        let changed = try? FileManager.default.attributesOfItem(atPath: path)[.modificationDate] as? Date
+        let found = try? store.value(forKey: path, version: "\(changed?.timeIntervalSince1970 ?? 0)") { () throws -> [UInt8] in
+          try Image(ppm: [UInt8](Data(contentsOf: URL(fileURLWithPath: path)))).thumbnail
         }
-        count += thumbnail.isEmpty ? 0 : 1
+        count += found == nil ? 0 : 1  // what cannot be read, or is no image, is left out
       }
-      let (read, kept) = (store.statistics.hitCount - before.1.hitCount, memory.statistics.hitCount - before.0.hitCount)
-      print("\(count) thumbnails: made \(made), from the database \(read), from memory \(kept)")
+      (read, kept) = (store.statistics.hitCount - read, memory.statistics.hitCount - kept)
+      print("\(count) thumbnails: made \(count - read - kept), from the database \(read), from memory \(kept)")
       fflush(nil)
-      if words.count > 3 { sleep(UInt32(words[3]) ?? 1) }
-    } while words.count > 3
+    } while words.count > 3 && sleep(UInt32(words[3]) ?? 1) == 0
     try store.close()
   }
 }

@@ -138,7 +138,8 @@ static void save(const char *path) {
   for (int i = 0; i < BUCKETS; i++)
     for (preview_t *p = buckets[i]; p; p = p->next)
       if (copy(p, bytes)) fwrite(&p->facts, sizeof p->facts, 1, file), fwrite(bytes, PREVIEW_BYTES, 1, file);
-  if (ferror(file) || fflush(file) || fsync(fileno(file)) || fclose(file) || rename(temporary, path)) err(1, "%s", path);
+  if (ferror(file) || fflush(file) || fsync(fileno(file)) || fclose(file) || rename(temporary, path))
+    warn("%s", path), unlink(temporary), exit(1);
 }
 
 static void restore(const char *path) {
@@ -158,8 +159,10 @@ int main(int words, char **word) {
   signal(SIGTERM, end), signal(SIGINT, end), signal(SIGPIPE, SIG_IGN);
   if (purgeable_heap_create(NULL, &heap)) err(1, "heap");
   restore(word[3]);
-  unlink(strcpy(address.sun_path, word[2]));
   struct pollfd listener = {socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), POLLIN, 0};
+  struct stat s;
+  bool is_socket = !lstat(strcpy(address.sun_path, word[2]), &s) && S_ISSOCK(s.st_mode);
+  if (is_socket && connect(listener.fd, (struct sockaddr *)&address, sizeof address)) unlink(word[2]);  // nobody answers there
   if (bind(listener.fd, (struct sockaddr *)&address, sizeof address) || listen(listener.fd, 128)) err(1, "%s", word[2]);
   for (time_t tended = 0; !ends;) {
     int client = ppoll(&listener, 1, &(struct timespec){1, 0}, &before) == 1 ? accept(listener.fd, NULL, NULL) : -1;

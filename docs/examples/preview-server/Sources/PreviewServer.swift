@@ -8,14 +8,12 @@
 import Foundation
 import Purgeable
 
-struct Previews: Sendable {
+struct Previews: Sendable {  // without a limit: in what nobody else needs
   let folder: String
   let cache: PurgeableCache<String, [UInt8]>
 
   init(of folder: String) throws {
-    var options = CacheOptions(name: "previews")  // no limit: what nobody else needs
-    options.expiry = .sinceLastUse(.seconds(86_400))
-    (self.folder, cache) = (folder, try PurgeableCache(options))
+    (self.folder, cache) = (folder, try PurgeableCache(name: "previews", expiry: .sinceLastUse(.seconds(86_400))))
   }
 
   /// Made once for all who ask at the same time, and again when the file has changed. nil: there is no such file.
@@ -45,8 +43,7 @@ struct Previews: Sendable {
     let now = cache.statistics
     return """
       previews \(now.count) bytes \(now.memory.heldBytes) resident \(now.memory.residentBytes ?? 0)
-      hits \(now.hitCount) misses \(now.missCount) made \(now.loadCount) waited \(now.sharedLoadCount)
-
+      hits \(now.hitCount) misses \(now.missCount) made \(now.loadCount) waited \(now.sharedLoadCount)\n
       """
   }
 
@@ -73,32 +70,39 @@ struct Previews: Sendable {
   }
 }
 
-/// A socket that listens at a path.
+func fail(_ message: String) -> Never {
+  FileHandle.standardError.write(Data("preview-server: \(message)\n".utf8))
+  exit(2)
+}
+
+/// A socket that listens at a path, in place of one to which nobody answers.
 func listen(at path: String) -> Int32 {
-  unlink(path)
-  var address = sockaddr_un()
+  var (address, status) = (sockaddr_un(), stat())
   address.sun_family = sa_family_t(AF_UNIX)
-  guard path.utf8.count < MemoryLayout.size(ofValue: address.sun_path) else { fatalError("\(path) is too long for a socket") }
+  guard path.utf8.count < MemoryLayout.size(ofValue: address.sun_path) else { fail("\(path) is too long for a socket") }
   withUnsafeMutableBytes(of: &address.sun_path) { $0.copyBytes(from: path.utf8) }
-  let listener = socket(AF_UNIX, Int32(SOCK_STREAM.rawValue), 0)
-  let size = socklen_t(MemoryLayout<sockaddr_un>.size)
-  let isBound = withUnsafeBytes(of: &address) { bind(listener, $0.assumingMemoryBound(to: sockaddr.self).baseAddress, size) == 0 }
-  guard isBound, listen(listener, 128) == 0 else { fatalError("\(path): \(String(cString: strerror(errno)))") }
+  let (listener, size) = (socket(AF_UNIX, Int32(SOCK_STREAM.rawValue), 0), socklen_t(MemoryLayout<sockaddr_un>.size))
+  let isBound = withUnsafeBytes(of: &address) { bytes in
+    let address = bytes.assumingMemoryBound(to: sockaddr.self).baseAddress
+    if lstat(path, &status) == 0, status.st_mode & S_IFMT == S_IFSOCK, connect(listener, address, size) != 0 { unlink(path) }
+    return bind(listener, address, size) == 0
+  }
+  guard isBound, listen(listener, 128) == 0 else { fail("\(path): \(String(cString: strerror(errno)))") }
   return listener
 }
 
 @main
 enum PreviewServer {
-  static func main() throws {
-    let words = CommandLine.arguments
-    guard words.count == 4 else { fatalError("usage: preview-server FOLDER SOCKET SAVED") }
+  static func main() { do { try run(CommandLine.arguments) } catch { fail("\(error)") } }
+
+  static func run(_ words: [String]) throws {
+    guard words.count == 4 else { fail("give it FOLDER SOCKET SAVED") }
     var ends = sigset_t()
     for signal in [SIGTERM, SIGINT] { sigaddset(&ends, signal) }
     pthread_sigmask(SIG_BLOCK, &ends, nil)
     signal(SIGPIPE, SIG_IGN)
 
-    let (previews, saved) = (try Previews(of: words[1]), words[3])
-    let listener = listen(at: words[2])
+    let (previews, listener, saved) = (try Previews(of: words[1]), listen(at: words[2]), words[3])
     Thread.detachNewThread {
       while true {
         let client = accept(listener, nil, nil)
@@ -109,8 +113,7 @@ enum PreviewServer {
     Thread.detachNewThread { do { print(try previews.cache.restore(from: saved)) } catch { print(error) } }
     try previews.cache.setAutosave(to: saved, every: .seconds(60)) { if case .failed(let error) = $0 { print(error) } }
 
-    var signal: Int32 = 0
-    sigwait(&ends, &signal)
+    sigwaitinfo(&ends, nil)
     previews.cache.removeAutosave()
     print(try previews.cache.save(to: saved))
   }
