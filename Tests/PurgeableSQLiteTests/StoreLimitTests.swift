@@ -188,11 +188,11 @@
     @Test("what memory answers all the time does not expire in the database, however long that goes on")
     func hotOfShort() throws {
       try withPlace { place in
-        let options = PurgeableStoreOptions(expiry: .sinceLastUse(.seconds(2)))
+        let options = PurgeableStoreOptions(expiry: .sinceLastUse(.seconds(4)))
         try inRealTime(place, options) { store in
           for key in 0..<20 { store.setValue([UInt8(key)], forKey: "\(key)") }
           try store.flush()
-          let end = MonotonicTime.now + 7_000_000_000
+          let end = MonotonicTime.now + 10_000_000_000
           while MonotonicTime.now < end {
             for key in 0..<10 { #expect(store.value(forKey: "\(key)") == [UInt8(key)]) }
             usleep(50_000)

@@ -272,11 +272,14 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
 
   // MARK: Absent keys
 
+  /// Whether any was ever remembered: a look at one word, where the table's type would have to be asked for.
+  private var hasAbsent: Bool { activity.load(ordering: .relaxed) & 1 != 0 }
+
   /// Whether the key is remembered as one without a value. `version`: of the load that found nothing; nil for any. Counts the
   /// answer.
   @usableFromInline
   func isAbsent(_ key: Key, version: String? = nil, at now: @autoclosure () -> UInt64) -> Bool {
-    guard let absent = lazyAbsent.load() else { return false }
+    guard hasAbsent, let absent = lazyAbsent.load() else { return false }
     let hash = key.hashValue
     guard absent.mayHave(hash) else { return false }
     let now = now()
@@ -317,7 +320,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
 
   /// There is a value, or the program says that there is none.
   func endAbsence(_ hash: Int) {
-    guard let absent = lazyAbsent.load(), absent.mayHave(hash) else { return }
+    guard hasAbsent, let absent = lazyAbsent.load(), absent.mayHave(hash) else { return }
     let ended = locked { _ in (absent.end(hash), absent.removeStale()) }
     _ = ended
   }

@@ -242,10 +242,10 @@ struct CacheHollowTests {
     for key in 0..<UInt32(count) { cache[key] = value(key) }
     cache.discardAll()
     #expect(cache.sweep() == count)
-    cache.trim(level: .warning)
+    cache.trimUntimed(level: .warning)
     #expect((count / 32..<count / 8).contains(count - cache.count), "\(cache.count)")
     let left = cache.count
-    cache.trim(level: .critical)
+    cache.trimUntimed(level: .critical)
     #expect((left / 8..<left / 2).contains(left - cache.count), "\(left), \(cache.count)")
     #expect(told.all.count == count - cache.count && told.all.allSatisfy { $0.reason == .trimmed })
     for _ in 0..<200 where cache.count > 0 { cache.trim(level: .critical) }

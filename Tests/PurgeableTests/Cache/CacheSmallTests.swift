@@ -10,7 +10,8 @@ import Testing
 /// The lines of a file under /proc.
 private func lines(_ path: String) -> [Substring] { SmallFile.text(path, limit: 1 << 26)?.split(separator: "\n") ?? [] }
 
-private func residentBytes() -> Int {
+/// Of this process.
+func residentBytes() -> Int {
   SmallFile.text("/proc/self/smaps_rollup").flatMap { SmallFile.number(after: "Rss", in: $0) }.map { Int($0) } ?? 0
 }
 

@@ -98,6 +98,31 @@ struct CacheTellingTests {
     }
   }
 
+  @Test(
+    "removeAll has given its memory back when it returns, also beside a call that gives back and is in its handler", .countsMemory
+  )
+  func removingBesideTrim() async {
+    await #expect(processExitsWith: .success) {
+      alarm(600)
+      let isIn = Atomic<Bool>(false)
+      let isHeld = Atomic<Bool>(true)
+      let cache = try PurgeableCache<Int, [UInt8]> { _ in
+        guard !isIn.exchange(true, ordering: .relaxed) else { return }
+        while isHeld.load(ordering: .relaxed) { usleep(1000) }
+      }
+      let value = [UInt8](repeating: 7, count: 4000)
+      for key in 0..<16_000 { cache[key] = value }
+      let trimmer = TestThread { cache.trim(toCount: 15_000) }
+      require(patiently { isIn.load(ordering: .relaxed) }, "nobody was told")
+      let before = residentBytes()
+      cache.removeAll()
+      let given = before - residentBytes()
+      isHeld.store(false, ordering: .relaxed)
+      trimmer.join()
+      require(cache.isEmpty && given > 48 << 20, "\(given >> 20) of \(before >> 20) MiB")
+    }
+  }
+
   @Test("a slow handler of one cache does not keep another cache's memory from going on offer")
   func slow() async throws {
     try needRealDiscards()

@@ -10,6 +10,21 @@ import ToolSupport
 
 @testable import Purgeable
 
+// MARK: Caches
+
+extension PurgeableCache {
+  /// A cache with a clock that the test sets, a seed of the keys' hashes, an order of its own.
+  convenience init(
+    name: String = "cache", countLimit: Int? = nil, costLimit: Int? = nil, byteLimit: Int? = nil,
+    idleTime: Duration? = nil, tracksKeys: Bool = false, clock: MonotonicClock, hashSeed: UInt64? = nil,
+    entryOrder: (@Sendable () -> any EntryOrder)? = nil, onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
+  ) throws(PurgeableError) {
+    var options = CacheOptions(name: name, countLimit: countLimit, costLimit: costLimit, byteLimit: byteLimit)
+    (options.idleTime, options.tracksKeys) = (idleTime, tracksKeys)
+    try self.init(options, clock: clock, hashSeed: hashSeed, entryOrder: entryOrder, onDeparture: onDeparture)
+  }
+}
+
 // MARK: Chance
 
 /// The seed of random tests. A test that fails prints it.

@@ -392,6 +392,40 @@ struct CacheVetoTests {
     cache.checkBooksSwept()
   }
 
+  @Test("a cache may end inside of its closure: in a store, by a limit that is lowered, and under pressure")
+  func ending() async {
+    await #expect(processExitsWith: .success) {
+      alarm(600)
+      for way in 0..<3 {
+        let holder = Mutex<PurgeableCache<Int, [UInt8]>?>(nil)
+        let asked = Atomic<Int>(0)
+        weak var left: PurgeableCache<Int, [UInt8]>?
+        do {
+          let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 100)
+          for key in 0..<100 { cache[key] = [1] }
+          cache.shouldEvict = { _, _ in
+            asked.add(1, ordering: .relaxed)
+            let last = holder.withLock { held in
+              defer { held = nil }
+              return held
+            }
+            _ = last
+            return true
+          }
+          left = cache
+          holder.withLock { $0 = cache }
+        }
+        switch way {
+        case 0: holder.withLock({ $0 })?.setValue([1], forKey: 100)
+        case 1: try? holder.withLock({ $0 })?.setCountLimit(50)
+        default: _ = holder.withLock({ $0 })?.engine.asker.load()?.giveSlice()
+        }
+        require(asked.load(ordering: .relaxed) > 0, "nobody was asked")
+        require(patiently { left == nil }, "the cache is left")
+      }
+    }
+  }
+
   @Test("in a forked child the closure is asked too; the cache ends while a closure is set", .forks)
   func forking() async {
     await #expect(processExitsWith: .success) {

@@ -304,6 +304,34 @@ struct CacheSaveTests {
     }
   }
 
+  @Test("a save leaves out what the kernel has taken, and takes nothing off offer; all else is there again, byte for byte")
+  func taken() throws {
+    try needRealDiscards()
+    try withFolder { folder in
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      func value(_ key: Int) -> [UInt8] { described(UInt32(key), version: 1, count: key % 500 == 0 ? 200_000 : 500) }
+      for key in 0..<10_000 { cache[key] = value(key) }
+      cache.discardEveryThirdPage()
+      cache.offerIdle()
+      let before = cache.statistics.memory.pendingBytes
+      var pending: [Int] = []
+      let report = try cache.save(to: folder.path + "/cache") { _ in
+        pending.append(cache.statistics.memory.pendingBytes)
+        return true
+      }
+      // What is locked waits for an offer afterwards.
+      #expect(pending.count > 2 && pending.max()! <= before, "\(pending), \(before)")
+      #expect(report.skippedCount == 0)
+      cache.sweep()
+      #expect((cache.count..<10_000).contains(report.entryCount), "\(report), \(cache.count)")
+      let restored = try PurgeableCache<Int, [UInt8]>()
+      #expect(try restored.restore(from: folder.path + "/cache").entryCount == report.entryCount)
+      for key in 0..<10_000 {
+        if let found = restored[key] { #expect(found == value(key)) } else { #expect(cache[key] == nil) }
+      }
+    }
+  }
+
   @Test("threads may use the cache while it is saved and restored, and no value is wrong", arguments: [false, true])
   func besideThreads(_ tracksKeys: Bool) throws {
     try withFolder { folder in

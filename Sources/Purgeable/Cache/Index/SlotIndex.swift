@@ -149,10 +149,9 @@ import Synchronization
     unsafe UnsafeMutableRawBufferPointer(
       start: words[Self.wordCount].raw, count: Self.smallestTableAt - Self.wordCount * MemoryLayout<UInt64>.stride)
   }
-  /// Words for what begins in the founder's home: the tables of page sums and of slabs' deadlines.
+  /// Words for what begins in the founder's home: the tables of page sums and of notes on slabs.
   var sumsWord: SlotPointer { words[2] }
-  var deadlinesWord: SlotPointer { words[3] }
-  var usedSlabsWord: SlotPointer { words[4] }
+  var slabNotesWord: SlotPointer { words[3] }
 
   /// How many elements were ever allocated in the shard. Changed under its mutex.
   var births: UInt64 { words[Self.birthsAt].relaxed }

@@ -57,7 +57,7 @@ struct SlabFacts: Equatable {
 }
 
 extension DepartureReason {
-  /// Whether the entry had to go for another one, or for want of memory.
+  /// Whether the entry had to go for another one, or for want of memory: the program is asked before (`shouldEvict`).
   var isEviction: Bool {
     switch self {
     case .count, .cost, .bytes, .growth, .pressure: true

@@ -40,7 +40,7 @@ final class CacheBase: Sendable {
   private let streamCount = Atomic<Int>(QueueStreams.firstCount)
   /// The lowest age of what was restored.
   let oldestAge = Atomic<UInt64>(ShardIndexes.firstAge)
-  let deadlines: SlabDeadlines
+  let slabNotes: SlabNotes
   /// From when on there is a core: 0 for now, `UInt64.max` for never (Engine/CacheEngine+Core.swift).
   let coreFrom = Atomic<UInt64>(.max)
   /// How many bytes core and pinned entries may take together, as the last round found it, and the core's share of all slabs.
@@ -50,7 +50,6 @@ final class CacheBase: Sendable {
   let notesUses = Atomic<Bool>(false)
   /// Whether it always is: there is a second tier, which is told of them.
   let isTiered = Atomic<Bool>(false)
-  let usedSlabs: SlabMoments
   #if DEBUG
     /// Called by an eviction run when it has taken notes, so that a test can do something before they are used.
     let notesHook = AtomicLazyReference<NotesHook>()
@@ -69,8 +68,7 @@ final class CacheBase: Sendable {
     elements = ElementReader(heap: heap, keys: keys)
     indexes = ShardIndexes(founder)
     pageSums = PageSums(founder)
-    deadlines = SlabDeadlines(at: founder.deadlinesWord)
-    usedSlabs = SlabMoments(at: founder.usedSlabsWord)
+    slabNotes = SlabNotes(at: founder.slabNotesWord)
     clock = limits.clock
     self.limits = limits
     self.observer = observer
@@ -152,7 +150,7 @@ final class CacheBase: Sendable {
   var refusalReason: DepartureReason { limits.bytes.load(ordering: .relaxed) == .max ? .pressure : .bytes }
 
   /// Whether nothing may be evicted for this under a shard's mutex.
-  func asks(_ reason: DepartureReason) -> Bool { isAsking.load(ordering: .relaxed) && reason.isAskedAbout }
+  func asks(_ reason: DepartureReason) -> Bool { isAsking.load(ordering: .relaxed) && reason.isEviction }
 
   // MARK: Heads
 
@@ -218,16 +216,6 @@ final class CacheBase: Sendable {
     let start = clock.now()
     heap.findLosses()
     sweepPace.note(from: start, to: clock.now())
-  }
-}
-
-extension DepartureReason {
-  /// Whether the program is asked before an entry goes for this.
-  var isAskedAbout: Bool {
-    switch self {
-    case .count, .cost, .bytes, .growth, .pressure: true
-    case .replaced, .removed, .tooLarge, .discarded, .expired, .idle, .trimmed, .decider: false
-    }
   }
 }
 

@@ -28,8 +28,7 @@ struct CacheShards: ~Copyable, Sendable {
   deinit {
     // These begin in the home of the founder's index, so they end before it does.
     base.pageSums.destroy()
-    base.deadlines.destroy()
-    base.usedSlabs.destroy()
+    base.slabNotes.destroy()
     positions.destroy()
   }
 

@@ -54,7 +54,7 @@ extension HeldShard {
   }
 
   private func mayStay(_ slab: purgeable_slab_t, _ core: CacheCore?, _ now: UInt64) -> Bool {
-    if case .usedWithin = core { base.usedSlabs[slab] == now } else { core != nil }
+    if case .usedWithin = core { base.slabNotes[useOf: slab] == now } else { core != nil }
   }
 
   private func bytes(of queue: EvictionQueue, _ core: CacheCore?, _ now: UInt64) -> Int {
@@ -83,7 +83,7 @@ extension HeldShard {
     for i in 0..<table.slotCount {
       let slot = Slot(bits: slots[i].relaxed)
       if !slot.isEmpty, table.lastUse(of: slots[i]).time.steps(until: UseTime(now)) <= steps {
-        base.usedSlabs[heap.slab(of: heap.reference(slot.place))] = now
+        base.slabNotes[useOf: heap.slab(of: heap.reference(slot.place))] = now
       }
     }
   }

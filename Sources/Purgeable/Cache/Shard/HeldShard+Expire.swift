@@ -45,7 +45,7 @@ extension HeldShard {
   @inline(__always)
   mutating func noteEnd(_ head: EntryHead, _ lastUse: UseTime?, of reference: purgeable_reference_t) {
     if head.isTimed, let end = base.end(head, lastUse, asOf: base.clock.now()) {
-      base.deadlines.include(end, heap.slab(of: reference))
+      base.slabNotes.include(end, heap.slab(of: reference))
     }
   }
 
@@ -75,7 +75,9 @@ extension HeldShard {
   mutating func dropDueSlab(now: UInt64, looks: Int = .max) -> Bool {
     for lane in usedLanes where lane.number > 0 {
       for slab in heap.slabs(of: stream(lane)).prefix(looks) {
-        guard let range = base.deadlines[slab], range.last <= now, let information = heap.information(slab) else { continue }
+        guard let range = base.slabNotes[deadlinesOf: slab], range.last <= now, let information = heap.information(slab) else {
+          continue
+        }
         if information.is_open { heap.seal(stream(lane)) }
         let before = slots.count
         if index.keepsLastUses {
@@ -95,7 +97,7 @@ extension HeldShard {
     for lane in usedLanes where lane.number > 0 {
       for slab in heap.slabs(of: stream(lane)) {
         // Without a range it is never due; nor without entries, which are left where a reader has locked one.
-        guard let range = base.deadlines[slab], heap.information(slab)?.element_count ?? 0 > 0 else { continue }
+        guard let range = base.slabNotes[deadlinesOf: slab], heap.information(slab)?.element_count ?? 0 > 0 else { continue }
         next = min(next ?? .max, range.last)
       }
     }
@@ -128,7 +130,7 @@ extension HeldShard {
   }
 
   private func isDue(_ slab: purgeable_slab_t, _ now: UInt64) -> Bool {
-    base.deadlines[slab].map { $0.first <= now } ?? false
+    base.slabNotes[deadlinesOf: slab].map { $0.first <= now } ?? false
   }
 
   /// Drops the entries of a slab that have expired, and notes the deadlines of those that live.
@@ -143,8 +145,8 @@ extension HeldShard {
     }
     // A slab in which elements live does not end under the shard's mutex; without any, it may be another shard's by now.
     // What cannot be read is lost, and is not looked at again.
-    if heap.information(slab)?.element_count ?? 0 > 0, let old = base.deadlines[slab] {
-      base.deadlines[slab] = DeadlineRange(first: first, last: last == 0 ? old.last : last)
+    if heap.information(slab)?.element_count ?? 0 > 0, let old = base.slabNotes[deadlinesOf: slab] {
+      base.slabNotes[deadlinesOf: slab] = DeadlineRange(first: first, last: last == 0 ? old.last : last)
     }
     return before - slots.count
   }

@@ -299,7 +299,7 @@ extension HeldShard {
     let now = base.indexes.birthCount
     heap.noteAge(of: slab, first: now, last: information.is_large ? now : 0)
     noteCore(slab, in: lane)
-    if lane.number > 0 { base.deadlines.forget(slab) }
+    if lane.number > 0 { base.slabNotes[deadlinesOf: slab] = nil }
     if information.is_large { return }
     heap.noteAge(of: lanes[lane].youngest, first: 0, last: now)
     lanes[lane].youngest = slab

@@ -135,17 +135,6 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
     try self.init(options, clock: nil, onDeparture: onDeparture)
   }
 
-  /// For tests: a clock that they set, a seed of the keys' hashes, an order of their own.
-  convenience init(
-    name: String = "cache", countLimit: Int? = nil, costLimit: Int? = nil, byteLimit: Int? = nil,
-    idleTime: Duration? = nil, tracksKeys: Bool = false, clock: MonotonicClock, hashSeed: UInt64? = nil,
-    entryOrder: (@Sendable () -> any EntryOrder)? = nil, onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
-  ) throws(PurgeableError) {
-    var options = CacheOptions(name: name, countLimit: countLimit, costLimit: costLimit, byteLimit: byteLimit)
-    (options.idleTime, options.tracksKeys) = (idleTime, tracksKeys)
-    try self.init(options, clock: clock, hashSeed: hashSeed, entryOrder: entryOrder, onDeparture: onDeparture)
-  }
-
   /// `clock`: nil for the one of the options. `hashSeed`: nil for a random one. `entryOrder`: nil for the one of the options.
   init(
     _ options: CacheOptions, clock: MonotonicClock?, hashSeed: UInt64? = nil,
