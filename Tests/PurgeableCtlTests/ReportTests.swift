@@ -56,11 +56,12 @@ struct ReportTests {
 
   private static let run = [
     #"{"seconds":0,"phase":"filling","residentBytes":0,"heldBytes":0,"hits":0,"misses":0,"wrongBytes":0}"#,
-    #"{"seconds":1,"phase":"filling","residentBytes":800000,"heldBytes":900000,"groupBytes":950000,"hits":0,"misses":0}"#,
+    #"{"seconds":1,"phase":"filling","residentBytes":800000,"heldBytes":900000,"offeredBytes":850000,"groupBytes":950000}"#,
     #"{"seconds":2,"event":"a neighbour arrives"}"#,
     #"{"seconds":2.5,"phase":"reading","hits":0,"misses":0}"#,
     #"{"seconds":3,"phase":"reading","residentBytes":200000,"heldBytes":900000,"groupBytes":990000,"hits":75,"misses":25}"#,
-    #"{"seconds":4,"phase":"reading","residentBytes":400000,"heldBytes":900000,"hits":100,"misses":100,"wrongBytes":0}"#,
+    #"{"seconds":4,"phase":"reading","residentBytes":400000,"heldBytes":900000,"offeredBytes":0,"hits":100,"misses":100}"#,
+    #"{"seconds":4,"wrongBytes":0}"#,
     #"{"result": {"entries": 3}}"#,
   ]
 
@@ -74,7 +75,8 @@ struct ReportTests {
     #expect(elements.first("title")?.text == "demo: 3 files of /a<b>&c, seed 1")
     let words = try #require(elements.first("desc")?.text)
     for part in [
-      "up to 781.3 KiB in memory, and 390.6 KiB at the end", "taken up to 683.6 KiB of it", "limit is 976.6 KiB",
+      "up to 781.3 KiB in memory, and 390.6 KiB at the end", "Up to 781.3 KiB of that is on offer.",
+      "taken up to 683.6 KiB of it", "limit is 976.6 KiB",
       "At 2.0 s: a neighbour arrives.", "50.0 % of 200 reads were hits", "0 wrong bytes.",
     ] { #expect(words.contains(part), "\(words)") }
     #expect(elements.first("style")?.text.contains("prefers-color-scheme: dark") == true)
@@ -88,6 +90,9 @@ struct ReportTests {
     let limit = try #require(elements.all.first { $0.attributes["class"] == "limit" && $0.attributes["y1"] != "56" })
     let perByte = (zero - (Double(limit.attributes["y1"]!) ?? 0)) / 1_000_000
     #expect(abs(zero - resident[2].y - 800_000 * perByte) < 0.2 && abs(zero - held[2].y - 900_000 * perByte) < 0.2)
+    // No more is on offer than is in memory.
+    let offered = elements.points("polygon", "offered")
+    #expect(offered.count == 4 && offered[1].y == resident[2].y && offered[2].y == zero && offered[2].x == resident[4].x)
     let mark = try #require(elements.first("line", style: "event"))
     #expect(abs((Double(mark.attributes["x1"]!) ?? 0) - (resident[1].x + resident[4].x) / 2) < 0.2, "in the middle of the time")
     // 75 of 100, then 25 of 100.

@@ -12,20 +12,24 @@
 
   @testable import PurgeableSQLite
 
-  /// Counts what SQLite writes from here on, and ends this process in the middle of one write. For child processes.
-  private enum WriteKill {
+  /// Counts what SQLite writes from here on, and ends this process in the middle of one write, or has the disk full from it on.
+  /// For child processes.
+  private enum WriteFault {
     static let count = Atomic<Int>(0)
-    private static let last = Atomic<Int>(.max)
+    private static let first = Atomic<Int>(.max)
+    private static let kills = Atomic<Bool>(true)
+    private static let isOver = Atomic<Bool>(false)
 
-    static func begin(at number: Int) {
-      last.store(number, ordering: .relaxed)
+    static func begin(at number: Int, kills isKill: Bool = true) {
+      first.store(number, ordering: .relaxed)
+      kills.store(isKill, ordering: .relaxed)
       guard let vfs = unsafe sqlite3_vfs_find(nil), let set = unsafe vfs.pointee.xSetSystemCall else { fatalError("no VFS") }
       let write: @convention(c) (Int32, UnsafeRawPointer?, Int, Int) -> Int = { file, bytes, count, offset in
-        WriteKill.note { unsafe pwrite(file, bytes, count / 2, offset) }
+        guard WriteFault.hasRoom({ unsafe pwrite(file, bytes, count / 2, offset) }) else { return -1 }
         return unsafe pwrite(file, bytes, count, offset)
       }
       let truncate: @convention(c) (Int32, Int) -> Int32 = { file, length in
-        WriteKill.note { 0 }
+        if WriteFault.kills.load(ordering: .relaxed) { _ = WriteFault.hasRoom { 0 } }
         return ftruncate(file, length)
       }
       // Safe: SQLite's documentation has these calls replaced by functions of exactly these types.
@@ -33,10 +37,18 @@
       _ = unsafe set(vfs, "ftruncate", unsafeBitCast(truncate, to: sqlite3_syscall_ptr.self))
     }
 
-    private static func note(_ part: () -> Int) {
-      guard count.add(1, ordering: .relaxed).newValue == last.load(ordering: .relaxed) else { return }
-      _ = part()
-      kill(getpid(), SIGKILL)
+    /// There is room again.
+    static func end() { isOver.store(true, ordering: .relaxed) }
+
+    private static func hasRoom(_ part: () -> Int) -> Bool {
+      let number = count.add(1, ordering: .relaxed).newValue
+      guard number >= first.load(ordering: .relaxed), !isOver.load(ordering: .relaxed) else { return true }
+      if kills.load(ordering: .relaxed) {
+        _ = part()
+        kill(getpid(), SIGKILL)
+      }
+      errno = ENOSPC
+      return false
     }
   }
 
@@ -58,7 +70,7 @@
         try files.copyItem(atPath: place.path, toPath: copy)
         func work(killingAt number: Int) throws {
           let store = try place.open(.withFiles)
-          WriteKill.begin(at: number)
+          WriteFault.begin(at: number)
           for key in stride(from: 0, to: StoreKillTests.keys, by: 3) {
             store.setValue(mixedContent(key, 1), forKey: "\(key)")
           }
@@ -67,7 +79,7 @@
           try place.run("PRAGMA incremental_vacuum(200); PRAGMA wal_checkpoint(TRUNCATE)")
           for key in 1000..<1100 { store.setValue(mixedContent(key, 0), forKey: "\(key)") }
           try store.close()
-          try "\(WriteKill.count.load(ordering: .relaxed))".write(toFile: counted, atomically: true, encoding: .utf8)
+          try "\(WriteFault.count.load(ordering: .relaxed))".write(toFile: counted, atomically: true, encoding: .utf8)
         }
         func end(killingAt number: Int) -> ChildEnd? {
           let child = fork()
@@ -107,6 +119,56 @@
           precondition(faults == 0, "trial \(trial): \(faults ?? -1) faults")
         }
         precondition(unreached <= trials / 10, "\(unreached) of \(trials) trials ended before their write")
+        place.folder.remove()
+      }
+    }
+
+    @Test("a disk that is full from any write on: no older value is found, and with room again what is stored is kept")
+    func full() async {
+      await #expect(processExitsWith: .success) {
+        guard let place = try? StorePlace(), (try? StoreKillTests.fill(place)) != nil else { fatalError("a store") }
+        let (files, copy) = (FileManager.default, place.folder.path + "/copy")
+        try files.copyItem(atPath: place.path, toPath: copy)
+        func work(fullFrom number: Int) throws {
+          let store = try place.open(.withFiles)
+          WriteFault.begin(at: number, kills: false)
+          for key in stride(from: 0, to: StoreKillTests.keys, by: 3) {
+            store.setValue(mixedContent(key, 1), forKey: "\(key)")
+            if key % 30 == 0 { try? store.flush() }
+          }
+          try? store.flush()
+          store.cache.removeAll()
+          for key in stride(from: 0, to: StoreKillTests.keys, by: 3) {
+            let value = store.value(forKey: "\(key)")
+            precondition(value == nil || value == mixedContent(key, 1), "full from \(number): \(key)")
+          }
+          WriteFault.end()
+          // Tells of what failed before.
+          try? store.flush()
+          for key in 1000..<1010 { store.setValue(mixedContent(key, 1), forKey: "\(key)") }
+          try store.close()
+        }
+        let trials = TestRun.isFull ? 100 : 12
+        for trial in 0..<trials {
+          try files.removeItem(atPath: place.path)
+          try files.copyItem(atPath: copy, toPath: place.path)
+          let child = fork()
+          if child == 0 {
+            alarm(60)
+            _exit((try? work(fullFrom: 1 + trial * 100 / trials)) == nil ? 1 : 0)
+          }
+          let end = ChildEnd.of(child)
+          precondition(end == .exited(0), "trial \(trial): \(String(describing: end))")
+          let store = try place.open(.withFiles)
+          for key in 0..<StoreKillTests.keys {
+            guard let value = store.value(forKey: "\(key)") else { continue }
+            precondition(value == mixedContent(key, key % 3 == 0 ? 1 : 0), "trial \(trial): \(key)")
+          }
+          for key in 1000..<1010 { precondition(store.value(forKey: "\(key)") == mixedContent(key, 1), "trial \(trial): \(key)") }
+          try store.close()
+          let faults = try place.number("SELECT count(*) FROM pragma_integrity_check WHERE integrity_check<>'ok'")
+          precondition(faults == 0, "trial \(trial): \(faults ?? -1) faults")
+        }
         place.folder.remove()
       }
     }

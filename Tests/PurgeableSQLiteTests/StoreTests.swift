@@ -8,6 +8,7 @@ import Testing
   import Glibc
   import PurgeableTestSupport
   import Synchronization
+  import ToolSupport
 
   @testable import PurgeableSQLite
 
@@ -458,7 +459,7 @@ import Testing
         try place.withStore(options) { store in
           let wrong = CallCount()
           DispatchQueue.concurrentPerform(iterations: 4) { thread in
-            var random = SystemRandomNumberGenerator()
+            var random = SplitMix64(seed: TestRun.seed &+ UInt64(thread))
             for _ in 0..<3000 {
               let key = Int.random(in: 0..<40, using: &random)
               switch Int.random(in: 0..<10, using: &random) {

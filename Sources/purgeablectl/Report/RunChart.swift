@@ -44,6 +44,13 @@ struct RunChart {
     record.samples.compactMap { sample in sample[keyPath: field].map { (sample.seconds, Double($0)) } }
   }
 
+  /// What of the cache is in memory, and would be the kernel's at once.
+  private var offered: [(seconds: Double, value: Double)] {
+    record.samples.compactMap { sample in
+      sample.offeredBytes.map { (sample.seconds, Double(min($0, sample.residentBytes ?? $0))) }
+    }
+  }
+
   /// The share of hits between one sample and the next of a phase, for those in which anything was read.
   var hitRatios: [(seconds: Double, value: Double)] {
     var ratios: [(Double, Double)] = []
@@ -161,6 +168,7 @@ struct RunChart {
 
   private var legend: [String] {
     var items = [("resident", "in memory")]
+    if !offered.isEmpty { items.append(("offered", "of it on offer")) }
     if record.samples.contains(where: { $0.heldBytes ?? 0 > $0.residentBytes ?? 0 }) {
       items.append(("held", "taken by the kernel"))
     }
@@ -195,6 +203,7 @@ struct RunChart {
       guard let held = sample.heldBytes, let resident = sample.residentBytes else { return nil }
       return held - min(held, resident)
     }
+    if let most = offered.map(\.value).max() { sentences.append("Up to \(Self.size(most)) of that is on offer.") }
     if let taken = taken.max(), taken > 0 { sentences.append("The kernel has taken up to \(ByteSize(taken)) of it.") }
     if let limit = record.header.limitBytes { sentences.append("The group's limit is \(ByteSize(limit)).") }
     for sample in record.samples {
@@ -215,14 +224,14 @@ struct RunChart {
     text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: #1d2733; }
     .title { font-size: 17px; font-weight: 600; } .label { fill: #47576a; } .mark { fill: #a32d00; font-weight: 600; }
     .paper { fill: #ffffff; } .grid { stroke: #dde3ea; }
-    .resident { fill: #2f7dd1; } .held { fill: #c9dcf2; }
+    .resident { fill: #1f5fa8; } .offered { fill: #5b9be0; } .held { fill: #c9dcf2; }
     .group { fill: none; stroke: #6b4ea8; stroke-width: 1.5; } .limit { stroke: #47576a; stroke-dasharray: 6 4; }
     .ratio { fill: none; stroke: #1b8a5a; stroke-width: 2; }
     .event { stroke: #d0470e; stroke-width: 1.5; } .phase { stroke: #b4c0cd; stroke-dasharray: 2 4; }
     @media (prefers-color-scheme: dark) {
       text { fill: #e6edf5; } .label { fill: #a8b6c6; } .mark { fill: #ff9a66; }
       .paper { fill: #12181f; } .grid { stroke: #2a3542; }
-      .resident { fill: #4d97e6; } .held { fill: #28415e; }
+      .resident { fill: #8fc1ff; } .offered { fill: #4d97e6; } .held { fill: #28415e; }
       .group { stroke: #b79cf0; } .limit { stroke: #a8b6c6; }
       .ratio { stroke: #46c58f; } .event { stroke: #ff7a3c; } .phase { stroke: #4b5a6b; }
     }
@@ -240,6 +249,7 @@ struct RunChart {
     ]
     parts += axes
     parts += [area(series(\.heldBytes), "held", bytes), area(series(\.residentBytes), "resident", bytes)]
+    parts.append(area(offered, "offered", bytes))
     if let limit = record.header.limitBytes { parts.append(rule(y(bytes: Double(limit)), "limit")) }
     parts += [line(series(\.groupBytes), "group", bytes), line(hitRatios, "ratio", share)]
     parts += marks

@@ -26,7 +26,7 @@ struct LoadingForkTests {
         }
         child = fork()
         // The parent waits for the other thread, whose load may end now.
-        if child > 0 { held.goesOn() } else { alarm(60) }
+        if child > 0 { held.goesOn() } else { endAfter(seconds: 60) }
       }
       return Dictionary(uniqueKeysWithValues: missing.map { ($0, [UInt8($0)]) })
     }
@@ -74,7 +74,10 @@ struct LoadingForkTests {
         let child = Atomic<Int32>(-1)
         let result = cache.value(forKey: 7) {
           child.store(fork(), ordering: .relaxed)
-          if child.load(ordering: .relaxed) == 0 { cache[7] = [70] }
+          if child.load(ordering: .relaxed) == 0 {
+            endAfter(seconds: 60)
+            cache[7] = [70]
+          }
           return [7]
         }
         if child.load(ordering: .relaxed) == 0 { _exit(result == [7] && cache.peekValue(forKey: 7) == [70] ? 0 : 1) }
