@@ -70,6 +70,19 @@ package enum DiskFile {
     return failed ? nil : bytes
   }
 
+  /// Writes all of it. False, with errno, where that fails.
+  package static func write(_ bytes: [UInt8], to descriptor: Int32) -> Bool {
+    var done = 0
+    while done < bytes.count {
+      // In bounds: what is left after `done`.
+      let written = unsafe bytes.withUnsafeBytes { unsafe Glibc.write(descriptor, $0.baseAddress! + done, $0.count - done) }
+      if written < 0 && errno == EINTR { continue }
+      guard written > 0 else { return false }
+      done += written
+    }
+    return true
+  }
+
   /// The names in a directory, sorted, without "." and ".."; those that are no UTF-8 are left out. nil where it cannot be read.
   package static func names(in directory: String) -> [(name: String, kind: UInt8)]? {
     guard let stream = unsafe opendir(directory) else { return nil }

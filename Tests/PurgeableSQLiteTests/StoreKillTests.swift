@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Kills at chosen moments: in the middle of any of SQLite's writes, between a value's file and its row; and a damaged log.
+// Kills at chosen moments: in the middle of any of SQLite's writes, between a value's file and its row. A disk that is full from
+// any of these writes on, and a damaged log.
 
 #if SQLite
   import CSQLite
@@ -62,6 +63,21 @@
       }
     }
 
+    /// How a child ends that does this work, 0 where it does all of it.
+    private static func endOfChild(_ work: () throws -> Void) -> ChildEnd? {
+      let child = fork()
+      if child == 0 {
+        alarm(60)
+        _exit((try? work()) == nil ? 1 : 0)
+      }
+      return ChildEnd.of(child)
+    }
+
+    private static func expectIntegrity(of place: StorePlace, _ trial: Int) throws {
+      let faults = try place.number("SELECT count(*) FROM pragma_integrity_check WHERE integrity_check<>'ok'")
+      precondition(faults == 0, "trial \(trial): \(faults ?? -1) faults")
+    }
+
     @Test("in any write of replacing, evicting, giving pages back and writing the log back: it opens again, all of it is right")
     func inWrites() async {
       await #expect(processExitsWith: .success) {
@@ -81,14 +97,7 @@
           try store.close()
           try "\(WriteFault.count.load(ordering: .relaxed))".write(toFile: counted, atomically: true, encoding: .utf8)
         }
-        func end(killingAt number: Int) -> ChildEnd? {
-          let child = fork()
-          if child == 0 {
-            alarm(60)
-            _exit((try? work(killingAt: number)) == nil ? 1 : 0)
-          }
-          return ChildEnd.of(child)
-        }
+        func end(killingAt number: Int) -> ChildEnd? { StoreKillTests.endOfChild { try work(killingAt: number) } }
         precondition(end(killingAt: .max) == .exited(0), "all of the work")
         let count = Int(try String(contentsOfFile: counted, encoding: .utf8)) ?? 0
         precondition(count > 50, "\(count) writes")
@@ -115,8 +124,7 @@
           }
           precondition(found == records && store.statistics.failureCount == 0, "trial \(trial): \(found) of \(records)")
           try store.close()
-          let faults = try place.number("SELECT count(*) FROM pragma_integrity_check WHERE integrity_check<>'ok'")
-          precondition(faults == 0, "trial \(trial): \(faults ?? -1) faults")
+          try StoreKillTests.expectIntegrity(of: place, trial)
         }
         precondition(unreached <= trials / 10, "\(unreached) of \(trials) trials ended before their write")
         place.folder.remove()
@@ -152,12 +160,7 @@
         for trial in 0..<trials {
           try files.removeItem(atPath: place.path)
           try files.copyItem(atPath: copy, toPath: place.path)
-          let child = fork()
-          if child == 0 {
-            alarm(60)
-            _exit((try? work(fullFrom: 1 + trial * 100 / trials)) == nil ? 1 : 0)
-          }
-          let end = ChildEnd.of(child)
+          let end = StoreKillTests.endOfChild { try work(fullFrom: 1 + trial * 100 / trials) }
           precondition(end == .exited(0), "trial \(trial): \(String(describing: end))")
           let store = try place.open(.withFiles)
           for key in 0..<StoreKillTests.keys {
@@ -166,8 +169,7 @@
           }
           for key in 1000..<1010 { precondition(store.value(forKey: "\(key)") == mixedContent(key, 1), "trial \(trial): \(key)") }
           try store.close()
-          let faults = try place.number("SELECT count(*) FROM pragma_integrity_check WHERE integrity_check<>'ok'")
-          precondition(faults == 0, "trial \(trial): \(faults ?? -1) faults")
+          try StoreKillTests.expectIntegrity(of: place, trial)
         }
         place.folder.remove()
       }

@@ -52,7 +52,7 @@ extension Doctor {
     let price =
       "CacheOptions.core keeps a part of a cache off offer while a quarter of the memory is free or page cache. The kernel can "
       + "have that part only through the library: a process that is stopped, or too slow, keeps it. .usedWithin costs 5 bytes "
-      + "an entry and a look at the clock with each hit; what is .pinned nobody can have."
+      + "an entry and a look at the clock with each hit. What EntryPriority.pinned keeps, nobody can have."
     let rule = "By default everything idle is on offer, and the kernel weighs it like files that were read once."
     guard let level = facts.tightest, let limit = level.limitBytes, let files = level.pageCacheBytes else {
       return Finding("page-cache", .good, "no group to share", meaning: "\(rule) \(price)")

@@ -4,6 +4,7 @@
 //   | tag 1 | number 8 | byte count 8 | bytes ... |      numbers in the machine's own order: both ends are the same program
 
 import Glibc
+import ToolSupport
 
 /// The kind of a frame.
 enum WireTag: UInt8 {
@@ -64,19 +65,7 @@ struct WireWriter {
   func write(_ tag: WireTag, _ number: UInt64 = 0, _ bytes: [UInt8] = []) throws(WireFailure) {
     var head = [tag.rawValue]
     head += Frame.bytes(of: [number, UInt64(bytes.count)])
-    try writeAll(head)
-    try writeAll(bytes)
-  }
-
-  private func writeAll(_ bytes: [UInt8]) throws(WireFailure) {
-    var done = 0
-    while done < bytes.count {
-      // In bounds: what is left after `done`.
-      let written = unsafe bytes.withUnsafeBytes { unsafe Glibc.write(descriptor, $0.baseAddress! + done, $0.count - done) }
-      if written < 0 && errno == EINTR { continue }
-      guard written > 0 else { throw WireFailure() }
-      done += written
-    }
+    guard DiskFile.write(head, to: descriptor), DiskFile.write(bytes, to: descriptor) else { throw WireFailure() }
   }
 }
 

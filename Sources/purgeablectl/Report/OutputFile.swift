@@ -24,12 +24,6 @@ final class OutputFile {
   func empty() { _ = ftruncate(descriptor, 0) }
 
   func write(_ text: String) throws(ToolFailure) {
-    var rest = Array(text.utf8)[...]
-    while !rest.isEmpty {
-      let count = unsafe rest.withUnsafeBytes { unsafe Glibc.write(descriptor, $0.baseAddress, $0.count) }
-      if count < 0, errno == EINTR { continue }
-      guard count > 0 else { throw failure }
-      rest = rest.dropFirst(count)
-    }
+    if !DiskFile.write(Array(text.utf8), to: descriptor) { throw failure }
   }
 }

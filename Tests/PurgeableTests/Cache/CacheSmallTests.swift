@@ -10,11 +10,6 @@ import Testing
 /// The lines of a file under /proc.
 private func lines(_ path: String) -> [Substring] { SmallFile.text(path, limit: 1 << 26)?.split(separator: "\n") ?? [] }
 
-/// Of this process.
-func residentBytes() -> Int {
-  SmallFile.text("/proc/self/smaps_rollup").flatMap { SmallFile.number(after: "Rss", in: $0) }.map { Int($0) } ?? 0
-}
-
 @Suite("Cache: small ones")
 struct CacheSmallTests {
   /// A slot has two buckets of eight, by a hash with a new seed for every cache. Among two million simulated indexes, no index of

@@ -25,6 +25,11 @@ extension PurgeableCache {
   }
 }
 
+/// Of this process.
+func residentBytes() -> Int {
+  SmallFile.text("/proc/self/smaps_rollup").flatMap { SmallFile.number(after: "Rss", in: $0) }.map { Int($0) } ?? 0
+}
+
 // MARK: Chance
 
 /// The seed of random tests. A test that fails prints it.

@@ -113,7 +113,7 @@ extension CacheEngine {
       var removal = TrackedRemoval()
       while !shards.hold(shard, { held in removal.removeSlice(reason, from: &held) }) {}
     }
-    // What waits for the end of another call that gives back much, and may be in its handler.
+    // Another call that gives back much may be in its handler, and slabs wait for its end: these go now.
     heap.givingBackTogether {}
   }
 }

@@ -21,7 +21,7 @@ import Synchronization
   /// What every look-up loads is rarely written, and shares no cache line (8 words) with what stores or look-ups write.
   ///
   /// [0] `current`: a version in the upper bits, the size class in the lower 8; 0 in a forked child, where all of this is wiped.
-  /// [1] whether the ghost may remember a key (`remembersKeys`). [2] to [4] tables of the cache (`sumsWord` and others).
+  /// [1] whether the ghost may remember a key (`remembersKeys`). [2] and [3] tables of the cache (`sumsWord`, `slabNotesWord`).
   /// From 8 on the tables' addresses by size class, from 72 on their numbers of buckets. The last class of all has the first word
   /// of a line of counters; a table of that size, of 800 MB, does not notice.
   /// From 65 on: the ageing hand's steps; the same when the policy last evicted for a limit; births; the shard's sums
