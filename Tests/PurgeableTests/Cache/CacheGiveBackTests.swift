@@ -152,6 +152,30 @@ struct CacheGiveBackTests {
       cache.checkBooksSwept()
     }
   #endif
+
+  @Test("large entries have their turn among the others: a trim gets as far as it says, and what goes of both is the oldest")
+  func largeAmongOthers() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    func isLarge(_ key: Int) -> Bool { key % 10 == 0 }
+    let count = 3000
+    for key in 0..<count { cache[key] = described(UInt32(key), version: 1, count: isLarge(key) ? 120_000 : 2000) }
+    let before = cache.byteCount
+    for part in [3, 2] {
+      cache.trim(toBytes: before / 4 * part)
+      #expect(cache.byteCount <= before / 4 * part, "\(part) quarters of \(before)")
+      let left = Set(cache.keys)
+      func share(_ range: Range<Int>, ofLarge large: Bool) -> Double {
+        let all = range.filter { isLarge($0) == large }
+        return Double(all.count { left.contains($0) }) / Double(all.count)
+      }
+      let shares = (share(0..<count, ofLarge: true), share(0..<count, ofLarge: false))
+      #expect(abs(shares.0 - shares.1) < 0.2, "\(shares)")
+      // Exact to a slab of each shard.
+      for large in [true, false] { #expect(share(count / 4 * 3..<count, ofLarge: large) > 0.9, "\(large)") }
+      for key in left { #expect(versionDescribed(in: cache.peekValue(forKey: key) ?? [], key: UInt32(key)) == 1) }
+      cache.checkBooks()
+    }
+  }
 }
 
 extension CacheGiveBackTests {

@@ -82,23 +82,22 @@ extension HeldShard {
 
   // MARK: Many slabs
 
-  /// Gives back slabs that hold `byteCount` bytes together, counting the entries that are copied. When the first slab to go is a
-  /// large entry, only that one: a large entry that was used moves with its slab, which frees nothing. False when nothing could
-  /// be given back.
+  /// Gives back slabs that hold `byteCount` bytes together, counting the entries that are copied, and large entries that were
+  /// used, which move with their slabs. False when nothing could be given back.
   mutating func evictSlabs(ofBytes byteCount: Int, _ reason: DepartureReason) -> Bool {
     if dropDueSlab() || dropHollow(ofBytes: byteCount, reason) { return true }
     if base.asks(reason) { return false }
     if entryOrder != nil { return evictEntries(ofBytes: byteCount, reason) }
     let before = slots.count
-    let isGone = GivingBackTurn.shared.use { notes -> Bool? in
+    let isGone = GivingBackTurn.shared.use { notes in
       choose(byteCount, &notes)
-      if notes.victimCount == 0 { return nil }
+      if notes.victimCount == 0 { return false }
       noteSlots(&notes)
       carryOut(reason.cause, &notes)
       return (0..<notes.victimCount).reduce(false) { heap.giveBackAny(notes[victim: $1].slab) || $0 }
     }
-    guard let isGone = isGone ?? nil else { return evictSlab(reason) }
-    return isGone || slots.count < before
+    // Without memory for the notes, and where nothing could be chosen or all was spared, one slab goes.
+    return isGone == true || slots.count < before || evictSlab(reason)
   }
 
   /// Chooses the slabs whose turn it is, as far as their entries can be noted.
@@ -108,7 +107,6 @@ extension HeldShard {
       if chosen >= byteCount { return .last }
       // The open slab takes the copies.
       if information.is_open || information.lock_count > 0 { return .passed }
-      if information.is_large { return notes.victimCount == 0 ? .last : .passed }
       // Lost elements count, so a sparse slab may have very many.
       let together = living + Int(information.element_count)
       guard together <= EvictionNotes.mostEntries else { return order.isSparse(information.facts) ? .passed : .last }
