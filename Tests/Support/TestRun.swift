@@ -8,10 +8,14 @@ public enum TestRun {
   /// Whether everything is to run: PURGEABLE_TESTS is "full".
   public static let isFull: Bool = unsafe getenv("PURGEABLE_TESTS").map { unsafe String(cString: $0) } == "full"
 
-  /// The seed of random tests: PURGEABLE_SEED, or a random one in a full run, or else always the same. A test that fails prints
-  /// its seed.
-  public static let seed: UInt64 =
-    unsafe getenv("PURGEABLE_SEED").flatMap { unsafe UInt64(String(cString: $0)) } ?? (isFull ? UInt64.random(in: 1...(.max)) : 1)
+  /// The seed of random tests: PURGEABLE_SEED, or a random one in a full run, which is printed, or else always the same.
+  public static let seed: UInt64 = {
+    if let given = unsafe getenv("PURGEABLE_SEED") { return unsafe UInt64(String(cString: given)) ?? 1 }
+    guard isFull else { return 1 }
+    let seed = UInt64.random(in: 1...(.max))
+    print("PURGEABLE_SEED=\(seed) swift test repeats the random choices of this run")
+    return seed
+  }()
 }
 
 extension Trait where Self == ConditionTrait {
