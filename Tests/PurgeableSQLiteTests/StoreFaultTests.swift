@@ -42,7 +42,9 @@
 
     // MARK: Damage
 
-    @Test("one byte changed anywhere in the database: values are right or missing, and the store goes on")
+    @Test(
+      "a byte changed anywhere in the database, or a page of zeros or of anything: values are right or missing; the store goes on"
+    )
     func flipped() throws {
       try withPlace { place in
         try Self.fill(place)
@@ -55,7 +57,9 @@
           damaged[at] ^= UInt8(1 << random.index(below: 8))
           if trial % 10 == 9 {
             let page = at / Schema.pageByteCount * Schema.pageByteCount
-            damaged.replaceSubrange(page..<page + Schema.pageByteCount, with: Data(count: Schema.pageByteCount))
+            let isZeroed = trial % 20 == 9
+            let bytes = (0..<Schema.pageByteCount).map { _ in isZeroed ? 0 : UInt8(truncatingIfNeeded: random.next()) }
+            damaged.replaceSubrange(page..<page + Schema.pageByteCount, with: bytes)
           }
           try? FileManager.default.removeItem(atPath: place.database + "-wal")
           try? FileManager.default.removeItem(atPath: place.database + "-shm")

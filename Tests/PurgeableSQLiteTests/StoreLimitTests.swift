@@ -3,6 +3,7 @@
 
 #if SQLite
   import Foundation
+  import PurgeableTestSupport
   import Testing
 
   @testable import PurgeableSQLite
@@ -225,6 +226,37 @@
           try store.trim(toBytes: 0)
           #expect(store.statistics.recordCount == 0 && store.statistics.byteCount == 0)
         }
+      }
+    }
+
+    @Test(
+      "opened with a limit of no bytes a store lets all go, a hundred thousand records in a full run, and their room on the disk")
+    func noBytes() async throws {
+      try await withPlace { place in
+        let count = TestRun.isFull ? 100_000 : 4000
+        try place.withStore { store in
+          for key in 0..<count {
+            store.setValue(content(key, count: 100), forKey: "\(key)")
+            if key % 10_000 == 9999 { try store.flush() }
+          }
+          try store.flush()
+          #expect(store.statistics.recordCount == count)
+        }
+        func size() -> Int { (try? FileManager.default.attributesOfItem(atPath: place.database))?[.size] as? Int ?? .max }
+        let before = size()
+        let store = try place.open(PurgeableStoreOptions(byteLimit: 0))
+        store.setValue([1], forKey: "1")
+        try await store.flush()
+        #expect(store.statistics.recordCount == 0 && store.statistics.byteCount == 0)
+        let inMemory = await store.value(forKey: "1")
+        store.cache.removeAll()
+        let found = (await store.value(forKey: "1"), await store.value(forKey: "2"))
+        #expect(inMemory == [1] && found.0 == nil && found.1 == nil && store.statistics.failureCount == 0)
+        // When it has nothing else to do.
+        let isGivenBack = await TestRun.comes { size() < before / 4 }
+        #expect(isGivenBack, "\(before) bytes before, \(size())")
+        try store.close()
+        #expect(try place.number("SELECT count(*) FROM record") == 0)
       }
     }
   }

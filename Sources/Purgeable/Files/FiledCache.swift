@@ -148,8 +148,7 @@ extension FiledCache {
       try loads.whileRestoring(overtaken) { () throws(PurgeableError) in
         try readAll(from: &reader, format, overtaken, &steps, &report)
       }
-      let leftOutCount = reader.footer.recordCount - report.entryCount - report.expiredCount - report.skippedCount
-      report.leftOutCount = max(0, leftOutCount)
+      report.noteLeftOut(of: reader.footer.recordCount)
       for _ in 0..<reader.damageCount { report.skip("a place in the file", because: "it is damaged, and no entry can be told") }
       try steps.end()
       return report

@@ -61,18 +61,21 @@ public struct FileReport: Sendable, Hashable {
   public internal(set) var entryCount = 0
   /// Of the file; 0 where there was none to restore from.
   public internal(set) var byteCount = 0
-  /// Entries of the file whose time was over. A save counts none: what has expired is in no cache any more.
+  /// Entries of the file whose time was over. 0 for a save.
   public internal(set) var expiredCount = 0
   /// Entries that could not be written or read: their values do not encode or decode, have a wrong checksum, or get no memory.
-  /// Not counted: what the kernel took before it could be saved, which is a miss like any other.
   public internal(set) var skippedCount = 0
-  /// Entries of the file that a restore left there: it had no room for them, or their keys had a value already or were removed
-  /// meanwhile. What damage hides counts here too. 0 for a save.
+  /// Entries that were passed over in good order. By a save: what the kernel had taken, what left meanwhile, what had expired.
+  /// By a restore, which leaves them in the file: there was no room for them, or their keys had a value already or were removed
+  /// meanwhile. What damage hides counts here too.
   public internal(set) var leftOutCount = 0
   /// Key and reason of the first hundred that were skipped, in words.
   public internal(set) var skipped: [String] = []
 
   init() {}
+
+  /// `count`: the entries that there were.
+  mutating func noteLeftOut(of count: Int) { leftOutCount = max(0, count - entryCount - expiredCount - skippedCount) }
 
   mutating func skip(_ what: @autoclosure () -> String, because reason: String) {
     skippedCount += 1

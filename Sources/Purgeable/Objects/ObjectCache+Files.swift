@@ -10,7 +10,8 @@ extension ObjectCache where Key: PurgeableValue {
   /// the disk. A kill, a full disk or a power cut at any moment leaves the old file or the new one.
   ///
   /// Each entry is one that was there during the save; they are not an image of one moment. It counts as no use. Values that do
-  /// not encode, and a key that does not, are skipped and named. Objects whose content is discarded are left out.
+  /// not encode, and a key that does not, are skipped and named. Objects whose content is discarded, and what leaves meanwhile,
+  /// are left out, and counted.
   ///
   ///     let widths = try ObjectCache<String, Double>(countLimit: 500)
   ///     try await widths.save(to: "/var/cache/service/widths", format: .purgeableBytes)
@@ -123,6 +124,7 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
       let text = version.map { Array($0.utf8) }
       try writer.append(record, key: key, version: unsafe text?.span.bytes, value: unsafe bytes.span.bytes, &report)
     }
+    report.noteLeftOut(of: keys.count)
   }
 
   func readAll(

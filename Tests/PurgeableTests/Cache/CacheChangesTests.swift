@@ -51,7 +51,7 @@ extension ObjectCache: Watchable where Key == Int, Value == [UInt8] {
 }
 
 /// Changes as they were told, one after the other.
-private final class Told: Sendable {
+final class ToldChanges: Sendable {
   private let changes = Mutex<[CacheChanges<Int>]>([])
   func note(_ change: CacheChanges<Int>) { changes.withLock { $0.append(change) } }
   /// Since the last time.
@@ -82,7 +82,7 @@ struct CacheChangesTests {
   func net() throws {
     for cache in try Self.each() {
       for key in 0..<4 { cache.set(key) }
-      let told = Told()
+      let told = ToldChanges()
       try cache.setChangeHandler(every: Self.never) { told.note($0) }
       cache.deliverChanges()
       #expect(told.take() == [])
@@ -123,7 +123,7 @@ struct CacheChangesTests {
     var options = CacheOptions()
     (options.clock, options.tracksKeys, options.expiry) = (clock, true, .sinceCreation(.seconds(10)))
     let cache = try PurgeableCache<Int, [UInt8]>(options)
-    let told = Told()
+    let told = ToldChanges()
     try cache.setChangeHandler(every: Self.never) { told.note($0) }
     for key in 0..<3 { cache[key] = [1] }
     clock.advance(by: .seconds(10))
@@ -152,7 +152,7 @@ struct CacheChangesTests {
   @Test("what limits evict is told; each key once, however often it is stored")
   func evicted() throws {
     for cache in try Self.each(countLimit: 10) {
-      let told = Told()
+      let told = ToldChanges()
       try cache.setChangeHandler(every: Self.never) { told.note($0) }
       for round in 0..<(TestRun.isFull ? 200 : 60) { for key in 0..<100 { cache.set(key + round % 2 * 1000) } }
       cache.deliverChanges()
@@ -167,7 +167,7 @@ struct CacheChangesTests {
   @Test("at the interval, on a thread of the cache's own, only where something changed")
   func interval() throws {
     for cache in try Self.each() {
-      let told = Told()
+      let told = ToldChanges()
       let calls = DispatchSemaphore(value: 0)
       let thread = Mutex<UInt>(0)
       try cache.setChangeHandler(every: .milliseconds(5)) { change in
@@ -218,7 +218,7 @@ struct CacheChangesTests {
   @Test("a handler may store, set handlers and deliver; who delivers beside it waits until it has returned")
   func nested() throws {
     for cache in try Self.each() {
-      let told = Told()
+      let told = ToldChanges()
       let inside = Atomic<Bool>(false)
       try cache.setChangeHandler(every: Self.never) { [weak cache] change in
         told.note(change)
@@ -327,7 +327,7 @@ struct CacheChangesTests {
   @Test("an interval of 0 or less is refused by name, and changes nothing; changes need tracked keys")
   func refused() throws {
     for cache in try Self.each() {
-      let told = Told()
+      let told = ToldChanges()
       try cache.setChangeHandler(every: Self.never) { told.note($0) }
       for interval in [Duration.zero, .seconds(-1)] {
         for body in [

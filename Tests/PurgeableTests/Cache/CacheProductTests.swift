@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Every combination of order, limit, keys, expiry and consent, under random operations with all attributes: what is returned is
-// what was stored last and is still valid, limits hold, pins stay, and the cache's own books agree.
+// Every combination of order, limit, keys, expiry and consent, each with a core or none, and with notices of changes or none,
+// under random operations with all attributes: what is returned is what was stored last and is still valid, limits hold, pins
+// stay, notices say what has changed, and the cache's own books agree.
 
 import PurgeableTestSupport
 import Testing
@@ -20,7 +21,14 @@ struct ProductOfConfigurations: Sequence, Sendable {
     var asks = false
     var number = 0
 
-    var testDescription: String { "\(order), \(limit), \(keys)\(hasExpiry ? ", expiry" : "")\(asks ? ", asks" : "")" }
+    /// In turn, so that each comes with each of the others' values, though not with each of their combinations.
+    var core: CacheCore? { [nil, .share(0.5), .usedWithin(.seconds(10))][(number + number / 12) % 3] }
+    var isWatched: Bool { keys != .bytes && (number + number / 4) % 2 == 0 }
+
+    var testDescription: String {
+      "\(order), \(limit), \(keys)\(hasExpiry ? ", expiry" : "")\(asks ? ", asks" : "")\(isWatched ? ", watched" : "")"
+        + (core.map { ", core: \($0)" } ?? "")
+    }
   }
 
   func makeIterator() -> some IteratorProtocol<One> {
@@ -59,6 +67,11 @@ private final class ProductRun {
   private var random: SplitMix64
   private var known: [Int: Known] = [:]
   private let told = Departures<Int, [UInt8]>()
+  private let changes = ToldChanges()
+  /// Stored or changed since changes were told.
+  private var touched: Set<Int> = []
+  /// What is there, by all changes so far.
+  private var mirror: Set<Int> = []
   private(set) var failures: [String] = []
   private(set) var hits = 0
   private var version: UInt32 = 0
@@ -79,12 +92,17 @@ private final class ProductRun {
     options.tracksKeys = configuration.keys == .tracked
     options.pinnedByteLimit = 5_000
     options.clock = clock
+    options.core = configuration.core
     if configuration.hasExpiry { options.expiry = Expiry(sinceCreation: .seconds(50), sinceLastUse: .seconds(20)) }
     let told = told
     cache =
       configuration.keys == .told
       ? try PurgeableCache(options) { told.note($0) } : try PurgeableCache(options)
     if configuration.asks { cache.shouldEvict = { key, _ in key % 7 != 0 } }
+    let changes = changes
+    if configuration.isWatched {
+      try cache.setChangeHandler(every: .seconds(100_000)) { changes.note($0) }
+    }
   }
 
   private func expect(_ condition: Bool, _ what: @autoclosure () -> String) {
@@ -140,6 +158,7 @@ private final class ProductRun {
         its.priority = .pinned
       }
       known[key] = its
+      touched.insert(key)
     case .tooLarge:
       known[key] = nil
       expect(!cache.containsValue(forKey: key), "\(key) is there though it is too large")
@@ -186,6 +205,7 @@ private final class ProductRun {
         changed[0] &+= 1
         expect(value == changed, "\(key) was changed in another way")
         (known[key]!.value, known[key]!.used) = (value, now)
+        touched.insert(key)
         if its.cost == its.value.count { known[key]!.cost = value.count }
         if its.priority == .speculative { known[key]!.priority = .normal }
       } else {
@@ -208,6 +228,24 @@ private final class ProductRun {
     }
   }
 
+  /// What changed since the last time, as it is told.
+  private func checkChanges() {
+    cache.deliverChanges()
+    for change in changes.take() {
+      expect(change.updatedKeys.isDisjoint(with: change.removedKeys), "a key is both updated and removed")
+      expect(change.updatedKeys.isSubset(of: touched), "told as updated: \(change.updatedKeys.subtracting(touched))")
+      for key in touched where cache.containsValue(forKey: key) {
+        expect(change.updatedKeys.contains(key), "\(key) was stored, and nobody was told")
+      }
+      for key in change.removedKeys { expect(!cache.containsValue(forKey: key), "\(key) is there, and was told as removed") }
+      mirror = mirror.union(change.updatedKeys).subtracting(change.removedKeys)
+    }
+    touched = []
+    for key in 0..<Self.keyCount where cache.containsValue(forKey: key) {
+      expect(mirror.contains(key), "\(key) is there, and was not told of")
+    }
+  }
+
   private func checkLimits() {
     // What the program keeps may go beyond, and what is pinned.
     if configuration.asks { return }
@@ -224,6 +262,7 @@ private final class ProductRun {
     for number in 0..<steps where failures.isEmpty {
       try step()
       checkLimits()
+      if configuration.isWatched, number % 20 == 19 { checkChanges() }
       #if DEBUG
         // A recount takes longer than a step.
         if TestRun.isFull || number % 10 == 9 {
@@ -233,6 +272,10 @@ private final class ProductRun {
       #endif
     }
     for key in 0..<Self.keyCount { check(key, cache.value(forKey: key), "at the end") }
+    if configuration.isWatched {
+      checkChanges()
+      expect(mirror.allSatisfy { known[$0] != nil }, "gone without a word: \(mirror.filter { known[$0] == nil })")
+    }
     if configuration.keys != .told { return }
     let reasons = DepartureReason.allCases.filter { $0 != .tooLarge }
     func wrong() -> DepartureReason? { reasons.first { told.count(of: $0) != cache.statistics.departures[$0] } }

@@ -63,6 +63,7 @@ final class ShardNotes {
   }
 
   let number: Int
+  let count: Int
   private var notes: BookkeepingArray<UInt64>
   private var slabs: BookkeepingArray<Slab>
   /// The number of slabs that have had their turn.
@@ -70,7 +71,7 @@ final class ShardNotes {
   private let isReversed: Bool
 
   init(_ number: Int, _ notes: consuming BookkeepingArray<UInt64>, _ slabs: consuming BookkeepingArray<Slab>, isReversed: Bool) {
-    (self.number, self.isReversed) = (number, isReversed)
+    (self.number, self.isReversed, count) = (number, isReversed, slabs[slabs.count - 1].end)
     self.notes = notes
     self.slabs = slabs
   }
@@ -126,6 +127,9 @@ struct EntryWalk {
     lacksMemory = noted == nil
     self.isReversed = isReversed
   }
+
+  /// How many entries were noted.
+  var count: Int { shards.reduce(0) { $0 + $1.count } }
 
   private var counter: UInt64 { isReversed ? Slot.highestCounter - passed : passed }
 

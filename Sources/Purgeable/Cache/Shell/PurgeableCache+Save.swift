@@ -9,7 +9,8 @@ extension PurgeableCache where Key: PurgeableValue {
   /// kill, a full disk or a power cut at any moment leaves the old file or the new one.
   ///
   /// Each entry is one that was there during the save; they are not an image of one moment. It counts as no use. What
-  /// the kernel took meanwhile is left out. Values that do not encode, and a key that does not, are skipped and named.
+  /// the kernel took, or left meanwhile, is left out, and counted. Values that do not encode, and a key that does not, are
+  /// skipped and named.
   ///
   /// Cost: one pass over the index and 8 bytes of ordinary memory for each entry, as a loop over `keys`; a buffer of a mebibyte;
   /// a copy of 32 values at a time, of one where it has 128 KiB or more. Other threads wait for a shard's mutex while up to 32
@@ -83,6 +84,7 @@ extension PurgeableCache where Key: PurgeableValue {
       }
       try steps.note(Double(seen) / total, at: writer.byteCount)
     }
+    report.noteLeftOut(of: walk.count)
   }
 
   /// Writes an entry whose value was too long to be copied under the mutex: it is read like any other, and is the one that was
