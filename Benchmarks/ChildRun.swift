@@ -22,7 +22,8 @@ enum ChildRun {
   static let jobs: [String: Job] = [
     "hits": Hits.measure, "hit-counts": Hits.count, "stores": Stores.measure, "store-counts": Stores.count,
     "full-stores": Full.measureStores, "full-hits": Full.measureHits, "full-allocations": Full.countAllocations,
-    "exact-lru": ExactLRU.measure, "expiry": ExpiryFigures.measure, "expiry-flood": ExpiryFigures.measureFlood,
+    "exact-lru": ExactLRU.measure, "exact-lru-memory": ExactLRU.measureMemory, "expiry": ExpiryFigures.measure,
+    "expiry-flood": ExpiryFigures.measureFlood,
     "threads": Threads.measure, "read-beside-writer": Threads.measureBesideWriter,
     "pauses-filling": Pauses.measureFilling, "pauses-hot": Pauses.measureHot, "pauses-removing": Pauses.measureRemoving,
     "pauses-costless": Pauses.measureCostless, "pauses-lost": Pauses.measureLost,

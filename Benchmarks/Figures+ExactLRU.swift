@@ -13,13 +13,27 @@ enum ExactLRU {
   }
 
   static func figures(_ scale: Scale) throws -> [Figure] {
-    try Work.allCases.map { work in
-      let numbers = try ChildRun.run("exact-lru", [work.rawValue, scale(200_000, quick: 40_000), scale(7, quick: 3)])
-      return Figure(
-        "exact LRU, \(work.name), String keys, Data of 100 bytes, against a textbook LRU", .time,
-        try Spread(numbers, "cache/lru"), .atMost(work == .hits ? 1.0 : 1.2), "times its time",
-        note: "cache \(Figure.text(try numbers.value("cache"))) ns, LRU \(Figure.text(try numbers.value("lru"))) ns")
-    }
+    let count = 1_000_000
+    let memory = try ChildRun.run("exact-lru-memory", [count])
+    let ordinary = Figure(
+      "ordinary memory per entry with exact LRU", .count, try memory.value("ordinary"), .atMost(30), "B an entry",
+      note: "by the cache's own count, \(count) entries")
+    return try [ordinary]
+      + Work.allCases.map { work in
+        let numbers = try ChildRun.run("exact-lru", [work.rawValue, scale(200_000, quick: 40_000), scale(7, quick: 3)])
+        return Figure(
+          "exact LRU, \(work.name), String keys, Data of 100 bytes, against a textbook LRU", .time,
+          try Spread(numbers, "cache/lru"), .atMost(work == .hits ? 1.0 : 1.2), "times its time",
+          note: "cache \(Figure.text(try numbers.value("cache"))) ns, LRU \(Figure.text(try numbers.value("lru"))) ns")
+      }
+  }
+
+  /// Arguments: entries.
+  @Sendable static func measureMemory(_ arguments: [Int]) throws -> Numbers {
+    let cache = try PurgeableCache<Int, [UInt8]>(name: "figures", evictionOrder: .lru)
+    for key in 0..<arguments[0] { cache.setValue(Workload.value(of: key), forKey: key) }
+    guard cache.count == arguments[0] else { throw ToolFailure("\(cache.count) entries, not \(arguments[0])") }
+    return ["ordinary": Double(cache.statistics.memory.ordinaryBytes) / Double(arguments[0])]
   }
 
   /// Arguments: the work, entries at the limit, rounds.

@@ -19,6 +19,9 @@ enum ExpiryFigures {
         "hits with a count limit and a default expiry, against without an expiry", .time, try Spread(each, "hits"), .atMost(1.1),
         "times their time", note: try note("hits")),
       Figure(
+        "hits with a count limit and a default expiry, against without either", .time, try Spread(each, "hits-bare"),
+        .atMost(1.1), "times their time"),
+      Figure(
         "stores at a count limit with a default expiry, against without", .time, try Spread(each, "stores"), .atMost(1.2),
         "times their time", note: try note("stores")),
       Figure(
@@ -46,9 +49,9 @@ enum ExpiryFigures {
   @Sendable static func measure(_ arguments: [Int]) throws -> Numbers {
     let (count, rounds) = (arguments[0], arguments[1])
     let workload = Workload(count: 2 * count)
-    let caches = try [makeCache(count, .sinceCreation(.seconds(3600))), makeCache(count, nil)]
+    let caches = try [makeCache(count, .sinceCreation(.seconds(3600))), makeCache(count, nil), makeCache(nil, nil)]
     for cache in caches { for key in workload.keys[..<count] { cache.setValue(Workload.value(of: key), forKey: key) } }
-    var found = [0, 0]
+    var found = [0, 0, 0]
     let order = workload.order.filter(Set(workload.keys[..<count]).contains)
     func hits(_ side: Int) {
       let cache = caches[side]
@@ -56,8 +59,8 @@ enum ExpiryFigures {
         for key in order { if case .hit = unsafe cache.read(forKey: key, into: buffer) { found[side] += 1 } }
       }
     }
-    let hitTimes = try Rounds.alternate(rounds, [{ hits(0) }, { hits(1) }])
-    guard found == [(rounds + 1) * count, (rounds + 1) * count] else { throw ToolFailure("\(found) hits") }
+    let hitTimes = try Rounds.alternate(rounds, [{ hits(0) }, { hits(1) }, { hits(2) }])
+    guard found == [Int](repeating: (rounds + 1) * count, count: 3) else { throw ToolFailure("\(found) hits") }
     var next = [count, count]
     func stores(_ side: Int) {
       for step in next[side]..<next[side] + count {
@@ -68,6 +71,7 @@ enum ExpiryFigures {
     }
     let storeTimes = try Rounds.alternate(rounds, [{ stores(0) }, { stores(1) }])
     var numbers: Numbers = [:]
+    Rounds.ratio(hitTimes, 0, over: 2).write(to: &numbers, "hits-bare")
     for (name, times) in [("hits", hitTimes), ("stores", storeTimes)] {
       Rounds.ratio(times, 0, over: 1).write(to: &numbers, name)
       for (side, with) in ["with", "without"].enumerated() {

@@ -208,6 +208,18 @@ extension CacheGiveBackTests {
     let readableLarge = (0..<largeCount).count { cache.peekValue(forKey: 0x1000_0000 + $0) == large }
     #expect(readable + readableLarge == cache.count)
   }
+
+  @Test("a trim gets as far as it says where nearly all memory is that of large entries, and all of them were used")
+  func usedLarge() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    let count = 400
+    for key in 0..<count { cache[key] = described(UInt32(key), version: 1, count: key % 10 == 0 ? 2000 : 120_000) }
+    for _ in 0..<4 { for key in 0..<count { _ = cache[key] } }
+    let wanted = cache.byteCount / 2
+    cache.trim(toBytes: wanted)
+    #expect(cache.byteCount <= wanted && cache.byteCount > wanted / 4 * 3, "\(cache.byteCount) bytes, and not \(wanted)")
+    cache.checkBooks()
+  }
 }
 
 extension [UInt8] {
