@@ -102,16 +102,7 @@
     @Test("an older program and a newer one at one database: each finds a right value or none, and no key has two records")
     func olderAndNewer() throws {
       try withPlace { place in
-        /// A later program reads what earlier ones wrote.
-        func format(_ version: Int) -> StoredFormat<[UInt8]> {
-          StoredFormat(version: version) {
-            $0.map { $0 &+ UInt8(version) }
-          } decode: { bytes, written in
-            guard written <= version else { return nil }
-            return [UInt8](purgeableBytes: bytes)?.map { $0 &- UInt8(written) }
-          }
-        }
-        let stores = try [1, 2].map { try place.open(of: [UInt8].self, format($0)) }
+        let stores = try [1, 2].map { try place.open(of: [UInt8].self, versionedFormat($0)) }
         var random = SplitMix64(seed: TestRun.seed)
         let keys = 30
         var latest = [Int](repeating: 0, count: keys)

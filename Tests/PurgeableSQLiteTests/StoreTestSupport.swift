@@ -104,6 +104,16 @@
     content(key, version: version, count: key % 20 == 0 ? 20_000 + key : 500 + key)
   }
 
+  /// Adds its version to each byte, and reads what earlier versions wrote.
+  func versionedFormat(_ version: Int) -> StoredFormat<[UInt8]> {
+    StoredFormat(version: version) {
+      $0.map { $0 &+ UInt8(version) }
+    } decode: { bytes, written in
+      guard written <= version else { return nil }
+      return [UInt8](purgeableBytes: bytes)?.map { $0 &- UInt8(written) }
+    }
+  }
+
   extension PurgeableStoreOptions {
     /// Files in place of the values that are longer than 16 KiB.
     static var withFiles: Self {

@@ -277,16 +277,8 @@ import Testing
     @Test("values of an older format are converted when they are read, replaced under their key, and not converted again")
     func formats() throws {
       try withPlace { place in
-        func format(_ version: Int) -> StoredFormat<[UInt8]> {
-          StoredFormat(version: version) {
-            $0.map { $0 &+ UInt8(version) }
-          } decode: { bytes, written in
-            guard written <= version else { return nil }
-            return [UInt8](purgeableBytes: bytes)?.map { $0 &- UInt8(written) }
-          }
-        }
         func withStore(_ version: Int, _ body: (BytesStore) throws -> Void) throws {
-          let store = try place.open(of: [UInt8].self, format(version))
+          let store = try place.open(of: [UInt8].self, versionedFormat(version))
           try body(store)
           try store.close()
         }

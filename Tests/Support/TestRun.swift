@@ -10,10 +10,10 @@ public enum TestRun {
 
   /// The seed of random tests: PURGEABLE_SEED, or a random one in a full run, which is printed, or else always the same.
   public static let seed: UInt64 = {
-    if let given = unsafe getenv("PURGEABLE_SEED") { return unsafe UInt64(String(cString: given)) ?? 1 }
+    if let given = unsafe getenv("PURGEABLE_SEED"), let seed = unsafe UInt64(String(cString: given)) { return seed }
     guard isFull else { return 1 }
     let seed = UInt64.random(in: 1...(.max))
-    print("PURGEABLE_SEED=\(seed) swift test repeats the random choices of this run")
+    print("The random choices of this run follow from PURGEABLE_SEED=\(seed)")
     return seed
   }()
 }

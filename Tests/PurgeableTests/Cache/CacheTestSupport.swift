@@ -32,7 +32,7 @@ func residentBytes() -> Int {
 
 // MARK: Chance
 
-/// The seed of random tests. A test that fails prints it.
+/// The seed of random tests.
 let chosenSeed = TestRun.seed
 
 /// Chance on any thread, from the seed. Which thread gets which number hangs on the scheduler.
