@@ -223,6 +223,19 @@
       while try next() { body() }
     }
 
+    /// Runs it to its end with bytes for a parameter, which are not copied for it; nil stands for NULL.
+    func run(with bytes: [UInt8]?, for index: Int32) throws(StoreFailure) {
+      guard let bytes, !bytes.isEmpty else {
+        bind(index, bytes)
+        return try run()
+      }
+      try unsafe bytes.span.withUnsafeBytes { (bytes) throws(StoreFailure) in
+        // Safe: a statement that has run to its end has no parameters any more.
+        unsafe discard(sqlite3_bind_blob64(handle, index, bytes.baseAddress, UInt64(bytes.count), nil))
+        try run()
+      }
+    }
+
     /// Ends what it read: a reader that does not stands in the way of the log.
     package func reset() {
       unsafe sqlite3_reset(handle)

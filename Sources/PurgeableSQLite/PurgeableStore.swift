@@ -28,9 +28,10 @@
   ///   nothing under the key.
   /// - In a forked child the store has memory alone, and loads.
   ///
-  /// Any thread. A store takes one thread, four more while tasks wait for the disk, and up to five connections of two mebibytes
-  /// each at most. Pages of its files do not stay in the kernel's page cache, where they would push out what the cache has on
-  /// offer.
+  /// Any thread. A store takes one thread, four more while tasks wait for the disk, up to four connections of two mebibytes each
+  /// at most, and one of eight, which it gives back when nothing was written for some seconds. Pages of its files do not stay in
+  /// the kernel's page cache, where they would push out what the cache has on offer; but for those of the log, 16 MiB as a rule,
+  /// which stay as long.
   public final class PurgeableStore<Key: Hashable & PurgeableValue, Value: PurgeableValue>: Sendable {
     /// The memory in front: for its limits, handlers and numbers. Store and remove through the store.
     public let cache: PurgeableCache<Key, Value>

@@ -55,15 +55,14 @@
       PRAGMA temp_store=MEMORY; PRAGMA wal_autocheckpoint=0; PRAGMA journal_size_limit=16777216; PRAGMA trusted_schema=OFF;
       PRAGMA cell_size_check=ON;
       """
-    /// For the writer's, too.
-    static let writing = "PRAGMA journal_mode=WAL"
+    /// For the writer's, too: a cache that holds the pages of a batch, each of which is then written once.
+    static let writing = "PRAGMA journal_mode=WAL; PRAGMA cache_size=-8192"
 
     static let tables = """
       CREATE TABLE record(id INTEGER PRIMARY KEY, hash INTEGER NOT NULL, key BLOB NOT NULL, format INTEGER NOT NULL,
         cost INTEGER, made INTEGER NOT NULL, sum INTEGER NOT NULL, version TEXT, deadline INTEGER, idle INTEGER, file INTEGER,
         value BLOB);
-      CREATE TABLE life(id INTEGER PRIMARY KEY, used INTEGER NOT NULL, size INTEGER NOT NULL, expires INTEGER, deadline INTEGER,
-        idle INTEGER);
+      CREATE TABLE life(id INTEGER PRIMARY KEY, used INTEGER, size INTEGER, expires INTEGER, deadline INTEGER, idle INTEGER);
       CREATE TABLE total(id INTEGER PRIMARY KEY, records INTEGER NOT NULL, bytes INTEGER NOT NULL, low INTEGER NOT NULL,
         high INTEGER NOT NULL);
       CREATE INDEX record_hash ON record(hash);

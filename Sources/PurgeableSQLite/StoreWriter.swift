@@ -47,8 +47,10 @@
 
     /// Another program at work on the database, with locks of its own.
     private static let busyMilliseconds: Int32 = 5000
-    /// Records that leave in one transaction.
-    private static let sliceCount: Int64 = 500
+    /// Records that leave in one transaction: of two thousand most share the pages of the indexes. On a full disk it has to be
+    /// short.
+    private static let sliceCount: Int64 = 2000
+    private static let shortSliceCount: Int64 = 500
 
     /// For the holder of the lock. A file that is none of ours is damage.
     convenience init(_ folder: StoreFolder, fileThreshold: Int) throws(StoreFailure) {
@@ -188,9 +190,9 @@
     func write(_ changes: Changes) throws(StoreFailure) {
       try transaction { (files) throws(StoreFailure) in
         if changes.isCleared { try clear(&files) }
-        for (wrapped, change) in changes.byKey {
-          let key = wrapped.bytes
-          let hash = total.hashKey.hash(key)
+        let hashed = changes.byKey.map { (hash: total.hashKey.hash($0.key.bytes), key: $0.key.bytes, change: $0.value) }
+        // In the order of the index.
+        for (hash, key, change) in hashed.sorted(by: { $0.hash < $1.hash }) {
           // One, where nobody has written there but this library.
           let ids = try self.ids(identify) {
             identify.bind(1, hash)
@@ -227,8 +229,7 @@
       insertRecord.bind(8, record.deadline)
       insertRecord.bind(9, record.idle)
       insertRecord.bind(10, file)
-      insertRecord.bind(11, file == nil ? record.value : nil)
-      try insertRecord.run()
+      try insertRecord.run(with: file == nil ? record.value : nil, for: 11)
       let size = Int64(StoredRecord.size(key, record.value.count))
       insertLife.bind(1, connection.lastRowID)
       insertLife.bind(2, record.used)
@@ -263,8 +264,9 @@
 
     func write(uses: [(key: [UInt8], moment: Int64)]) throws(StoreFailure) {
       var ids: [Int64: Int64] = [:]
-      for (key, moment) in uses {
-        identify.bind(1, total.hashKey.hash(key))
+      let hashed = uses.map { (hash: total.hashKey.hash($0.key), key: $0.key, moment: $0.moment) }
+      for (hash, key, moment) in hashed.sorted(by: { $0.hash < $1.hash }) {
+        identify.bind(1, hash)
         identify.bind(2, key)
         defer { identify.reset() }
         if try identify.next() { ids[identify.number(0)] = moment }
@@ -306,7 +308,8 @@
             expired.bind(1, now)
             expired.bind(2, Self.sliceCount)
           }
-          for id in ids { try removeNamed(id, &files) }
+          // In the order of the rows.
+          for id in ids.sorted() { try removeNamed(id, &files) }
           slice = ids.count
         }
         count += slice
@@ -323,7 +326,7 @@
         try transaction { (files) throws(StoreFailure) in
           calm.bind(1, now)
           try calm.run()
-          let ids = try self.ids(oldest) { oldest.bind(1, Self.sliceCount) }
+          let ids = try self.ids(oldest) { oldest.bind(1, cutsLog ? Self.shortSliceCount : Self.sliceCount) }
           for id in ids {
             guard total.byteCount > byteLimit || total.recordCount > countLimit else { break }
             try removeNamed(id, &files)
@@ -374,12 +377,8 @@
     @discardableResult
     func checkpoint(cuts: Bool) throws(StoreFailure) -> Int {
       let count = try folder.locked { () throws(StoreFailure) in try connection.checkpoint(cuts: cuts) }
+      // The log's own pages stay, until it is cut: it is written over, and what is not there would be read for that.
       writtenBackBytes += max(0, count) * Schema.pageByteCount
-      // What was written back is wanted in no page cache. Before, the log is read there.
-      if let log = try openLog() {
-        posix_fadvise(log, 0, 0, POSIX_FADV_DONTNEED)
-        close(log)
-      }
       return count
     }
 

@@ -7,10 +7,6 @@
 //
 // A kill at any moment leaves the old file or the new one, and may leave the temporary one, which is locked (flock) while it is
 // written: the next save removes those that nobody holds.
-//
-// Nothing of it stays in the page cache. Pages that were written there would push out what the cache has on offer, which the
-// kernel takes for the cheapest memory there is: so whole pages go around it (O_DIRECT) or, where the file system knows no such
-// thing, are written at once and given up (sync_file_range, POSIX_FADV_DONTNEED).
 
 import CPurgeable
 import CPurgeableFiles
@@ -24,13 +20,13 @@ import Glibc
   private let temporaryName: String
   private let directory: Int32
   private let file: Int32
-  private var isDirect: Bool
+  private let blocks: BlockWriter
+  /// Two blocks: one is filled while the other is written.
   private let buffer: UnsafeMutableRawBufferPointer
+  private var block: UnsafeMutableRawBufferPointer
   private var filled: Int
-  /// What is in the file, without the buffer.
-  private var written = 0
-  /// From where on pages may be in the page cache.
-  private var cachedFrom = 0
+  /// What was handed over to be written.
+  private var flushed = 0
   private var isPlaced = false
   /// A child that a closure of the program's has forked leaves the file alone.
   private let process = getpid()
@@ -38,12 +34,10 @@ import Glibc
   let identity: FileIdentity
   private(set) var recordCount = 0
 
-  private static let bufferByteCount = 1 << 20
-  /// Written to the disk at a time where the page cache is in between.
-  private static let flushedByteCount = 8 << 20
+  private static let blockByteCount = 512 << 10
 
   /// Bytes that are written or wait in the buffer.
-  var byteCount: Int { written + filled }
+  var byteCount: Int { flushed + filled }
 
   /// Makes the temporary file, and begins it with the header.
   static func make(
@@ -59,7 +53,7 @@ import Glibc
       close(directory)
       throw failure("open", number, operation, "no file can be made in \(folder)")
     }
-    guard let raw = unsafe purgeable_bookkeeping_map(bufferByteCount) else {
+    guard let raw = unsafe purgeable_bookkeeping_map(2 * blockByteCount) else {
       _ = unsafe unlinkat(directory, temporaryName, 0)
       close(file)
       close(directory)
@@ -68,24 +62,29 @@ import Glibc
     }
     // The program's mask has no say in it.
     fchmod(file, mode_t(permissions))
-    let buffer = unsafe UnsafeMutableRawBufferPointer(start: raw, count: bufferByteCount)
+    let buffer = unsafe UnsafeMutableRawBufferPointer(start: raw, count: 2 * blockByteCount)
     unsafe header.write(to: UnsafeMutableRawBufferPointer(rebasing: buffer[..<CacheFile.headerByteCount]))
     return unsafe CacheFileWriter(
       operation: operation, path: path, name: name, temporaryName: temporaryName, directory: directory, file: file,
-      isDirect: isDirect, buffer: buffer, filled: CacheFile.headerByteCount, identity: header.identity)
+      blocks: BlockWriter(file, isDirect: isDirect, wholeByteCount: blockByteCount), buffer: buffer,
+      filled: CacheFile.headerByteCount, identity: header.identity)
   }
 
   private init(
-    operation: String, path: String, name: String, temporaryName: String, directory: Int32, file: Int32, isDirect: Bool,
+    operation: String, path: String, name: String, temporaryName: String, directory: Int32, file: Int32, blocks: BlockWriter,
     buffer: UnsafeMutableRawBufferPointer, filled: Int, identity: FileIdentity
   ) {
     (self.operation, self.path, self.name, self.temporaryName) = (operation, path, name, temporaryName)
-    (self.directory, self.file, self.isDirect, self.filled, self.identity) = (directory, file, isDirect, filled, identity)
+    (self.directory, self.file, self.blocks, self.filled, self.identity) = (directory, file, blocks, filled, identity)
     unsafe self.buffer = buffer
+    unsafe block = UnsafeMutableRawBufferPointer(rebasing: buffer[..<Self.blockByteCount])
   }
 
   deinit {
-    if !isPlaced, getpid() == process { _ = unsafe unlinkat(directory, temporaryName, 0) }
+    if getpid() == process {
+      blocks.end()
+      if !isPlaced { _ = unsafe unlinkat(directory, temporaryName, 0) }
+    }
     close(file)
     close(directory)
     unsafe purgeable_bookkeeping_unmap(buffer.baseAddress!, buffer.count)
@@ -139,9 +138,13 @@ import Glibc
     }
     try flush()
     unsafe try append(footer.span.bytes)
-    // What is left is no whole page.
-    if isDirect { try leaveDirect() }
+    try naming { () throws(BlockFailure) in
+      try blocks.wait()
+      // What is left is no whole page.
+      try blocks.leaveDirect()
+    }
     try flush()
+    try naming(blocks.wait)
     // A failure is final: the kernel has given the pages up, and would say that all is well if it were asked again.
     if isSynchronized, fsync(file) != 0 { throw failure("fsync", "it cannot be brought to the disk") }
     posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED)
@@ -163,12 +166,12 @@ import Glibc
   private mutating func append(_ bytes: RawSpan) throws(PurgeableError) {
     var taken = 0
     while taken < bytes.byteCount {
-      let count = unsafe min(buffer.count - filled, bytes.byteCount - taken)
+      let count = unsafe min(block.count - filled, bytes.byteCount - taken)
       unsafe bytes.extracting(taken..<taken + count).withUnsafeBytes {
-        unsafe UnsafeMutableRawBufferPointer(rebasing: buffer[filled..<filled + count]).copyMemory(from: $0)
+        unsafe UnsafeMutableRawBufferPointer(rebasing: block[filled..<filled + count]).copyMemory(from: $0)
       }
       (taken, filled) = (taken + count, filled + count)
-      if unsafe filled == buffer.count { try flush() }
+      if unsafe filled == block.count { try flush() }
     }
   }
 
@@ -182,41 +185,22 @@ import Glibc
     }
   }
 
-  /// Writes the buffer.
+  /// Has the block written, and goes on with the other one.
   private mutating func flush() throws(PurgeableError) {
     guard getpid() == process else {
       throw PurgeableError(.cancelled, in: operation, explanation: "a forked child does not go on with a save of its parent's")
     }
-    var done = 0
-    while done < filled {
-      let rest = unsafe UnsafeRawBufferPointer(rebasing: buffer[done..<filled])
-      let count = unsafe pwrite(file, rest.baseAddress, rest.count, off_t(written))
-      if count < 0, errno == EINTR { continue }
-      // A file system may take the flag and refuse the write.
-      if count < 0, errno == EINVAL, isDirect {
-        try leaveDirect()
-        continue
-      }
-      guard count > 0 else {
-        if count == 0 { errno = ENOSPC }
-        throw failure("write", "it cannot be written")
-      }
-      (done, written) = (done + count, written + count)
-      // A part of a page was written: what follows does not begin on one.
-      if isDirect, written % CacheFile.pageByteCount != 0 { try leaveDirect() }
-    }
-    filled = 0
-    if !isDirect, written - cachedFrom >= Self.flushedByteCount {
-      guard purgeable__write_out(file, off_t(cachedFrom), off_t(written - cachedFrom)) else {
-        throw failure("sync_file_range", "it cannot be brought to the disk")
-      }
-      cachedFrom = written
-    }
+    let full = unsafe UnsafeRawBufferPointer(rebasing: block[..<filled])
+    try naming { () throws(BlockFailure) in unsafe try blocks.write(full) }
+    (flushed, filled) = (flushed + filled, 0)
+    let isFirst = unsafe block.baseAddress == buffer.baseAddress
+    unsafe block = UnsafeMutableRawBufferPointer(
+      rebasing: isFirst ? buffer[Self.blockByteCount...] : buffer[..<Self.blockByteCount])
   }
 
-  private mutating func leaveDirect() throws(PurgeableError) {
-    guard purgeable__leave_direct(file) else { throw failure("fcntl", "it cannot be written") }
-    (isDirect, cachedFrom) = (false, written)
+  /// Runs `body`, whose failures are this file's.
+  private func naming(_ body: () throws(BlockFailure) -> Void) throws(PurgeableError) {
+    do { try body() } catch { throw Self.failure(error.call, error.number, operation, "\(path): \(error.what)") }
   }
 
   // MARK: Names and errors

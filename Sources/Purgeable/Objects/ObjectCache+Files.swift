@@ -16,8 +16,9 @@ extension ObjectCache where Key: PurgeableValue {
   ///     let widths = try ObjectCache<String, Double>(countLimit: 500)
   ///     try await widths.save(to: "/var/cache/service/widths", format: .purgeableBytes)
   ///
-  /// Cost: memory for twice the keys and 16 bytes more an entry, a buffer of a mebibyte, and one encoded value. Nothing stays in
-  /// the page cache. One save or restore of a cache at a time: another waits. Any thread.
+  /// Cost: memory for twice the keys and 16 bytes more an entry, a buffer of a mebibyte, half of which a thread writes while the
+  /// other half is filled, and one encoded value. Nothing stays in the page cache. One save or restore of a cache at a time:
+  /// another waits. Any thread.
   ///
   /// - Parameters:
   ///   - path: of the file; its directory must exist. A temporary file beside it, `.NAME.PID.….tmp`, is gone when this returns;

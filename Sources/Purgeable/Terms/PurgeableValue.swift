@@ -94,6 +94,7 @@ extension Bool: PurgeableElement {
 /// Arrays of trivially copyable elements: their bytes, one element after the other, padding included.
 extension Array: PurgeableValue where Element: PurgeableElement {
   /// nil where the bytes are not a whole number of elements. One allocation.
+  @inlinable
   public init?(purgeableBytes: RawSpan) {
     let (count, rest) = purgeableBytes.byteCount.quotientAndRemainder(dividingBy: MemoryLayout<Element>.stride)
     guard rest == 0 else { return nil }
@@ -105,6 +106,7 @@ extension Array: PurgeableValue where Element: PurgeableElement {
   }
 
   /// As `init(purgeableBytes:)`, in the array's own storage: no copy.
+  @inlinable
   public init?(purgeableByteCount byteCount: Int, read: (UnsafeMutableRawBufferPointer) -> Int?) {
     let stride = MemoryLayout<Element>.stride
     let capacity = (byteCount + stride - 1) / stride

@@ -106,6 +106,25 @@ struct SaveFaultTests {
     }
   }
 
+  @Test("where no thread can be made, a save writes its blocks by itself")
+  func noThread() async {
+    await #expect(processExitsWith: .success) {
+      guard let folder = try? FakeRoot(), let cache = try? PurgeableCache<UInt32, [UInt8]>() else {
+        return require(false, "a cache")
+      }
+      let path = folder.path + "/cache"
+      SaveFaultTests.fill(cache, version: 1)
+      refuseThreads()
+      require(SaveFaultTests.error(of: cache, path) == nil, "saved")
+      let restored = try PurgeableCache<UInt32, [UInt8]>()
+      require(try restored.restore(from: path).entryCount == Int(SaveFaultTests.keys), "all of it")
+      for key in restored.keys {
+        require(restored[key] == described(key, version: 1, count: 1000 + Int(key % 500)), "\(key)")
+      }
+      folder.remove()
+    }
+  }
+
   @Test("without a descriptor, saves and restores throw, and go through afterwards; nothing is taken for a missing file", .forks)
   func descriptors() async {
     await #expect(processExitsWith: .success) {

@@ -12,9 +12,10 @@ extension PurgeableCache where Key: PurgeableValue {
   /// the kernel took, or left meanwhile, is left out, and counted. Values that do not encode, and a key that does not, are
   /// skipped and named.
   ///
-  /// Cost: one pass over the index and 8 bytes of ordinary memory for each entry, as a loop over `keys`; a buffer of a mebibyte;
-  /// a copy of 32 values at a time, of one where it has 128 KiB or more. Other threads wait for a shard's mutex while up to 32
-  /// values are copied. Nothing stays in the page cache. One save or restore of a cache at a time: another waits. Any thread.
+  /// Cost: one pass over the index and 8 bytes of ordinary memory for each entry, as a loop over `keys`; a buffer of a mebibyte,
+  /// half of which a thread writes while the other half is filled; a copy of 32 values at a time, of one where it has 128 KiB or
+  /// more. Other threads wait for a shard's mutex while up to 32 values are copied. Nothing stays in the page cache. One save or
+  /// restore of a cache at a time: another waits. Any thread.
   ///
   /// - Parameters:
   ///   - path: of the file; its directory must exist. A temporary file beside it, `.NAME.PID.….tmp`, is gone when this returns;
