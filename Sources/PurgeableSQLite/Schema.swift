@@ -58,6 +58,7 @@
     /// For the writer's, too: a cache that holds the pages of a batch, each of which is then written once.
     static let writing = "PRAGMA journal_mode=WAL; PRAGMA cache_size=-8192"
 
+    /// `life` has no NOT NULL: SQLite keeps a journal for a statement that may replace a row and fail.
     static let tables = """
       CREATE TABLE record(id INTEGER PRIMARY KEY, hash INTEGER NOT NULL, key BLOB NOT NULL, format INTEGER NOT NULL,
         cost INTEGER, made INTEGER NOT NULL, sum INTEGER NOT NULL, version TEXT, deadline INTEGER, idle INTEGER, file INTEGER,

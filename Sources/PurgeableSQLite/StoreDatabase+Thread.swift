@@ -188,7 +188,7 @@
         (askingTime, putsSinceAsking) = (lastAsking - start, 0)
       }
       let (since, moment, now) = (usesAskedAt, uses.moment(), self.now())
-      var found: [(key: [UInt8], moment: Int64)] = []
+      var found: [([UInt8], Int64)] = []
       var failure: StoreFailure?
       func write() -> Bool {
         do throws(StoreFailure) { try writer.write(uses: found) } catch { failure = error }

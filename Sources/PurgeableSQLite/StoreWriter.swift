@@ -190,9 +190,7 @@
     func write(_ changes: Changes) throws(StoreFailure) {
       try transaction { (files) throws(StoreFailure) in
         if changes.isCleared { try clear(&files) }
-        let hashed = changes.byKey.map { (hash: total.hashKey.hash($0.key.bytes), key: $0.key.bytes, change: $0.value) }
-        // In the order of the index.
-        for (hash, key, change) in hashed.sorted(by: { $0.hash < $1.hash }) {
+        for (hash, key, change) in inIndexOrder(changes.byKey.map { ($0.key.bytes, $0.value) }) {
           // One, where nobody has written there but this library.
           let ids = try self.ids(identify) {
             identify.bind(1, hash)
@@ -202,6 +200,11 @@
           if case .put(let record) = change { try insert(record, key, hash, &files) }
         }
       }
+    }
+
+    /// Keys with what is to be written of them, in the order of the index that finds them.
+    private func inIndexOrder<What>(_ keys: [([UInt8], What)]) -> [(hash: Int64, key: [UInt8], what: What)] {
+      keys.map { (total.hashKey.hash($0), $0, $1) }.sorted { $0.hash < $1.hash }
     }
 
     private func clear(_ files: inout Files) throws(StoreFailure) {
@@ -262,10 +265,9 @@
       }
     }
 
-    func write(uses: [(key: [UInt8], moment: Int64)]) throws(StoreFailure) {
+    func write(uses: [([UInt8], Int64)]) throws(StoreFailure) {
       var ids: [Int64: Int64] = [:]
-      let hashed = uses.map { (hash: total.hashKey.hash($0.key), key: $0.key, moment: $0.moment) }
-      for (hash, key, moment) in hashed.sorted(by: { $0.hash < $1.hash }) {
+      for (hash, key, moment) in inIndexOrder(uses) {
         identify.bind(1, hash)
         identify.bind(2, key)
         defer { identify.reset() }

@@ -23,7 +23,6 @@ struct BlockFailure: Error {
 /// thread.
 @safe final class BlockWriter: @unchecked Sendable {
   private let file: Int32
-  private let wholeByteCount: Int
 
   // Under the mutex.
   private let mutex = WaitableMutex()
@@ -38,20 +37,20 @@ struct BlockFailure: Error {
   /// From where on pages may be in the page cache.
   private var cachedFrom = 0
 
+  /// Of a block that is not the last.
+  static let blockByteCount = 512 << 10
   /// Written to the disk at a time where the page cache is in between.
   private static let flushedByteCount = 8 << 20
 
-  /// `file`: stays its owner's. `wholeByteCount`: of a block that is not the last.
-  init(_ file: Int32, isDirect: Bool, wholeByteCount: Int) {
-    (self.file, self.isDirect, self.wholeByteCount) = (file, isDirect, wholeByteCount)
-  }
+  /// `file`: stays its owner's.
+  init(_ file: Int32, isDirect: Bool) { (self.file, self.isDirect) = (file, isDirect) }
 
   // MARK: The owner
 
   /// Hands a block over, whose bytes stay as they are until the next call has returned. Throws where an earlier one failed.
   func write(_ block: UnsafeRawBufferPointer) throws(BlockFailure) {
     try wait()
-    if !hasThread, block.count == wholeByteCount, MemoryReserve.isThere(MemoryReserve.ofObjects) {
+    if !hasThread, block.count == Self.blockByteCount, MemoryReserve.isThere(MemoryReserve.ofObjects) {
       hasThread = startThread { [self] in run() }
     }
     guard hasThread else { return unsafe try put(block) }

@@ -34,8 +34,6 @@ import Glibc
   let identity: FileIdentity
   private(set) var recordCount = 0
 
-  private static let blockByteCount = 512 << 10
-
   /// Bytes that are written or wait in the buffer.
   var byteCount: Int { flushed + filled }
 
@@ -53,7 +51,7 @@ import Glibc
       close(directory)
       throw failure("open", number, operation, "no file can be made in \(folder)")
     }
-    guard let raw = unsafe purgeable_bookkeeping_map(2 * blockByteCount) else {
+    guard let raw = unsafe purgeable_bookkeeping_map(2 * BlockWriter.blockByteCount) else {
       _ = unsafe unlinkat(directory, temporaryName, 0)
       close(file)
       close(directory)
@@ -62,12 +60,12 @@ import Glibc
     }
     // The program's mask has no say in it.
     fchmod(file, mode_t(permissions))
-    let buffer = unsafe UnsafeMutableRawBufferPointer(start: raw, count: 2 * blockByteCount)
+    let buffer = unsafe UnsafeMutableRawBufferPointer(start: raw, count: 2 * BlockWriter.blockByteCount)
     unsafe header.write(to: UnsafeMutableRawBufferPointer(rebasing: buffer[..<CacheFile.headerByteCount]))
     return unsafe CacheFileWriter(
       operation: operation, path: path, name: name, temporaryName: temporaryName, directory: directory, file: file,
-      blocks: BlockWriter(file, isDirect: isDirect, wholeByteCount: blockByteCount), buffer: buffer,
-      filled: CacheFile.headerByteCount, identity: header.identity)
+      blocks: BlockWriter(file, isDirect: isDirect), buffer: buffer, filled: CacheFile.headerByteCount,
+      identity: header.identity)
   }
 
   private init(
@@ -77,7 +75,7 @@ import Glibc
     (self.operation, self.path, self.name, self.temporaryName) = (operation, path, name, temporaryName)
     (self.directory, self.file, self.blocks, self.filled, self.identity) = (directory, file, blocks, filled, identity)
     unsafe self.buffer = buffer
-    unsafe block = UnsafeMutableRawBufferPointer(rebasing: buffer[..<Self.blockByteCount])
+    unsafe block = UnsafeMutableRawBufferPointer(rebasing: buffer[..<BlockWriter.blockByteCount])
   }
 
   deinit {
@@ -195,7 +193,7 @@ import Glibc
     (flushed, filled) = (flushed + filled, 0)
     let isFirst = unsafe block.baseAddress == buffer.baseAddress
     unsafe block = UnsafeMutableRawBufferPointer(
-      rebasing: isFirst ? buffer[Self.blockByteCount...] : buffer[..<Self.blockByteCount])
+      rebasing: isFirst ? buffer[BlockWriter.blockByteCount...] : buffer[..<BlockWriter.blockByteCount])
   }
 
   /// Runs `body`, whose failures are this file's.
