@@ -64,7 +64,7 @@
             due = min(due, now + UInt64(nextExpiry - wall) + 1_000_000_000)
           }
           let isWaiting = due
-          if !isTidy { due = min(due, now + Self.idleTime) }
+          if !isTidy { due = min(due, now + tidyPause) }
           let isSignalled = mutex.wait(until: due == .max ? nil : due)
           if !isSignalled, !isTidy, isWaiting > MonotonicTime.now { return Work(isIdle: true) }
         }
@@ -90,7 +90,7 @@
 
     private func perform(_ work: Work) {
       if work.isIdle { return tidyUp() }
-      isTidy = false
+      (isTidy, tidyPause) = (false, Self.idleTime)
       if work.isDamaged {
         _ = mend(StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_step", message: "a page is damaged"))
       }
@@ -147,7 +147,7 @@
         } catch {
           if error.isFull, removeDamaged() { continue }
           tries += 1
-          if tries == 1, let mended = error.isGone ? .begunAnew : mend(error) {
+          if tries <= (error.isFull ? Self.roomTryCount : 1), let mended = error.isGone ? .begunAnew : mend(error) {
             if mended == .begunAnew {
               // Rows of a database that is there no more; and with it went what was just written.
               (work.touches, work.damaged, work.changes) = ([:], [], batch)
@@ -221,25 +221,27 @@
 
     // MARK: Upkeep and mending
 
-    /// When nothing has been written for a while.
+    /// When nothing has been written for a while. Where somebody else is in the way, it is tried again, after longer and longer
+    /// pauses.
     private func tidyUp() {
       (isTidy, tidiedAt) = (true, MonotonicTime.now)
+      guard let writer, let file else { return }
       do throws(StoreFailure) {
-        guard let writer, let file else { return }
         try writer.vacuum()
-        try writer.cutLog()
+        isTidy = try writer.cutLog()
         if !hasSwept {
           hasSwept = true
           folder.removeDamaged()
           try writer.sweepFiles()
         }
-        folder.makeReserve()
-        writer.connection.releaseMemory()
-        readers.releaseMemory()
-        OpenDatabases.shared.giveUpPages(file)
       } catch {
-        fail(error)
+        if error.isBusy { isTidy = false } else { fail(error) }
       }
+      if !isTidy { tidyPause = min(2 * tidyPause, Self.mostUntidyTime) }
+      folder.makeReserve()
+      writer.connection.releaseMemory()
+      readers.releaseMemory()
+      OpenDatabases.shared.giveUpPages(file)
     }
 
     /// Somebody has removed the database or what is beside it, or put something else in its place.

@@ -69,6 +69,8 @@
     /// many times as long as the asking took.
     static let askingPause: UInt64 = 16
     static let mostAskingInterval: UInt64 = 3_600_000_000_000
+    /// How often room is made for one batch.
+    static let roomTryCount = 3
     static let retryTime: UInt64 = 60_000_000_000
     static let passingTime: UInt64 = 500_000_000
     static let idleTime: UInt64 = 5_000_000_000
@@ -142,6 +144,8 @@
     /// When what had expired was removed last.
     var expiredAt: Int64 = 0
     var isTidy = false
+    /// How long nothing has been written when it is tidied up.
+    var tidyPause = StoreDatabase.idleTime
     var tidiedAt = MonotonicTime.now
     var hasSwept = false
 

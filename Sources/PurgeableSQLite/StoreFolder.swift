@@ -411,15 +411,16 @@
         entries[file]?.count -= 1
         guard entry.count == 1 else { return }
         entries[file] = nil
+        Self.giveUpPages(of: entry)
         close(entry.descriptor)
       }
     }
 
     /// Gives the file's pages in the page cache up, which would push out what caches have on offer.
     func giveUpPages(_ file: FileNumber) {
-      mutex.withLock {
-        if let entry = entries[file] { posix_fadvise(entry.descriptor, 0, 0, POSIX_FADV_DONTNEED) }
-      }
+      mutex.withLock { entries[file].map(Self.giveUpPages) }
     }
+
+    private static func giveUpPages(of entry: Entry) { posix_fadvise(entry.descriptor, 0, 0, POSIX_FADV_DONTNEED) }
   }
 #endif

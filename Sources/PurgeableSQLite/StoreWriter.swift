@@ -47,10 +47,13 @@
 
     /// Another program at work on the database, with locks of its own.
     private static let busyMilliseconds: Int32 = 5000
-    /// Records that leave in one transaction: of two thousand most share the pages of the indexes. On a full disk it has to be
-    /// short.
+    /// Records that leave in one transaction: of two thousand most share the pages of the indexes.
     private static let sliceCount: Int64 = 2000
+    /// And on a full disk, where a transaction has to fit into the reserve.
     private static let shortSliceCount: Int64 = 500
+    /// Pages that go back to the disk in one transaction, and on a full disk.
+    private static let vacuumPageCount = 200
+    private static let shortVacuumPageCount = 50
 
     /// For the holder of the lock. A file that is none of ours is damage.
     convenience init(_ folder: StoreFolder, fileThreshold: Int) throws(StoreFailure) {
@@ -314,30 +317,45 @@
           for id in ids.sorted() { try removeNamed(id, &files) }
           slice = ids.count
         }
+        try checkpointIfLong()
         count += slice
         if slice < Int(Self.sliceCount) { return count }
       }
     }
 
-    /// Removes the least recently used until no more than so much is left.
+    /// Removes the least recently used until no more than so much is left. `cutsLog`: on a full disk, in steps that become
+    /// smaller until they find room.
     func evict(
       at now: Int64, toBytes byteLimit: Int64, count countLimit: Int64, cutsLog: Bool = false
     ) throws(StoreFailure) {
+      var sliceCount = cutsLog ? Self.shortSliceCount : Self.sliceCount
       while total.byteCount > byteLimit || total.recordCount > countLimit {
         let before = total.recordCount
-        try transaction { (files) throws(StoreFailure) in
-          calm.bind(1, now)
-          try calm.run()
-          let ids = try self.ids(oldest) { oldest.bind(1, cutsLog ? Self.shortSliceCount : Self.sliceCount) }
-          for id in ids {
-            guard total.byteCount > byteLimit || total.recordCount > countLimit else { break }
-            try removeNamed(id, &files)
-          }
-          // Nothing is left, whatever the total says.
-          if ids.isEmpty { (total.recordCount, total.byteCount) = (0, 0) }
+        do throws(StoreFailure) {
+          try evictSlice(of: sliceCount, at: now, toBytes: byteLimit, count: countLimit)
+        } catch {
+          guard cutsLog, error.isFull, sliceCount > 1 else { throw error }
+          sliceCount /= 4
+          continue
         }
         if cutsLog { try cutLog() } else { try checkpointIfLong() }
         if total.recordCount >= before { return }
+      }
+    }
+
+    private func evictSlice(
+      of sliceCount: Int64, at now: Int64, toBytes byteLimit: Int64, count countLimit: Int64
+    ) throws(StoreFailure) {
+      try transaction { (files) throws(StoreFailure) in
+        calm.bind(1, now)
+        try calm.run()
+        let ids = try self.ids(oldest) { oldest.bind(1, sliceCount) }
+        for id in ids {
+          guard total.byteCount > byteLimit || total.recordCount > countLimit else { break }
+          try removeNamed(id, &files)
+        }
+        // Nothing is left, whatever the total says.
+        if ids.isEmpty { (total.recordCount, total.byteCount) = (0, 0) }
       }
     }
 
@@ -370,9 +388,11 @@
       }
     }
 
-    /// Writes all of the log back, as far as readers allow it.
-    func cutLog() throws(StoreFailure) {
-      do { try checkpoint(cuts: true) } catch  where error.isBusy {}
+    /// Writes all of the log back, as far as readers allow it; false where one does not.
+    @discardableResult
+    func cutLog() throws(StoreFailure) -> Bool {
+      do { try checkpoint(cuts: true) } catch  where error.isBusy { return false }
+      return true
     }
 
     /// Returns how many pages the log has.
@@ -395,12 +415,13 @@
 
     /// Gives free pages back to the disk where they are more than a tenth.
     func vacuum(cutsLog: Bool = false) throws(StoreFailure) {
+      let pageCount = cutsLog ? Self.shortVacuumPageCount : Self.vacuumPageCount
       var before = Int64.max
       while let free = try connection.number("PRAGMA freelist_count"), let all = try connection.number("PRAGMA page_count"),
         free > all / 10, free > 64, free < before
       {
         before = free
-        try folder.locked { () throws(StoreFailure) in try connection.run("PRAGMA incremental_vacuum(200)") }
+        try folder.locked { () throws(StoreFailure) in try connection.run("PRAGMA incremental_vacuum(\(pageCount))") }
         if cutsLog { try cutLog() } else { try checkpointIfLong() }
       }
     }

@@ -37,16 +37,6 @@
     }
   }
 
-  /// Runs it on a thread; signalled at its end.
-  private func onThread(_ body: @escaping @Sendable () -> Void) -> DispatchSemaphore {
-    let ended = DispatchSemaphore(value: 0)
-    Thread.detachNewThread {
-      body()
-      ended.signal()
-    }
-    return ended
-  }
-
   @Suite("a database, attacked", .serialized)
   struct StoreAttackTests {
     // MARK: Orders

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What may befall a database: damage, other programs, a full disk, kills, forks. A miss or an error, never a wrong value.
+// What may befall a database: damage, other programs, kills, forks. A miss or an error, never a wrong value.
 
 #if SQLite
   import CPurgeableCases
@@ -95,35 +95,6 @@
         try place.run("PRAGMA application_id=7")
         #expect(try Self.check(place) == 0)
         #expect(try place.number("PRAGMA application_id") == Schema.application)
-      }
-    }
-
-    @Test(
-      "on a disk that the store itself fills, what is stored later is kept, and each value that was not is counted",
-      .enabled(if: geteuid() == 0, "only root can mount a small disk"), arguments: [12, 24])
-    func littleRoom(megabytes: Int) throws {
-      try withPlace { place in
-        let mounted = try ChildProcess.run(
-          "/usr/bin/env", ["mount", "-t", "tmpfs", "-o", "size=\(megabytes)m", "none", place.folder.path])
-        guard mounted.status == 0 else { return }
-        defer { _ = try? ChildProcess.run("/usr/bin/env", ["umount", "-l", place.folder.path]) }
-        let store = try place.open()
-        var (kept, failures) = (0, 0)
-        for round in 0..<20 {
-          for key in 0..<1000 { store.setValue(content(key, version: round, count: 2000), forKey: "\(round) \(key)") }
-          // A log that was too long to be written back took all that was there, and none of what was stored since.
-          do throws(PurgeableError) { try store.flush() } catch { if error.kind != .invalidFile { failures += 1 } }
-          store.cache.removeAll()
-          for key in stride(from: 0, to: 1000, by: 7) {
-            guard let value = store.value(forKey: "\(round) \(key)") else { continue }
-            #expect(value == content(key, version: round, count: 2000))
-            if round >= 12 { kept += 1 }
-          }
-        }
-        // Of 8 rounds of 143.
-        #expect(kept > 500, "\(kept) are there, \(failures) failures: \(store.statistics)")
-        #expect(failures == 0 || store.statistics.failureCount >= 1000)
-        try store.close()
       }
     }
 
@@ -389,44 +360,6 @@
       }
     }
 
-    @Test("no room: a flush throws, no older value is found, and with room again all is well")
-    func full() async {
-      await #expect(processExitsWith: .success) {
-        signal(SIGXFSZ, SIG_IGN)
-        guard let place = try? StorePlace(), let store = try? place.open(.withFiles) else { fatalError("a store") }
-        for key in 0..<200 { store.setValue(mixedContent(key), forKey: "\(key)") }
-        guard (try? store.flush()) != nil else { fatalError("a flush") }
-        func limit(_ byteCount: rlim_t) {
-          var limit = rlimit(rlim_cur: byteCount, rlim_max: .max)
-          let isSet = unsafe setrlimit(__rlimit_resource_t(RLIMIT_FSIZE.rawValue), &limit) == 0
-          precondition(isSet, "a limit")
-        }
-        var failures = 0
-        for room in [0, 4096, 100_000, 200_000] {
-          limit(rlim_t(room))
-          for key in 0..<200 { store.setValue(mixedContent(key, room + 1), forKey: "\(key)") }
-          if (try? store.flush()) == nil { failures += 1 }
-          store.cache.removeAll()
-          for key in 0..<200 {
-            guard let found = store.value(forKey: "\(key)") else { continue }
-            precondition(found == mixedContent(key, room + 1), "\(key): an older value")
-          }
-          limit(.max)
-          store.setValue([UInt8(truncatingIfNeeded: room)], forKey: "again")
-          precondition((try? store.flush()) != nil, "with room again: \(store.statistics.lastError as Any)")
-          store.cache.removeAll()
-          precondition(store.value(forKey: "again") == [UInt8(truncatingIfNeeded: room)], "with room again")
-          for key in 0..<200 {
-            guard let found = store.value(forKey: "\(key)") else { continue }
-            precondition(found == mixedContent(key, room + 1), "\(key): an older value, later")
-          }
-        }
-        precondition(failures > 0, "no room shows")
-        precondition((try? store.close()) != nil, "an end")
-        place.folder.remove()
-      }
-    }
-
     @Test("what waits is not given up for want of a descriptor; and however much waits, what was written stays")
     func manyChanges() async {
       await #expect(processExitsWith: .success) {
@@ -447,29 +380,6 @@
         store.cache.removeAll()
         for key in 0..<100 { precondition(store.value(forKey: "\(key)") == [UInt8(key)], "\(key)") }
         precondition(store.value(forKey: "new 69999") == [1], "what waited")
-        precondition((try? store.close()) != nil, "the end")
-      }
-    }
-
-    @Test("a limit of the size of files is a disk that is full: room is made, and what is stored last is there")
-    func littleFiles() async {
-      await #expect(processExitsWith: .success) {
-        signal(SIGXFSZ, SIG_IGN)
-        var limit = rlimit(rlim_cur: 6 << 20, rlim_max: .max)
-        guard unsafe setrlimit(__rlimit_resource_t(RLIMIT_FSIZE.rawValue), &limit) == 0, let place = try? StorePlace(),
-          let store = try? place.open()
-        else { preconditionFailure("a store") }
-        defer { place.folder.remove() }
-        var failures = 0
-        for round in 0..<40 {
-          for key in 0..<500 { store.setValue(content(key, version: round, count: 1000), forKey: "\(500 * round + key)") }
-          if (try? store.flush()) == nil { failures += 1 }
-          store.cache.removeAll()
-          precondition(
-            store.value(forKey: "\(500 * round + 499)") == content(499, version: round, count: 1000),
-            "round \(round): \(store.statistics)")
-        }
-        precondition(failures < 4 && store.statistics.recordCount > 1500, "\(failures) failures, \(store.statistics)")
         precondition((try? store.close()) != nil, "the end")
       }
     }

@@ -94,6 +94,16 @@
     return try await body(place)
   }
 
+  /// Runs it on a thread; signalled at its end.
+  func onThread(_ body: @escaping @Sendable () -> Void) -> DispatchSemaphore {
+    let ended = DispatchSemaphore(value: 0)
+    Thread.detachNewThread {
+      body()
+      ended.signal()
+    }
+    return ended
+  }
+
   /// A value that follows from its key and a version.
   func content(_ key: Int, version: Int = 0, count: Int = 1000) -> [UInt8] {
     (0..<count).map { UInt8(truncatingIfNeeded: key &* 31 &+ version &* 7 &+ $0 &* ($0 >> 8 | 1)) }

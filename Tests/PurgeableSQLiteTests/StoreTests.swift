@@ -323,8 +323,10 @@ import Testing
         #expect(try kind("store", PurgeableStoreOptions(countLimit: -1)) == .invalidArgument("countLimit"))
         #expect(try kind("store", PurgeableStoreOptions(expiry: .sinceLastUse(.zero))) == .invalidArgument("expiry"))
         var options = PurgeableStoreOptions()
-        options.fileThresholdBytes = 1000
-        #expect(try kind("store", options) == .invalidArgument("fileThresholdBytes"))
+        for threshold in [1000, 1 << 30] {
+          options.fileThresholdBytes = threshold
+          #expect(try kind("store", options) == .invalidArgument("fileThresholdBytes"))
+        }
         options = PurgeableStoreOptions()
         options.writeInterval = .seconds(-1)
         #expect(try kind("store", options) == .invalidArgument("writeInterval"))

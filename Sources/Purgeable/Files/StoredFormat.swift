@@ -89,6 +89,6 @@ public enum SaveEvent: Sendable, Hashable {
   case willSave
   /// The file is in place.
   case didSave(FileReport)
-  /// What was there before is there still. The next interval tries again.
+  /// What was there before is there still, unless the error says that the new file is in place. The next interval tries again.
   case failed(PurgeableError)
 }

@@ -29,6 +29,7 @@ extension ObjectCache where Key: PurgeableValue {
   ///   - progress: called about once a mebibyte with 0 to 1, under no mutex; false cancels.
   /// - Throws: `PurgeableError` of kind `systemCallFailed`, `outOfMemory`, `cancelled`, `invalidArgument` (a path that names no
   ///   file), `busy` (from within `progress` or the format's closures). The old file stays then, and no temporary one is left.
+  ///   Only where the directory cannot be brought to the disk, which the error says, the new file is in place.
   @discardableResult
   public func save(
     to path: String, format: StoredFormat<Value>, permissions: UInt16 = 0o600, isSynchronized: Bool = true,

@@ -130,7 +130,9 @@ struct CacheKeysTests {
 
   @Test("a trivially copyable key lies in purgeable memory, unless its memory may say more than the key")
   func trivial() throws {
-    let keys = (0..<300).map { TileKey(level: Int8($0 % 100), kind: .land, column: Int16($0), place: (UInt8($0 % 7), false)) }
+    let keys = (0..<300).map { (number: Int) -> TileKey in
+      TileKey(level: Int8(number % 100), kind: .land, column: Int16(number), place: (UInt8(number % 7), false))
+    }
     try check(keys)
     try #expect(PurgeableCache<TileKey, Int>().teller == nil)
     try #expect(PurgeableCache<TileKey.Kind, Int>().teller == nil)

@@ -70,6 +70,9 @@ private final class ProductRun {
   private let changes = ToldChanges()
   /// Stored or changed since changes were told.
   private var touched: Set<Int> = []
+  /// So many keys were told as updated without that: what the library's thread drops is noted after it is gone, maybe once the
+  /// key has been stored again and told.
+  private var toldLate = 0
   /// What is there, by all changes so far.
   private var mirror: Set<Int> = []
   private(set) var failures: [String] = []
@@ -235,7 +238,9 @@ private final class ProductRun {
     cache.deliverChanges()
     for change in changes.take() {
       expect(change.updatedKeys.isDisjoint(with: change.removedKeys), "a key is both updated and removed")
-      expect(change.updatedKeys.isSubset(of: touched), "told as updated: \(change.updatedKeys.subtracting(touched))")
+      let untouched = change.updatedKeys.subtracting(touched)
+      toldLate += untouched.count
+      expect(toldLate <= cache.statistics.departures[.expired] ?? 0, "told as updated: \(untouched)")
       for key in touched where cache.containsValue(forKey: key) {
         expect(change.updatedKeys.contains(key), "\(key) was stored, and nobody was told")
       }

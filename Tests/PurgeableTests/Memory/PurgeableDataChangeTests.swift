@@ -127,9 +127,10 @@ struct PurgeableDataChangeTests {
 
   @Test("replaces a range by bytes of its own")
   func replacingByItself() throws {
-    let data = try PurgeableData(pattern(100))
+    let content = pattern(100)
+    let data = try PurgeableData(content)
     try data.withBytes { lent in try data.replaceBytes(in: 10..<20, with: lent) }
-    #expect(data.array() == pattern(100)[..<10] + pattern(100) + pattern(100)[20...])
+    #expect(data.array() == [content[..<10], content[...], content[20...]].flatMap(\.self))
   }
 
   @Test("a range beyond either end is not replaced, and nothing changes", arguments: [false, true])

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT
+// A database on a full disk: what the store itself fills, what others fill, and limits of the size of files.
+
+#if SQLite
+  import Glibc
+  import PurgeableTestSupport
+  import Testing
+  import ToolSupport
+
+  @testable import PurgeableSQLite
+
+  @Suite("a database on a full disk")
+  struct StoreRoomTests {
+    /// Runs `body` with a place on a disk of so many megabytes; not where none can be mounted.
+    private func withSmallDisk(_ megabytes: Int, _ body: (StorePlace) throws -> Void) throws {
+      try withPlace { place in
+        let path = place.folder.path
+        let mounted = try ChildProcess.run("/usr/bin/env", ["mount", "-t", "tmpfs", "-o", "size=\(megabytes)m", "none", path])
+        guard mounted.status == 0 else { return }
+        defer { _ = try? ChildProcess.run("/usr/bin/env", ["umount", "-l", path]) }
+        try body(place)
+      }
+    }
+
+    @Test(
+      "on a disk that the store itself fills, what is stored later is kept, and each value that was not is counted",
+      .enabled(if: geteuid() == 0, "only root can mount a small disk"), arguments: [12, 24])
+    func littleRoom(megabytes: Int) throws {
+      try withSmallDisk(megabytes) { place in
+        let store = try place.open()
+        var (kept, failures) = (0, 0)
+        for round in 0..<20 {
+          for key in 0..<1000 { store.setValue(content(key, version: round, count: 2000), forKey: "\(round) \(key)") }
+          // A log that was too long to be written back took all that was there, and none of what was stored since.
+          do throws(PurgeableError) { try store.flush() } catch { if error.kind != .invalidFile { failures += 1 } }
+          store.cache.removeAll()
+          for key in stride(from: 0, to: 1000, by: 7) {
+            guard let value = store.value(forKey: "\(round) \(key)") else { continue }
+            #expect(value == content(key, version: round, count: 2000))
+            if round >= 12 { kept += 1 }
+          }
+        }
+        // Of 8 rounds of 143.
+        #expect(kept > 500, "\(kept) are there, \(failures) failures: \(store.statistics)")
+        #expect(failures == 0 || store.statistics.failureCount >= 1000)
+        try store.close()
+      }
+    }
+
+    @Test(
+      "on a disk that somebody else fills while it rests, records leave for what is stored, however large the database is",
+      .enabled(if: TestRun.isFull && geteuid() == 0, "in a full run, and only root can mount a small disk"))
+    func filledByOthers() throws {
+      try withSmallDisk(120) { place in
+        let store = try place.open()
+        let count = 200_000
+        for key in 0..<count {
+          store.setValue(content(key, count: 60), forKey: "\(key)")
+          if key % 20_000 == 19_999 { try store.flush() }
+        }
+        store.cache.removeAll()
+        // At rest it has no log, which would need room in the database.
+        #expect(patiently { StoreFolder.byteCount(place.database + "-wal") == 0 })
+        let filling = unsafe open(place.folder.path + "/filling", O_WRONLY | O_CREAT, 0o600)
+        defer { close(filling) }
+        let block = [UInt8](repeating: 1, count: 1 << 16)
+        for size in [1 << 16, 4096] { while unsafe write(filling, block, size) > 0 {} }
+        for key in 0..<2000 { store.setValue(content(key, version: 1, count: 2000), forKey: "new \(key)") }
+        try store.flush()
+        store.cache.removeAll()
+        for key in stride(from: 0, to: 2000, by: 7) {
+          #expect(store.value(forKey: "new \(key)") == content(key, version: 1, count: 2000))
+        }
+        let kept = store.statistics.recordCount
+        #expect(kept > count / 3 && kept < count, "\(kept) are left")
+        #expect((0..<count).allSatisfy { key in store.value(forKey: "\(key)").map { $0 == content(key, count: 60) } ?? true })
+        try store.close()
+      }
+    }
+
+    @Test("no room: a flush throws, no older value is found, and with room again all is well")
+    func full() async {
+      await #expect(processExitsWith: .success) {
+        signal(SIGXFSZ, SIG_IGN)
+        guard let place = try? StorePlace(), let store = try? place.open(.withFiles) else { fatalError("a store") }
+        for key in 0..<200 { store.setValue(mixedContent(key), forKey: "\(key)") }
+        guard (try? store.flush()) != nil else { fatalError("a flush") }
+        func limit(_ byteCount: rlim_t) {
+          var limit = rlimit(rlim_cur: byteCount, rlim_max: .max)
+          let isSet = unsafe setrlimit(__rlimit_resource_t(RLIMIT_FSIZE.rawValue), &limit) == 0
+          precondition(isSet, "a limit")
+        }
+        var failures = 0
+        for room in [0, 4096, 100_000, 200_000] {
+          limit(rlim_t(room))
+          for key in 0..<200 { store.setValue(mixedContent(key, room + 1), forKey: "\(key)") }
+          if (try? store.flush()) == nil { failures += 1 }
+          store.cache.removeAll()
+          for key in 0..<200 {
+            guard let found = store.value(forKey: "\(key)") else { continue }
+            precondition(found == mixedContent(key, room + 1), "\(key): an older value")
+          }
+          limit(.max)
+          store.setValue([UInt8(truncatingIfNeeded: room)], forKey: "again")
+          precondition((try? store.flush()) != nil, "with room again: \(store.statistics.lastError as Any)")
+          store.cache.removeAll()
+          precondition(store.value(forKey: "again") == [UInt8(truncatingIfNeeded: room)], "with room again")
+          for key in 0..<200 {
+            guard let found = store.value(forKey: "\(key)") else { continue }
+            precondition(found == mixedContent(key, room + 1), "\(key): an older value, later")
+          }
+        }
+        precondition(failures > 0, "no room shows")
+        precondition((try? store.close()) != nil, "an end")
+        place.folder.remove()
+      }
+    }
+
+    @Test("a limit of the size of files is a disk that is full: room is made, and what is stored last is there")
+    func littleFiles() async {
+      await #expect(processExitsWith: .success) {
+        signal(SIGXFSZ, SIG_IGN)
+        var limit = rlimit(rlim_cur: 6 << 20, rlim_max: .max)
+        guard unsafe setrlimit(__rlimit_resource_t(RLIMIT_FSIZE.rawValue), &limit) == 0, let place = try? StorePlace(),
+          let store = try? place.open()
+        else { preconditionFailure("a store") }
+        defer { place.folder.remove() }
+        var failures = 0
+        for round in 0..<40 {
+          for key in 0..<500 { store.setValue(content(key, version: round, count: 1000), forKey: "\(500 * round + key)") }
+          if (try? store.flush()) == nil { failures += 1 }
+          store.cache.removeAll()
+          precondition(
+            store.value(forKey: "\(500 * round + 499)") == content(499, version: round, count: 1000),
+            "round \(round): \(store.statistics)")
+        }
+        precondition(failures < 4 && store.statistics.recordCount > 1500, "\(failures) failures, \(store.statistics)")
+        precondition((try? store.close()) != nil, "the end")
+      }
+    }
+  }
+#endif
