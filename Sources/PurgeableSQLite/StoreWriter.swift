@@ -121,7 +121,9 @@
       var made: [Int64] = []
     }
 
+    /// Begins with a short log, however many there are one after the other.
     private func transaction(_ body: (inout Files) throws(StoreFailure) -> Void) throws(StoreFailure) {
+      try checkpointIfLong()
       var files = Files()
       let before = total
       do throws(StoreFailure) {
@@ -317,7 +319,6 @@
           for id in ids.sorted() { try removeNamed(id, &files) }
           slice = ids.count
         }
-        try checkpointIfLong()
         count += slice
         if slice < Int(Self.sliceCount) { return count }
       }
@@ -338,7 +339,7 @@
           sliceCount /= 4
           continue
         }
-        if cutsLog { try cutLog() } else { try checkpointIfLong() }
+        if cutsLog { try cutLog() }
         if total.recordCount >= before { return }
       }
     }

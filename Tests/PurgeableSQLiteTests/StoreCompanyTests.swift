@@ -49,28 +49,6 @@
       }
     }
 
-    @Test(
-      "a reader that stands in the way when a store at rest cuts its log: it is cut when the reader has gone",
-      .enabled(if: TestRun.isFull, "in a full run: a store rests after seconds"), .timeLimit(.minutes(3)))
-    func readerAtRest() throws {
-      try withPlace { place in
-        try place.withStore { store in
-          for key in 0..<2000 { store.setValue(content(key), forKey: "\(key)") }
-          try store.flush()
-          func log() -> Int { StoreFolder.byteCount(place.database + "-wal") }
-          let reader = try Connection(place.database, makes: false, busyMilliseconds: 1000)
-          try reader.run("BEGIN")
-          #expect(try reader.number("SELECT count(*) FROM record") == 2000)
-          // After five seconds it is tried, which waits for as long.
-          Thread.sleep(forTimeInterval: 12)
-          #expect(log() > 1 << 20)
-          try reader.run("COMMIT")
-          #expect(patiently { log() == 0 })
-          #expect(store.statistics.failureCount == 0)
-        }
-      }
-    }
-
     @Test("two processes write, read, remove and evict: no value is wrong, and the totals are right", .timeLimit(.minutes(5)))
     func twoProcesses() async {
       await #expect(processExitsWith: .success) {

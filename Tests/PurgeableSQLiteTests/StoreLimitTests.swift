@@ -3,11 +3,8 @@
 
 #if SQLite
   import Foundation
-  import Glibc
   import PurgeableTestSupport
-  import Synchronization
   import Testing
-  import ToolSupport
 
   @testable import PurgeableSQLite
 
@@ -228,35 +225,6 @@
           #expect(store.value(forKey: "299") == content(299))
           try store.trim(toBytes: 0)
           #expect(store.statistics.recordCount == 0 && store.statistics.byteCount == 0)
-        }
-      }
-    }
-
-    @Test("however many records expire together, the log stays short while they go")
-    func manyExpire() throws {
-      try withPlace { place in
-        try place.withStore { store in
-          for key in 0..<20_000 {
-            // In another order than they lie.
-            let expiry = Expiry.sinceCreation(.seconds(100 + key * 7919 % 1000))
-            store.setValue([UInt8](repeating: 1, count: 1000), forKey: "\(key)", expiry: expiry)
-            if key % 5000 == 4999 { try store.flush() }
-          }
-          try store.flush()
-          let isOver = Atomic<Bool>(false)
-          let mostBytes = Atomic<Int>(0)
-          let watcher = onThread {
-            while !isOver.load(ordering: .relaxed) {
-              mostBytes.max(StoreFolder.byteCount(place.database + "-wal"), ordering: .relaxed)
-              usleep(100)
-            }
-          }
-          place.clock.pass(.seconds(2000))
-          _ = try store.removeExpired()
-          isOver.store(true, ordering: .relaxed)
-          watcher.wait()
-          #expect(store.statistics.recordCount == 0)
-          #expect(mostBytes.load(ordering: .relaxed) < 48 << 20)
         }
       }
     }

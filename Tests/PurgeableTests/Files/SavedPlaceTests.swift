@@ -181,26 +181,6 @@ struct SavedPlaceTests {
     }
   }
 
-  /// How much of a file is in the page cache.
-  private func cachedPages(_ path: String, givesUp: Bool = false) throws -> Int {
-    let file = unsafe open(path, O_RDWR)
-    defer { close(file) }
-    var status = stat()
-    let isThere = unsafe file >= 0 && fstat(file, &status) == 0
-    try #require(isThere)
-    if givesUp {
-      fsync(file)
-      posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED)
-    }
-    let byteCount = Int(status.st_size)
-    var pages = [UInt8](repeating: 0, count: (byteCount + 4095) / 4096)
-    let memory = unsafe mmap(nil, byteCount, PROT_READ, MAP_SHARED, file, 0)!
-    defer { unsafe munmap(memory, byteCount) }
-    let isKnown = unsafe mincore(memory, byteCount, &pages) == 0
-    try #require(isKnown)
-    return pages.count { $0 & 1 != 0 }
-  }
-
   @Test("neither a save nor a restore leaves the file in the page cache")
   func pageCache() throws {
     try withFolder { folder in
@@ -209,10 +189,7 @@ struct SavedPlaceTests {
       for key in 0..<2000 { cache[key] = described(UInt32(key), version: 1, count: 5000) }
       let byteCount = try cache.save(to: path).byteCount
       let afterSave = try cachedPages(path)
-      try Data(count: 1 << 20).write(to: URL(fileURLWithPath: folder.path + "/plain"))
-      if try cachedPages(folder.path + "/plain", givesUp: true) > 64 {
-        try Test.cancel("this file system keeps its files in the page cache alone")
-      }
+      try cancelWherePagesStay(folder.path + "/plain")
       #expect(byteCount > 10_000_000 && afterSave < 64)
       #expect(try PurgeableCache<Int, [UInt8]>().restore(from: path).entryCount == 2000)
       #expect(try cachedPages(path) < 64)
