@@ -13,7 +13,7 @@ protocol FiledCache: AnyObject, Sendable {
   /// For messages.
   static var kind: String { get }
   var name: String { get }
-  var loads: LoadTable<Key, Value> { get }
+  var loads: LoadTable<Key> { get }
   var fileGate: FileGate { get }
   /// A longer record of a file could not be stored.
   var mostRecordBytes: Int { get }

@@ -2,6 +2,9 @@
 // The parts of a load: the key, who loads it, who waits. LoadTable.swift draws how they hang together.
 //
 // Everything that can change here, unless it is atomic, is guarded by the mutex of the table.
+//
+// None of it is generic but the key itself. Code of this library that is compiled for any type asks the runtime for each generic
+// type that it names, each time: a load would take ten times as long.
 
 import Glibc
 import Synchronization
@@ -54,8 +57,7 @@ struct LoadPermit: Sendable {
 struct NothingLoaded: Error {}
 
 /// A key that is being loaded.
-final class LoadedKey<Key: Hashable & Sendable, Value: Sendable>: @unchecked Sendable {
-  let key: Key
+class LoadedKey: @unchecked Sendable {
   let hash: Int
   let overtakings = Overtakings()
   /// The table numbers keys as they come. 0: not in the table yet.
@@ -64,27 +66,34 @@ final class LoadedKey<Key: Hashable & Sendable, Value: Sendable>: @unchecked Sen
   var next: LoadedKey?
   var isListed = false
   /// The flights that have not ended, the youngest last.
-  var flights: [Flight<Key, Value>] = []
+  var flights: [Flight] = []
+
+  init(hash: Int) { self.hash = hash }
+}
+
+/// The key of a table whose keys are of this type.
+final class TypedLoadedKey<Key: Hashable & Sendable>: LoadedKey, @unchecked Sendable {
+  let key: Key
 
   init(_ key: Key, hash: Int) {
     self.key = key
-    self.hash = hash
+    super.init(hash: hash)
   }
 }
 
 /// The load of one key by one call of the program's closure, and who waits for it.
-final class Flight<Key: Hashable & Sendable, Value: Sendable>: @unchecked Sendable {
-  let loaded: LoadedKey<Key, Value>
+final class Flight: @unchecked Sendable {
+  let loaded: LoadedKey
   let call: LoadCall
   let version: String?
   /// Of a load within a load of the same key: nobody joins it.
   let isInner: Bool
   let permit: LoadPermit
   var waiters: [LoadWaiter] = []
-  /// nil until the load has ended; the same from then on. Read by who waited, after the wait.
-  var outcome: Result<Value?, any Error>?
+  /// nil until the load has ended; the same from then on. Read by who waited, after the wait. A value is of the cache's type.
+  var outcome: Result<Any?, any Error>?
 
-  init(_ loaded: LoadedKey<Key, Value>, _ call: LoadCall, version: String?, isInner: Bool) {
+  init(_ loaded: LoadedKey, _ call: LoadCall, version: String?, isInner: Bool) {
     self.loaded = loaded
     self.call = call
     self.version = version
@@ -180,10 +189,10 @@ final class LoadCall: @unchecked Sendable {
 }
 
 /// An asker's place at a key's load.
-struct LoadSeat<Key: Hashable & Sendable, Value: Sendable>: Sendable {
+struct LoadSeat: Sendable {
   /// Of the key among the asker's.
   let index: Int
-  let flight: Flight<Key, Value>
+  let flight: Flight
   let waiter: LoadWaiter
   /// Whether the asker itself has to load, or to start the task that does.
   let isOwn: Bool

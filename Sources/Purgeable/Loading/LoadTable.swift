@@ -17,22 +17,20 @@
 
 import Synchronization
 
+private struct LoadBooks {
+  /// The youngest key of each hash.
+  var youngest: [Int: LoadedKey] = [:]
+  var lastNumber: UInt64 = 0
+  /// In a forked child: what its parents were loading. Kept, because the end of a key is the program's code.
+  var forgotten: [[Int: LoadedKey]] = []
+  /// While a file is restored.
+  var restoring: OvertakenKeys?
+}
+
 /// Of one cache. `Loading` has what caches do with it.
 @usableFromInline
-final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper {
-  private typealias Loaded = LoadedKey<Key, Value>
-
-  private struct Books {
-    /// The youngest key of each hash.
-    var youngest: [Int: Loaded] = [:]
-    var lastNumber: UInt64 = 0
-    /// In a forked child: what its parents were loading. Kept, because the end of a key is the program's code.
-    var forgotten: [[Int: Loaded]] = []
-    /// While a file is restored.
-    var restoring: OvertakenKeys?
-  }
-
-  private let books = Guarded(Books())
+final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
+  private let books = Guarded(LoadBooks())
   /// Four times the number of keys in the table, 2 more while a file is restored, and 1 more where there is a table of absent
   /// keys. Zero for a cache that loads nothing: then stores and removals look no further.
   private let activity = Atomic<Int>(0)
@@ -52,7 +50,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
 
   init(refreshLimit: Int) { self.refreshLimit = Int32(clamping: refreshLimit) }
 
-  private func locked<R>(_ body: (inout Books) -> R) -> R {
+  private func locked<R>(_ body: (inout LoadBooks) -> R) -> R {
     books.lock()
     defer { books.unlock() }
     return books.whileHeld(body)
@@ -60,25 +58,23 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
 
   // MARK: Keys
 
-  private enum Step<R> {
-    case done(R)
-    case candidate(Loaded)
-    case absent
-  }
-
-  /// Runs `body`, under the mutex, for a key in the table; puts `fresh` there if the key is not. nil without `fresh`.
-  private func withKey<R>(_ key: Key, hash: Int, fresh: Loaded?, _ body: (Loaded) -> R) -> R? {
-    var match: Loaded?
+  /// Runs `body`, under the mutex, for a key in the table; puts `fresh` there if the key is not. Without `fresh` it is left at
+  /// that.
+  private func withKey(_ key: Key, hash: Int, fresh: LoadedKey?, _ body: (LoadedKey) -> Void) {
+    var match: LoadedKey?
     var compared: UInt64 = 0
     while true {
-      let step = locked { books -> Step<R> in
-        if let match, match.isListed { return .done(body(match)) }
+      let candidate = locked { books -> LoadedKey? in
+        if let match, match.isListed {
+          body(match)
+          return nil
+        }
         // The oldest that was not compared yet.
-        var oldest: Loaded?
+        var oldest: LoadedKey?
         var next = books.youngest[hash]
         while let loaded = next, loaded.number > compared { (oldest, next) = (loaded, loaded.next) }
-        if let oldest { return .candidate(oldest) }
-        guard let fresh else { return .absent }
+        if let oldest { return oldest }
+        guard let fresh else { return nil }
         books.lastNumber += 1
         fresh.number = books.lastNumber
         fresh.next = books.youngest.updateValue(fresh, forKey: hash)
@@ -87,21 +83,18 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
         books.restoring?.note(hash)
         // Partner: `isIdle`.
         activity.add(4, ordering: .relaxed)
-        return .done(body(fresh))
+        body(fresh)
+        return nil
       }
-      switch step {
-      case .done(let result): return result
-      case .absent: return nil
-      case .candidate(let candidate):
-        compared = candidate.number
-        // Under no mutex: the program's code.
-        match = candidate.key == key ? candidate : nil
-      }
+      guard let candidate else { return }
+      compared = candidate.number
+      // Under no mutex: the program's code. Safe: all keys of the table are of this type.
+      match = unsafe unsafeDowncast(candidate, to: TypedLoadedKey<Key>.self).key == key ? candidate : nil
     }
   }
 
   /// Under the mutex. The flight keeps the key alive.
-  private func end(_ flight: Flight<Key, Value>, in books: inout Books) {
+  private func end(_ flight: Flight, in books: inout LoadBooks) {
     let loaded = flight.loaded
     loaded.flights.removeAll { $0 === flight }
     guard loaded.flights.isEmpty, loaded.isListed else { return }
@@ -124,14 +117,15 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
   /// Gives the asker a place at the key's load, or has it load.
   func join(
     _ key: Key, _ index: Int, version: String? = nil, for call: LoadCall, within outer: EnclosingLoads?
-  ) -> LoadSeat<Key, Value> {
+  ) -> LoadSeat {
     let hash = key.hashValue
     let waiter = LoadWaiter(blocks: call.thread != nil)
-    let seat = withKey(key, hash: hash, fresh: Loaded(key, hash: hash)) { loaded -> LoadSeat<Key, Value> in
+    var seat: LoadSeat?
+    withKey(key, hash: hash, fresh: TypedLoadedKey(key, hash: hash)) { loaded in
       let isTask = call.thread == nil
       let isWithin = loaded.flights.contains { isTask ? outer?.contains($0.call) ?? false : $0.call.thread == call.thread }
       // Who comes after a store or a removal does not get what was loaded before it, and nobody gets another version.
-      func open(ofTasks: Bool) -> Flight<Key, Value>? {
+      func open(ofTasks: Bool) -> Flight? {
         loaded.flights.last {
           ($0.call.thread == nil) == ofTasks && !$0.isInner && !$0.call.isCancelled && $0.permit.isCurrent
             && $0.version == version
@@ -139,12 +133,13 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
       }
       if !isWithin, let open = (isTask ? open(ofTasks: true) : nil) ?? open(ofTasks: false) {
         open.add(waiter)
-        return LoadSeat(index: index, flight: open, waiter: waiter, isOwn: false)
+        seat = LoadSeat(index: index, flight: open, waiter: waiter, isOwn: false)
+        return
       }
       let flight = Flight(loaded, call, version: version, isInner: isWithin)
       loaded.flights.append(flight)
       if isTask { flight.add(waiter) } else { waiter.isOver = true }
-      return LoadSeat(index: index, flight: flight, waiter: waiter, isOwn: true)
+      seat = LoadSeat(index: index, flight: flight, waiter: waiter, isOwn: true)
     }
     guard let seat else { preconditionFailure("LoadTable: a key that was put there is not there") }
     return seat
@@ -154,12 +149,12 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
   func note(_ task: Task<Void, Never>, of call: LoadCall) { locked { _ in call.task = task } }
 
   /// Blocks the thread until the load has ended. In a forked child, nobody may be left to wake it from one that had ended.
-  func block(_ seat: LoadSeat<Key, Value>) {
+  func block(_ seat: LoadSeat) {
     if !locked({ _ in seat.waiter.isOver }) { seat.waiter.block() }
   }
 
   /// Waits, without blocking a thread, until the load has ended or the asker has left.
-  nonisolated(nonsending) func wait(_ seat: LoadSeat<Key, Value>) async {
+  nonisolated(nonsending) func wait(_ seat: LoadSeat) async {
     await unsafe withUnsafeContinuation { continuation in
       // Safe: resumed once, here or by who makes the waiter over.
       let isOver = locked { _ in
@@ -171,7 +166,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
   }
 
   /// The asker waits no more. The last one to leave cancels a load in a task.
-  func leave(_ seat: LoadSeat<Key, Value>) {
+  func leave(_ seat: LoadSeat) {
     let (waiter, call) = (seat.waiter, seat.flight.call)
     let (hasLeft, task) = locked { _ -> (Bool, Task<Void, Never>?) in
       if waiter.isOver { return (false, nil) }
@@ -187,7 +182,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
   }
 
   /// A load has ended: who waits gets the outcome, and later askers find no flight.
-  func end(_ flight: Flight<Key, Value>, _ outcome: Result<Value?, any Error>) {
+  func end(_ flight: Flight, _ outcome: Result<Any?, any Error>) {
     let waiters = locked { books in
       flight.outcome = outcome
       end(flight, in: &books)
@@ -202,9 +197,9 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
 
   /// For tests: how many askers wait for the key.
   func waiterCount(of key: Key) -> Int {
-    withKey(key, hash: key.hashValue, fresh: nil) { loaded in
-      loaded.flights.reduce(0) { $0 + $1.waiters.count }
-    } ?? 0
+    var count = 0
+    withKey(key, hash: key.hashValue, fresh: nil) { count = $0.flights.reduce(0) { $0 + $1.waiters.count } }
+    return count
   }
 
   // MARK: Overtaking
@@ -225,7 +220,7 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
 
   private func overtakeListed(_ key: Key) {
     let hash = key.hashValue
-    if activity.load(ordering: .relaxed) > 3 { _ = withKey(key, hash: hash, fresh: nil) { $0.overtakings.add() } }
+    if activity.load(ordering: .relaxed) > 3 { withKey(key, hash: hash, fresh: nil) { $0.overtakings.add() } }
     if activity.load(ordering: .relaxed) & 2 != 0 { locked { $0.restoring?.note(hash) } }
     endAbsence(hash)
   }
@@ -240,13 +235,13 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
     forgetAbsent(endsKeys: true)
   }
 
-  private func overtakeAll(_ books: Books) {
+  private func overtakeAll(_ books: LoadBooks) {
     Self.forEach(books) { $0.overtakings.add() }
   }
 
-  private static func forEach(_ books: Books, _ body: (Loaded) -> Void) {
+  private static func forEach(_ books: LoadBooks, _ body: (LoadedKey) -> Void) {
     for first in books.youngest.values {
-      var next: Loaded? = first
+      var next: LoadedKey? = first
       while let loaded = next {
         body(loaded)
         next = loaded.next
@@ -272,14 +267,19 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
 
   // MARK: Absent keys
 
-  /// Whether any was ever remembered: a look at one word, where the table's type would have to be asked for.
+  /// Whether any was ever remembered: a look at one word. What follows is in functions of its own, since a function asks the
+  /// runtime for the types that it names as soon as it is called.
   private var hasAbsent: Bool { activity.load(ordering: .relaxed) & 1 != 0 }
 
   /// Whether the key is remembered as one without a value. `version`: of the load that found nothing; nil for any. Counts the
   /// answer.
   @usableFromInline
   func isAbsent(_ key: Key, version: String? = nil, at now: @autoclosure () -> UInt64) -> Bool {
-    guard hasAbsent, let absent = lazyAbsent.load() else { return false }
+    hasAbsent && isNoted(key, version, at: now)
+  }
+
+  private func isNoted(_ key: Key, _ version: String?, at now: () -> UInt64) -> Bool {
+    guard let absent = lazyAbsent.load() else { return false }
     let hash = key.hashValue
     guard absent.mayHave(hash) else { return false }
     let now = now()
@@ -294,12 +294,12 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
   /// The key's load found nothing, which is remembered until `end`, if nothing has overtaken the load. A key of too many bytes is
   /// not remembered. `mostBytes`: to be taken for all of them. `hasTaken`: the permit.
   func noteAbsent(
-    _ flight: Flight<Key, Value>, until end: UInt64, ownByteCount keyByteCount: Int, mostBytes: Int, hasTaken: Bool
+    _ key: Key, _ flight: Flight, until end: UInt64, ownByteCount keyByteCount: Int, mostBytes: Int, hasTaken: Bool
   ) {
     let ownByteCount = keyByteCount + (flight.version?.utf8.count ?? 0)
     guard ownByteCount <= AbsentKeys<Key>.mostOwnBytes else { return }
     let note = AbsentKeys<Key>.Note(
-      key: flight.loaded.key, version: flight.version, end: end, ownByteCount: ownByteCount)
+      key: key, version: flight.version, end: end, ownByteCount: ownByteCount)
     let ended = locked { _ -> (AbsentKeys<Key>.Note?, [AbsentKeys<Key>.Note?]) in
       guard let absent = lazyAbsent.load() ?? makeAbsent(mostBytes) else { return (nil, []) }
       let stale = absent.removeStale()
@@ -320,7 +320,11 @@ final class LoadTable<Key: Hashable & Sendable, Value: Sendable>: AbsenceKeeper 
 
   /// There is a value, or the program says that there is none.
   func endAbsence(_ hash: Int) {
-    guard hasAbsent, let absent = lazyAbsent.load(), absent.mayHave(hash) else { return }
+    if hasAbsent { endNoted(hash) }
+  }
+
+  private func endNoted(_ hash: Int) {
+    guard let absent = lazyAbsent.load(), absent.mayHave(hash) else { return }
     let ended = locked { _ in (absent.end(hash), absent.removeStale()) }
     _ = ended
   }

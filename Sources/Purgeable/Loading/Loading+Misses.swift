@@ -5,12 +5,12 @@ extension Loading {
   @usableFromInline
   func loadedValue<E: Error>(forKey key: Key, _ terms: LoadTerms, _ make: () throws(E) -> Value) throws(E) -> Value {
     // No nil: see `Loading.load`.
-    try load([key], terms, takesNil: false) { (_) throws(E) in [try make()] }[0]!
+    try load(key, terms, takesNil: false, make)!
   }
 
   @usableFromInline
   func loadedValueIfAny<E: Error>(forKey key: Key, _ terms: LoadTerms, _ make: () throws(E) -> Value?) throws(E) -> Value? {
-    try load([key], terms, takesNil: true) { (_) throws(E) in [try make()] }[0]
+    try load(key, terms, takesNil: true, make)
   }
 
   @usableFromInline

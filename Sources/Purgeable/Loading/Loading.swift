@@ -2,8 +2,8 @@
 // Loading what a cache lacks, for threads and for tasks. A cache adopts `Loading`, and calls `loads.overtake` before
 // it stores or removes; its public functions look for the value first, and come here on a miss (Loading+Misses.swift).
 //
-// A single key is loaded as a group of one. No asker waits for others before its own load has ended, so two groups that want each
-// other's keys do not wait for each other.
+// No asker waits for others before its own load has ended, so two groups that want each other's keys do not wait for each other.
+// In tasks a single key is loaded as a group of one; what threads do for one is written out below, without a group's arrays.
 
 import Glibc
 
@@ -13,7 +13,7 @@ protocol Loading<Key, Value>: Sendable {
   associatedtype Key: Hashable & Sendable
   associatedtype Value: Sendable
 
-  var loads: LoadTable<Key, Value> { get }
+  var loads: LoadTable<Key> { get }
   /// Now, by the cache's clock, in nanoseconds. Never less than before.
   var moment: UInt64 { get }
   /// The value, without counting a use or a miss. `version`: nil for any; else nil where it has another, or none.
@@ -34,7 +34,32 @@ protocol Loading<Key, Value>: Sendable {
 }
 
 extension Loading {
-  private typealias Seat = LoadSeat<Key, Value>
+  /// The value of a key that the cache did not have. Runs `load` on this thread, unless another thread loads the key: then waits
+  /// for that one. `takesNil` as below.
+  func load<E: Error>(_ key: Key, _ terms: LoadTerms, takesNil: Bool, _ load: () throws(E) -> Value?) throws(E) -> Value? {
+    while !(takesNil && loads.isAbsent(key, version: terms.version, at: moment)) {
+      let seat = loads.join(key, 0, version: terms.version, for: LoadCall(thread: pthread_self()), within: nil)
+      defer { loads.leave(seat) }
+      if !seat.isOwn {
+        loads.block(seat)
+      } else if !endIfKnown(seat, key, terms, takesNil) {
+        let start = moment
+        do throws(E) {
+          let value = try load()
+          let time = countLoad(since: start, failed: false)
+          end(seat.flight, key, value, terms, recomputeCost: time)
+          return value
+        } catch {
+          countLoad(since: start, failed: true)
+          loads.end(seat.flight, .failure(error))
+          throw error
+        }
+      }
+      var value: Value?
+      if try take(seat, takesNil, E.self, to: &value) { return value }
+    }
+    return nil
+  }
 
   /// The values of keys that the cache did not have, each key once. Runs `load` on this thread for those that no other thread
   /// loads, and waits for the others.
@@ -50,22 +75,20 @@ extension Loading {
       let call = LoadCall(thread: pthread_self())
       let seats = left.map { loads.join(keys[$0], $0, version: terms.version, for: call, within: nil) }
       defer { for seat in seats { loads.leave(seat) } }
-      let missing = endKnown(seats, terms, takesNil)
+      let missing = seats.filter { $0.isOwn && !endIfKnown($0, keys[$0.index], terms, takesNil) }
       if !missing.isEmpty {
+        let wanted = missing.map { keys[$0.index] }
         let start = moment
         var result: Result<[Value?], any Error>
-        do throws(E) {
-          result = .success(try load(missing.map { $0.flight.loaded.key }))
-        } catch {
-          result = .failure(error)
-        }
-        end(missing, terms, result, since: start)
+        do throws(E) { result = .success(try load(wanted)) } catch { result = .failure(error) }
+        end(missing, wanted, terms, result, since: start)
       }
       left = []
-      for seat in seats where seat.isOwn { try take(seat, takesNil, E.self, to: &values, &left) }
-      for seat in seats where !seat.isOwn {
-        loads.block(seat)
-        try take(seat, takesNil, E.self, to: &values, &left)
+      for isOwn in [true, false] {
+        for seat in seats where seat.isOwn == isOwn {
+          if !isOwn { loads.block(seat) }
+          if try !take(seat, takesNil, E.self, to: &values[seat.index]) { left.append(seat.index) }
+        }
       }
     }
     return values
@@ -85,9 +108,9 @@ extension Loading {
       let outer = EnclosingLoads.current
       let seats = left.map { loads.join(keys[$0], $0, version: terms.version, for: call, within: outer) }
       defer { for seat in seats { loads.leave(seat) } }
-      let missing = endKnown(seats, terms, takesNil)
+      let missing = seats.filter { $0.isOwn && !endIfKnown($0, keys[$0.index], terms, takesNil) }
       if !missing.isEmpty {
-        begin(call, missing, terms, within: outer, load)
+        begin(call, missing, missing.map { keys[$0.index] }, terms, within: outer, load)
       }
       left = []
       for seat in seats {
@@ -101,28 +124,24 @@ extension Loading {
         } else {
           await loads.wait(seat)
         }
-        try take(seat, takesNil, E.self, to: &values, &left)
+        if try !take(seat, takesNil, E.self, to: &values[seat.index]) { left.append(seat.index) }
       }
     }
     return values
   }
 
-  /// Loads in a task of its own.
+  /// Loads the keys of seats in a task of its own.
   private func begin<E: Error>(
-    _ call: LoadCall, _ seats: [Seat], _ terms: LoadTerms, within outer: EnclosingLoads?,
+    _ call: LoadCall, _ seats: [LoadSeat], _ keys: [Key], _ terms: LoadTerms, within outer: EnclosingLoads?,
     _ load: @escaping @Sendable ([Key]) async throws(E) -> [Value?]
   ) {
     let task = Task {
       await EnclosingLoads.$current.withValue(EnclosingLoads(call, outer)) {
         let start = moment
         var result: Result<[Value?], any Error>
-        do throws(E) {
-          result = .success(try await load(seats.map { $0.flight.loaded.key }))
-        } catch {
-          result = .failure(error)
-        }
+        do throws(E) { result = .success(try await load(keys)) } catch { result = .failure(error) }
         if terms.isRefresh { loads.endRefresh() }
-        end(seats, terms, result, since: start)
+        end(seats, keys, terms, result, since: start)
         call.hasEnded.store(true, ordering: .relaxed)
       }
     }
@@ -145,7 +164,7 @@ extension Loading {
     }
     var terms = terms
     terms.isRefresh = true
-    begin(call, [seat], terms, within: outer) { (_) async throws(E) in [try await make()] }
+    begin(call, [seat], [key], terms, within: outer) { (_) async throws(E) in [try await make()] }
   }
 
   /// Whether there is a value that is older than the asker wants.
@@ -155,63 +174,68 @@ extension Loading {
     return birth == 0 || now - min(now, birth) >= time
   }
 
-  /// Looks once more, as a load may have ended between the asker's look and its seat. Returns its own seats that are to be
-  /// loaded.
-  private func endKnown(_ seats: [Seat], _ terms: LoadTerms, _ takesNil: Bool) -> [Seat] {
-    seats.filter { seat in
-      guard seat.isOwn else { return false }
-      let key = seat.flight.loaded.key
-      let value = peekValue(forKey: key, version: terms.version)
-      guard value != nil || takesNil && loads.isAbsent(key, version: terms.version, at: moment) else { return true }
-      loads.end(seat.flight, .success(value))
-      return false
-    }
+  /// Looks once more, as a load may have ended between the asker's look and its own seat. False where the key is to be loaded.
+  private func endIfKnown(_ seat: LoadSeat, _ key: Key, _ terms: LoadTerms, _ takesNil: Bool) -> Bool {
+    let value = peekValue(forKey: key, version: terms.version)
+    guard value != nil || takesNil && loads.isAbsent(key, version: terms.version, at: moment) else { return false }
+    loads.end(seat.flight, .success(value.map { $0 as Any }))
+    return true
   }
 
-  /// Keeps what was loaded, or notes that there is nothing, then tells those who wait. Errors are not kept.
-  private func end(_ seats: [Seat], _ terms: LoadTerms, _ result: Result<[Value?], any Error>, since start: UInt64) {
+  /// Returns the time of the load, in nanoseconds.
+  @discardableResult
+  private func countLoad(since start: UInt64, failed: Bool) -> UInt64 {
+    let time = moment - start
+    loads.count(time, failed: failed)
+    return time
+  }
+
+  /// Ends the loads of keys. Errors are not kept.
+  private func end(
+    _ seats: [LoadSeat], _ keys: [Key], _ terms: LoadTerms, _ result: Result<[Value?], any Error>, since start: UInt64
+  ) {
     switch result {
     case .success(let values):
-      let isRefresh = terms.isRefresh
-      let terms = terms.answer?.terms ?? terms
-      let time = moment - start
-      let part = time / UInt64(seats.count)
-      loads.count(time, failed: false)
-      for (seat, value) in zip(seats, values) {
-        if let value {
-          keep(value, forKey: seat.flight.loaded.key, terms, seat.flight.permit, recomputeCost: terms.recomputeCost ?? part)
-          loads.endAbsence(seat.flight.loaded.hash)
-        } else {
-          let hasDropped = isRefresh && drop(seat.flight.loaded.key, seat.flight.permit)
-          if terms.absenceTime > 0 { noteAbsent(seat.flight, for: terms.absenceTime, hasTaken: hasDropped) }
-        }
-        loads.end(seat.flight, .success(value))
-      }
+      let part = countLoad(since: start, failed: false) / UInt64(seats.count)
+      for i in seats.indices { end(seats[i].flight, keys[i], values[i], terms, recomputeCost: part) }
     case .failure(let error):
-      loads.count(moment - start, failed: true)
+      countLoad(since: start, failed: true)
       for seat in seats { loads.end(seat.flight, .failure(error)) }
     }
   }
 
-  private func noteAbsent(_ flight: Flight<Key, Value>, for time: UInt64, hasTaken: Bool) {
-    loads.noteAbsent(
-      flight, until: moment + time, ownByteCount: ownByteCount(of: flight.loaded.key), mostBytes: absentByteLimit,
-      hasTaken: hasTaken)
-    absenceWasNoted()
+  /// Keeps what was loaded, or notes that there is nothing, then tells those who wait.
+  private func end(_ flight: Flight, _ key: Key, _ value: Value?, _ terms: LoadTerms, recomputeCost: UInt64) {
+    let said = terms.answer?.terms ?? terms
+    if let value {
+      keep(value, forKey: key, said, flight.permit, recomputeCost: said.recomputeCost ?? recomputeCost)
+      loads.endAbsence(flight.loaded.hash)
+    } else {
+      let hasDropped = terms.isRefresh && drop(key, flight.permit)
+      if said.absenceTime > 0 {
+        loads.noteAbsent(
+          key, flight, until: moment + said.absenceTime, ownByteCount: ownByteCount(of: key), mostBytes: absentByteLimit,
+          hasTaken: hasDropped)
+        absenceWasNoted()
+      }
+    }
+    loads.end(flight, .success(value.map { $0 as Any }))
   }
 
-  /// Takes the outcome of a load that has ended; where the asker cannot take it, the key is left to be loaded by itself.
+  /// Takes the outcome of a load that has ended; false where the asker cannot take it, and has to load by itself.
   private func take<E: Error>(
-    _ seat: Seat, _ takesNil: Bool, _: E.Type, to values: inout [Value?], _ left: inout [Int]
-  ) throws(E) {
+    _ seat: LoadSeat, _ takesNil: Bool, _: E.Type, to value: inout Value?
+  ) throws(E) -> Bool {
     var failure: E?
     switch seat.flight.outcome {
-    case .success(let value) where value != nil || takesNil: values[seat.index] = value
+    case .success(let made?): value = (made as! Value)
+    case .success(nil) where takesNil: value = nil
     case .failure(let error as E) where !(error is NothingLoaded): failure = error
-    default: return left.append(seat.index)
+    default: return false
     }
     if !seat.isOwn { loads.countShared() }
     if let failure { throw failure }
+    return true
   }
 }
 

@@ -3,7 +3,7 @@
 
 // The forms of PurgeableCache+Loading.swift, which describes them, with the look-up compiled into callers as there.
 extension ObjectCache: Reloading {
-  @inlinable var loads: LoadTable<Key, Value> { store.loads }
+  @inlinable var loads: LoadTable<Key> { store.loads }
   @usableFromInline var moment: UInt64 { store.clock.now() }
 
   // MARK: On the caller's thread

@@ -126,7 +126,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   let guardedHandlers: Guarded<ObjectHandlersInForce<Key, Value>>
   let noHandlers = ObjectHandlersInForce(ObjectHandlers<Key, Value>())
   /// The keys that are being loaded.
-  @usableFromInline let loads: LoadTable<Key, Value>
+  @usableFromInline let loads: LoadTable<Key>
   /// Those who want to know what changed.
   let lazyBoard = AtomicLazyReference<ChangeBoard<Key>>()
   let lazy = LazyParts()

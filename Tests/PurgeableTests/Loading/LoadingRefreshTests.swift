@@ -85,7 +85,7 @@ struct LoadingRefreshTests {
   @Test("what the program has changed is its own, and not loaded anew", arguments: CacheKind.allCases)
   func changed(_ kind: CacheKind) async throws {
     let clock = ManualClock()
-    func test(_ modify: (Int) -> Void, _ ask: (Int) async -> [UInt8], _ loads: LoadTable<Int, [UInt8]>) async {
+    func test(_ modify: (Int) -> Void, _ ask: (Int) async -> [UInt8], _ loads: LoadTable<Int>) async {
       #expect(await ask(1) == [0])
       modify(1)
       clock.advance(by: .seconds(1000))
@@ -117,7 +117,7 @@ struct LoadingRefreshTests {
   }
 
   private func limited(
-    _ loads: LoadTable<Int, [UInt8]>, _ ask: (Int, @escaping @Sendable () async -> [UInt8]) async -> [UInt8]
+    _ loads: LoadTable<Int>, _ ask: (Int, @escaping @Sendable () async -> [UInt8]) async -> [UInt8]
   ) async throws {
     let (began, allowed) = (LoadCounter(), LoadCounter())
     for key in 0..<5 { #expect(await ask(key) { [0] } == [0]) }

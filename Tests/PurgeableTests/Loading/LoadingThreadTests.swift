@@ -277,8 +277,8 @@ struct LoadingThreadTests {
 
   @Test("who asks between the moment when a load is kept and its end waits for it; after a removal nobody does")
   func keptMeanwhile() async throws {
-    let loads = LoadTable<Int, Int>(refreshLimit: 1)
-    func seat() -> LoadSeat<Int, Int> { loads.join(1, 0, for: LoadCall(thread: nil), within: nil) }
+    let loads = LoadTable<Int>(refreshLimit: 1)
+    func seat() -> LoadSeat { loads.join(1, 0, for: LoadCall(thread: nil), within: nil) }
     let first = seat()
     #expect(first.isOwn && first.flight.permit.take() && !seat().isOwn)
     loads.overtake(1)
@@ -292,8 +292,8 @@ struct LoadingThreadTests {
 
   @Test("a task's load is joined, however many loads of threads were kept meanwhile")
   func keptByOthers() {
-    let loads = LoadTable<Int, Int>(refreshLimit: 1)
-    func seat(_ thread: pthread_t?) -> LoadSeat<Int, Int> { loads.join(1, 0, for: LoadCall(thread: thread), within: nil) }
+    let loads = LoadTable<Int>(refreshLimit: 1)
+    func seat(_ thread: pthread_t?) -> LoadSeat { loads.join(1, 0, for: LoadCall(thread: thread), within: nil) }
     let task = seat(nil)
     for _ in 0..<3 {
       let thread = seat(pthread_self())

@@ -27,7 +27,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   /// Exists in caches that may have tracked keys: with `String` keys, those outside of ASCII.
   let teller: KeyTeller<Key, Value>?
   /// The keys that are being loaded.
-  @usableFromInline let loads: LoadTable<Key, Value>
+  @usableFromInline let loads: LoadTable<Key>
 
   /// The cache's name, for its description, statistics and messages.
   public let name: String
@@ -156,7 +156,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
         KeyTeller(onDeparture.map { .init(tell: $0, decode: { Value(purgeableBytes: $0) }) })
       case .integer, .bytes, .custom: nil
       }
-    let loads = LoadTable<Key, Value>(refreshLimit: options.refreshLimit)
+    let loads = LoadTable<Key>(refreshLimit: options.refreshLimit)
     let engine = try CacheEngine(
       options, keyLayout: form.layout, clock: clock ?? options.monotonicClock, hashSeed: hashSeed, observer: teller, loads: loads,
       entryOrder: entryOrder)
