@@ -55,7 +55,7 @@
     /// Nanoseconds since 1970.
     let now: @Sendable () -> Int64
     let uses: MemoryUses
-    let process = getpid()
+    private let forkCount = OpenDatabases.shared.forkCount
     let readers: ReaderPool
 
     static let batchCount = 1000
@@ -168,7 +168,7 @@
       }
     }
 
-    var isOurs: Bool { getpid() == process }
+    var isOurs: Bool { OpenDatabases.shared.forkCount == forkCount }
 
     /// Opens the database, and puts one that is damaged aside.
     func openWriter() throws(StoreFailure) {

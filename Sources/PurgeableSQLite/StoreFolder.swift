@@ -16,6 +16,7 @@
   import CPurgeableFiles
   import Glibc
   import Purgeable
+  import Synchronization
 
   struct StoreFolder: Sendable {
     let path: String
@@ -373,21 +374,30 @@
 
     private struct Entry {
       let descriptor: Int32
-      let process: pid_t
+      /// When it was opened.
+      let forkCount: Int
       var count: Int
     }
 
     private let mutex = WaitableMutex()
     private var entries: [FileNumber: Entry] = [:]
+    private let forks = Atomic<Int>(0)
 
     private init() {
       _ = pthread_atfork(
-        { OpenDatabases.shared.mutex.lock() }, { OpenDatabases.shared.mutex.unlock() }, { OpenDatabases.shared.mutex.unlock() })
+        { OpenDatabases.shared.mutex.lock() }, { OpenDatabases.shared.mutex.unlock() },
+        {
+          OpenDatabases.shared.forks.add(1, ordering: .relaxed)
+          OpenDatabases.shared.mutex.unlock()
+        })
     }
+
+    /// By how many forks this process comes from the first one: another number in a child, without a system call.
+    var forkCount: Int { forks.load(ordering: .relaxed) }
 
     /// Whether this process was forked while its parent had a database open: SQLite would take the parent's locks for its own,
     /// and its mutexes may be locked for ever.
-    var areInherited: Bool { mutex.withLock { entries.values.contains { $0.process != getpid() } } }
+    var areInherited: Bool { mutex.withLock { entries.values.contains { $0.forkCount != forkCount } } }
 
     /// nil, with errno, where it cannot be opened.
     func add(_ path: String) -> FileNumber? {
@@ -399,7 +409,7 @@
         }
         let descriptor = unsafe open(path, O_RDONLY | O_CLOEXEC)
         guard descriptor >= 0 else { return nil }
-        entries[file] = Entry(descriptor: descriptor, process: getpid(), count: 1)
+        entries[file] = Entry(descriptor: descriptor, forkCount: forkCount, count: 1)
         return file
       }
     }
@@ -407,7 +417,7 @@
     /// The file's connections of one store are closed.
     func remove(_ file: FileNumber) {
       mutex.withLock {
-        guard let entry = entries[file], entry.process == getpid() else { return }
+        guard let entry = entries[file], entry.forkCount == forkCount else { return }
         entries[file]?.count -= 1
         guard entry.count == 1 else { return }
         entries[file] = nil

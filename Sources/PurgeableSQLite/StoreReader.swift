@@ -35,7 +35,7 @@
     }
 
     /// Whether the path leads to another file by now.
-    fileprivate func isOutdated(_ folder: StoreFolder) -> Bool { file.map { !folder.leads(to: $0) } ?? true }
+    fileprivate func isOutdated(_ folder: StoreFolder) -> Bool { file == nil || FileNumber(of: folder.database) != file }
 
     /// What the database has for a key.
     struct Found {
