@@ -15,8 +15,8 @@
     var number: Int32 = 0
     /// The database has gone from its place.
     var isGone = false
-    /// A version of the tables that this one does not know.
-    var isNewer = false
+    /// The database is sound, and not for this program: a newer version wrote it, or one with other types.
+    var isRefused = false
     /// The log is long, and a reader that does not end keeps it from being written back.
     var isHeldUp = false
     var call: String
@@ -65,7 +65,7 @@
     init(_ failure: StoreFailure, in operation: String) {
       let kind: Kind
       switch failure {
-      case _ where failure.isNewer || failure.isDamage: kind = .invalidFile
+      case _ where failure.isRefused || failure.isDamage: kind = .invalidFile
       case _ where failure.isBusy: kind = .busy
       case _ where failure.isWantOfMemory: kind = .outOfMemory
       case _ where failure.number == ENOTSUP: kind = .notSupported

@@ -3,6 +3,7 @@
 
 #if SQLite
   import Glibc
+  import Synchronization
   // For the normal form by the tables that `==` goes by; Foundation's are of another version of Unicode.
   @_spi(_Unicode) import Swift
   @_exported public import Purgeable
@@ -39,6 +40,8 @@
     private let database: StoreDatabase
     private let format: StoredFormat<Value>
     private let ownExpiry: Expiry?
+    /// Whether the cache is this store's still.
+    private let hasCache = Atomic<Bool>(true)
     /// Of values that are stored without an expiry of their own.
     private var defaultExpiry: Expiry? { ownExpiry ?? cache.expiry }
     private let threads = ReadThreads()
@@ -54,17 +57,19 @@
     ///   - name: of a folder for the database and what belongs to it, with a CACHEDIR.TAG for programs that make backups.
     ///   - directory: where the folder is; nil: `XDG_CACHE_HOME`, else `~/.cache`. It is made with permissions for its owner
     ///     alone.
-    ///   - cache: for this store alone.
+    ///   - cache: for this store alone, until it is closed. Where its options name a clock, times are measured by that from the
+    ///     opening on, and else by the machine's time of the day.
     ///   - options: limits of the database, and how it is written.
     ///   - format: how values are written. Values of another version are converted when they are read, and replaced.
-    /// - Throws: `PurgeableError` of kind `invalidArgument`; `invalidFile` for a database of a newer version, which is left as it
-    ///   is; `notSupported` on a network's file system, and in a forked child whose parent has a database open;
-    ///   `systemCallFailed`, `busy`, `outOfMemory`.
+    /// - Throws: `PurgeableError` of kind `invalidArgument`; `invalidFile` for a database of a newer version, of keys of another
+    ///   type, or of values of another type where both are written as `purgeableBytes`: it is left as it is; `notSupported` on a
+    ///   network's file system, and in a forked child whose parent has a database open; `systemCallFailed`, `busy`,
+    ///   `outOfMemory`.
     public convenience init(
       _ name: String, directory: String? = nil, cache: PurgeableCache<Key, Value>,
       options: PurgeableStoreOptions = PurgeableStoreOptions(), format: StoredFormat<Value> = .purgeableBytes
     ) throws(PurgeableError) {
-      try self.init(name, directory: directory, cache: cache, options: options, format: format) { WallTime.now }
+      try self.init(name, directory: directory, cache: cache, options: options, format: format, now: cache.wallTime)
     }
 
     /// `now`: nanoseconds since 1970.
@@ -75,22 +80,44 @@
     ) throws(PurgeableError) {
       let operation = "PurgeableStore '\(name)'.init"
       let limits = try options.limits(in: operation)
-      let folder = try StoreFolder.open(name, in: directory, operation: operation)
-      cache.noteUses()
-      let uses = MemoryUses {
-        cache.useMoment
-      } forEachKey: { moment, body in
-        cache.forEachKey(usedSince: moment) { key, age in Self.keyBytes(key).map { body($0, age) } ?? true }
+      guard cache.takeForTier() else {
+        throw PurgeableError(
+          .invalidArgument("cache"), in: operation, explanation: "another store has this cache: give each one of its own")
       }
-      database = try StoreDatabase(name, folder, limits, uses, now: now, operation: operation)
+      do throws(PurgeableError) {
+        let folder = try StoreFolder.open(name, in: directory, operation: operation)
+        cache.noteUses()
+        let uses = MemoryUses {
+          cache.useMoment
+        } forEachKey: { moment, body in
+          cache.forEachKey(usedSince: moment) { key, age in Self.keyBytes(key).map { body($0, age) } ?? true }
+        }
+        var kinds = ["keys": nameInFiles(Key.self)]
+        // Else it is for the format to tell.
+        if format.isPlain { kinds["values"] = nameInFiles(Value.self) }
+        database = try StoreDatabase(name, folder, limits, kinds: kinds, uses, now: now, operation: operation)
+      } catch {
+        cache.leaveTier()
+        throw error
+      }
       (self.cache, self.format, ownExpiry) = (cache, format, options.expiry)
     }
 
-    deinit { try? database.end(in: "deinit") }
+    deinit {
+      try? database.end(in: "deinit")
+      leaveCache()
+    }
+
+    private func leaveCache() {
+      if hasCache.exchange(false, ordering: .relaxed) { cache.leaveTier() }
+    }
 
     /// Flushes, and ends the thread and the connections. Later look-ups find what memory has, and load; later stores are in
     /// memory alone. Done, without its error, when the store ends. Throws as `flush()`.
-    public func close() throws(PurgeableError) { try database.end(in: operation("close")) }
+    public func close() throws(PurgeableError) {
+      defer { leaveCache() }
+      try database.end(in: operation("close"))
+    }
 
     private func operation(_ call: String) -> String { "PurgeableStore '\(database.name)'.\(call)" }
 
@@ -116,7 +143,7 @@
 
     @usableFromInline
     nonisolated(nonsending) func readValueInThread(_ key: Key) async -> Value? {
-      await cache.loadedValue(forKey: key, version: nil) { await self.readInThread(key, nil).result }
+      await cache.loadedValue(forKey: key, version: nil) { _ in await self.readInThread(key, nil).result }
     }
 
     /// The value of a key, from memory, from the database, or made by `load` on this thread, and then in both. As
@@ -139,6 +166,29 @@
         let found = self.read(key, version)
         if case .found(let found) = found.result { return .found(found) }
         return self.loaded(self.made(try load(), version, expiry), key, found.number)
+      }
+    }
+
+    /// As the form for a `load` that always makes a value, for one that may find nothing: `keepingNilFor` says how long memory
+    /// remembers that, as in `PurgeableCache.value(forKey:keepingNilFor:loading:)`. A record of another `version` goes then.
+    @_disfavoredOverload
+    @inlinable
+    public func value<E: Error>(
+      forKey key: Key, version: String? = nil, expiry: Expiry? = nil, keepingNilFor: Duration? = nil,
+      loading load: () throws(E) -> Value?
+    ) throws(E) -> Value? {
+      if let value = cache.found(key, version) { return value }
+      return try loadedValueIfAny(key, version, expiry, keepingNilFor, load)
+    }
+
+    @usableFromInline
+    func loadedValueIfAny<E: Error>(
+      _ key: Key, _ version: String?, _ expiry: Expiry?, _ absenceTime: Duration?, _ load: () throws(E) -> Value?
+    ) throws(E) -> Value? {
+      try cache.loadedValue(forKey: key, version: version) { () throws(E) in
+        let found = self.read(key, version)
+        if case .found(let found) = found.result { return .found(found) }
+        return self.loadedIfAny(try load(), key, version, expiry, absenceTime, found.number)
       }
     }
 
@@ -165,6 +215,32 @@
         let found = await self.readInThread(key, version, isRefresh: isRefresh)
         if case .found(let found) = found.result { return .found(found) }
         return self.loaded(self.made(try await load(), version, expiry), key, found.number)
+      }
+    }
+
+    /// As the async form for a `load` that always makes a value, for one that may find nothing. `keepingNilFor`: as in the form
+    /// without `async`. A load that finds nothing while there is an older value takes that away.
+    @inlinable
+    public nonisolated(nonsending) func value<E: Error>(
+      forKey key: Key, version: String? = nil, expiry: Expiry? = nil, refreshAfter: Duration? = nil,
+      keepingNilFor: Duration? = nil, loading load: @escaping @Sendable () async throws(E) -> Value?
+    ) async throws(E) -> Value? {
+      let isFound = cache.found(key, version)
+      if let value = isFound, refreshAfter == nil { return value }
+      return try await loadedValueIfAny(isFound, key, version, expiry, refreshAfter, keepingNilFor, load)
+    }
+
+    @usableFromInline
+    nonisolated(nonsending) func loadedValueIfAny<E: Error>(
+      _ found: Value?, _ key: Key, _ version: String?, _ expiry: Expiry?, _ refreshAfter: Duration?, _ absenceTime: Duration?,
+      _ load: @escaping @Sendable () async throws(E) -> Value?
+    ) async throws(E) -> Value? {
+      try await cache.loadedValue(found, forKey: key, version: version, refreshAfter: refreshAfter) {
+        isRefresh async throws(E) in
+        let found = await self.readInThread(key, version, isRefresh: isRefresh)
+        if case .found(let found) = found.result { return .found(found) }
+        return self.loadedIfAny(
+          try await load(), key, version, expiry, absenceTime, found.number, hasOlder: isRefresh)
       }
     }
 
@@ -195,10 +271,9 @@
         switch try await load(current?.entry) {
         case .found(let value, let cost, let expiry, let version):
           return self.loaded(self.made(value, version, expiry, cost: cost), key, number)
-        case .unchanged: return current.map { self.loaded($0.kept, key, number) } ?? .absent()
+        case .unchanged: return current.map { self.loaded($0.kept, key, number) } ?? .absent(isMade: true)
         case .absent(let time):
-          if let key = Self.storeKey(key) { self.database.change(key, .removal, ifUnchangedSince: number) }
-          return .absent(keptFor: time)
+          return self.loadedNothing(key, number, keptFor: time)
         }
       }
     }
@@ -354,11 +429,27 @@
     /// What was loaded goes to the database, too.
     private func loaded(_ made: TierValue<Value>, _ key: Key, _ number: UInt32) -> TierResult<Value> {
       var made = made
+      made.isMade = true
       if let key = Self.storeKey(key) {
         let change = record(of: made.value, made.cost, made.expiry, made.version).map { Change.put($0) } ?? .removal
         made.announce = { [database] in database.change(key, change, ifUnchangedSince: number) }
       }
       return .found(made)
+    }
+
+    /// `hasOlder`: the database may have a value all the same.
+    private func loadedIfAny(
+      _ value: Value?, _ key: Key, _ version: String?, _ expiry: Expiry?, _ absenceTime: Duration?, _ number: UInt32,
+      hasOlder: Bool = false
+    ) -> TierResult<Value> {
+      if let value { return loaded(made(value, version, expiry), key, number) }
+      if hasOlder || version != nil { return loadedNothing(key, number, keptFor: absenceTime) }
+      return .absent(keptFor: absenceTime, isMade: true)
+    }
+
+    private func loadedNothing(_ key: Key, _ number: UInt32, keptFor time: Duration?) -> TierResult<Value> {
+      if let key = Self.storeKey(key) { database.change(key, .removal, ifUnchangedSince: number) }
+      return .absent(keptFor: time, isMade: true)
     }
 
     /// As `read`. `isRefresh`: memory has the value, and what the database has is not wanted.

@@ -6,8 +6,8 @@
 
   /// Limits of a store's database, and how it is written.
   public struct PurgeableStoreOptions: Sendable, Hashable {
-    /// The most bytes of keys and values, with 100 for each record beside; nil: no limit. Above 95 % of it the least recently
-    /// used go, down to 90 %.
+    /// The most bytes of keys and values, with 100 for each record beside: 1 KiB or more, or 0 for none; nil: no limit. Above 95 %
+    /// of it the least recently used go, down to 90 %. A value of more than an eighth of it is in memory alone.
     public var byteLimit: Int?
     /// The most records, kept in the same way.
     public var countLimit: Int?
@@ -16,7 +16,7 @@
     /// Values of more bytes are files beside the database, removed with their record. At least 16 KiB, and at most 512 MiB: a row
     /// of the database cannot be much longer.
     public var fileThresholdBytes = 128 << 10
-    /// Changes are written together, at most this much later.
+    /// Changes are written together, at most this much later; 0: each as soon as the one before is written.
     public var writeInterval = Duration.seconds(1)
 
     /// No limits but those given.
@@ -30,7 +30,9 @@
       }
       var limits = StoreLimits()
       if let byteLimit {
-        try check(byteLimit >= 0, "byteLimit", "\(byteLimit) is less than 0")
+        try check(
+          byteLimit == 0 || byteLimit >= 1 << 10, "byteLimit",
+          "\(byteLimit) is less than 1 KiB, and a value may take no more than an eighth of it; 0 keeps nothing")
         limits.byteCount = Int64(byteLimit)
       }
       if let countLimit {

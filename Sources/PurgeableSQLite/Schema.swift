@@ -6,6 +6,7 @@
 //   life     what changes with each use, and what decides which record goes: rows so narrow that twenty thousand uses are
 //            written in a thousand pages
 //   total    one row: how many records there are, and their bytes; and the key of the hash
+//   kind     what the types of keys and of values are called, whose bytes mean nothing to another type
 //
 // A record is found by a hash of its key, of 64 bits, and then by the key itself. The hash is keyed (SipHash) by a number that is
 // random for each store, so that nobody can make keys that lie together. Times are nanoseconds since 1970.
@@ -39,7 +40,7 @@
       }
       if version > self.version {
         throw StoreFailure(
-          isNewer: true, call: "sqlite3_open_v2", message: "a newer version (\(version)) of this library wrote it")
+          isRefused: true, call: "sqlite3_open_v2", message: "a newer version (\(version)) of this library wrote it")
       }
     }
 
@@ -66,6 +67,7 @@
       CREATE TABLE life(id INTEGER PRIMARY KEY, used INTEGER, size INTEGER, expires INTEGER, deadline INTEGER, idle INTEGER);
       CREATE TABLE total(id INTEGER PRIMARY KEY, records INTEGER NOT NULL, bytes INTEGER NOT NULL, low INTEGER NOT NULL,
         high INTEGER NOT NULL);
+      CREATE TABLE kind(what TEXT PRIMARY KEY, type TEXT NOT NULL) WITHOUT ROWID;
       CREATE INDEX record_hash ON record(hash);
       CREATE INDEX record_file ON record(file) WHERE file IS NOT NULL;
       CREATE INDEX life_used ON life(used, size);
@@ -105,6 +107,8 @@
     static let countAll = "SELECT count(*), \(sumOfSizes) FROM life"
     static let readSum = "SELECT sum, file FROM record WHERE id=?1"
     static let knowsFile = "SELECT 1 FROM record WHERE file=?1"
+    static let readKind = "SELECT type FROM kind WHERE what=?1"
+    static let writeKind = "INSERT INTO kind(what, type) VALUES(?1, ?2)"
   }
 
   /// What the hash of a store's keys is keyed by.

@@ -130,9 +130,11 @@
 
     func fail(_ failure: StoreFailure) {
       noteFailure(PurgeableError(failure, in: "PurgeableStore '\(name)'"))
-      guard failure.isDamage || failure.isOfFiles else { return }
+      // A reader that misses its tables reads a file that is none of ours.
+      let isDamage = failure.isDamage || failure.isOfSchema
+      guard isDamage || failure.isOfFiles else { return }
       mutex.withLock {
-        if failure.isDamage { isDamaged = true } else { isSuspect = true }
+        if isDamage { isDamaged = true } else { isSuspect = true }
         mutex.signal()
       }
     }

@@ -52,6 +52,8 @@
     let name: String
     let folder: StoreFolder
     let limits: StoreLimits
+    /// What the types of keys and of values are called.
+    private let kinds: [String: String]
     /// Nanoseconds since 1970.
     let now: @Sendable () -> Int64
     let uses: MemoryUses
@@ -152,10 +154,10 @@
     // MARK: Opening and ending
 
     init(
-      _ name: String, _ folder: StoreFolder, _ limits: StoreLimits, _ uses: MemoryUses, now: @escaping @Sendable () -> Int64,
-      operation: String
+      _ name: String, _ folder: StoreFolder, _ limits: StoreLimits, kinds: [String: String] = [:], _ uses: MemoryUses,
+      now: @escaping @Sendable () -> Int64, operation: String
     ) throws(PurgeableError) {
-      (self.name, self.folder, self.limits, self.uses, self.now) = (name, folder, limits, uses, now)
+      (self.name, self.folder, self.limits, self.kinds, self.uses, self.now) = (name, folder, limits, kinds, uses, now)
       usesAskedAt = uses.moment()
       readers = ReaderPool(folder)
       do { try openWriter() } catch { throw PurgeableError(error, in: operation) }
@@ -181,7 +183,7 @@
               message: "this process was forked while a database was open, and can open none: start another program (exec)")
           }
           let made = try folder.locked { () throws(StoreFailure) in
-            try StoreWriter(folder, fileThreshold: limits.fileThreshold)
+            try StoreWriter(folder, fileThreshold: limits.fileThreshold, kinds: kinds)
           }
           guard let file = OpenDatabases.shared.add(folder.database) else {
             throw .system("open", "\(folder.database) cannot be opened")

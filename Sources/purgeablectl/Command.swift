@@ -12,7 +12,7 @@ package struct Command: Sendable {
   package var summary: String
   /// A paragraph, for the command's own help.
   package var description: String
-  /// The placeholders of the operands in the help, in order. All of them may be left out.
+  /// The operands, in order, as the help shows them: in brackets where the command does something without.
   package var operands: [String] = []
   package var options: [Option] = []
   /// Runs the command, and answers the exit status. `UsageError` makes it 2, any other error 1; both are printed.
@@ -33,7 +33,7 @@ package struct Command: Sendable {
   /// What `--help` prints.
   package var help: String {
     let rows = Option.help(options + [Option("help", "Print this.")])
-    let usage = ["usage:", Tool.name, name] + operands.map { "[\($0)]" } + ["[OPTIONS]"]
+    let usage = ["usage:", Tool.name, name] + operands + ["[OPTIONS]"]
     return """
       \(usage.joined(separator: " "))
 

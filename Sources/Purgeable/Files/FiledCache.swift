@@ -30,6 +30,11 @@ protocol FiledCache: AnyObject, Sendable {
   ) throws(PurgeableError)
 }
 
+/// What a type is called in files: without its module, which may get another name.
+package func nameInFiles<T>(_ type: T.Type) -> String {
+  String(decoding: _typeName(type, qualified: false).utf8.prefix(FileHeader.nameByteCount), as: UTF8.self)
+}
+
 /// How a file is made.
 struct FileTerms: Sendable {
   var permissions: UInt16 = 0o600
@@ -38,11 +43,6 @@ struct FileTerms: Sendable {
 
 extension FiledCache {
   private func operation(_ call: String) -> String { "\(Self.kind) '\(name)'.\(call)" }
-
-  /// What a type is called in files: without its module, which may get another name.
-  private static func nameInFiles<T>(_ type: T.Type) -> String {
-    String(decoding: _typeName(type, qualified: false).utf8.prefix(FileHeader.nameByteCount), as: UTF8.self)
-  }
 
   /// Swift's runtime ends the program when it gets no memory for objects and arrays.
   private func checkMemory(_ byteCount: Int = 0, in call: String) throws(PurgeableError) {
@@ -66,7 +66,7 @@ extension FiledCache {
     try checkMemory(in: "save")
     let operation = operation("save")
     let header = FileHeader(
-      created: WallTime.now, keyType: Self.nameInFiles(Key.self), valueType: Self.nameInFiles(Value.self),
+      created: WallTime.now, keyType: nameInFiles(Key.self), valueType: nameInFiles(Value.self),
       format: UInt32(format.version))
     var writer = try CacheFileWriter.make(path, header, permissions: terms.permissions, operation: operation)
     var report = FileReport()
@@ -161,7 +161,7 @@ extension FiledCache {
     func refusal(_ what: String, _ its: String, _ ours: String) -> PurgeableError {
       PurgeableError(.invalidFile, in: operation, explanation: "\(path) has \(what) of type \(its), not \(ours)")
     }
-    let (key, value) = (Self.nameInFiles(Key.self), Self.nameInFiles(Value.self))
+    let (key, value) = (nameInFiles(Key.self), nameInFiles(Value.self))
     if header.keyType != key { throw refusal("keys", header.keyType, key) }
     // Else it is for the format's closure to tell.
     if header.format == 0, format.isPlain, header.valueType != value { throw refusal("values", header.valueType, value) }

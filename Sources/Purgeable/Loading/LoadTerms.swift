@@ -14,6 +14,8 @@ struct LoadTerms: Sendable {
   var age: UInt64 = 0
   /// Asked last whether the value is kept, under the mutex under which it is stored: it is not to do much.
   var announce: (@Sendable () -> Bool)?
+  /// False for an answer that the program's closure was not asked for.
+  var countsAsLoad = true
   /// There is a value, which is loaded anew.
   var isRefresh = false
   /// What the value has to be a version of; nil: whatever there is.

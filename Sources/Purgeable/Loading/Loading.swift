@@ -46,11 +46,11 @@ extension Loading {
         let start = moment
         do throws(E) {
           let value = try load()
-          let time = countLoad(since: start, failed: false)
+          let time = countLoad(terms, since: start, failed: false)
           end(seat.flight, key, value, terms, recomputeCost: time)
           return value
         } catch {
-          countLoad(since: start, failed: true)
+          countLoad(terms, since: start, failed: true)
           loads.end(seat.flight, .failure(error))
           throw error
         }
@@ -184,9 +184,9 @@ extension Loading {
 
   /// Returns the time of the load, in nanoseconds.
   @discardableResult
-  private func countLoad(since start: UInt64, failed: Bool) -> UInt64 {
+  private func countLoad(_ terms: LoadTerms, since start: UInt64, failed: Bool) -> UInt64 {
     let time = moment - start
-    loads.count(time, failed: failed)
+    if failed || terms.answer?.terms?.countsAsLoad != false { loads.count(time, failed: failed) }
     return time
   }
 
@@ -196,10 +196,10 @@ extension Loading {
   ) {
     switch result {
     case .success(let values):
-      let part = countLoad(since: start, failed: false) / UInt64(seats.count)
+      let part = countLoad(terms, since: start, failed: false) / UInt64(seats.count)
       for i in seats.indices { end(seats[i].flight, keys[i], values[i], terms, recomputeCost: part) }
     case .failure(let error):
-      countLoad(since: start, failed: true)
+      countLoad(terms, since: start, failed: true)
       for seat in seats { loads.end(seat.flight, .failure(error)) }
     }
   }

@@ -115,7 +115,8 @@ extension CacheStatistics: CustomStringConvertible {
   /// limit, 12663 discarded". Parts that are zero are left out. Reasons come in the order of their declaration.
   public var description: String {
     let charged = memory.heldBytes - memory.discardedBytes + memory.ordinaryBytes
-    var text = "\(name): \(count) \(count == 1 ? "entry" : "entries"), \(Self.mebibytes(charged))"
+    var text = name.isEmpty ? "" : "\(name): "
+    text += "\(count) \(count == 1 ? "entry" : "entries"), \(Self.mebibytes(charged))"
     if let limitInForce { text += " of \(Self.mebibytes(limitInForce))" }
     text += " MiB"
     if let limitReason { text += " (\(limitReason))" }
@@ -137,7 +138,7 @@ extension CacheStatistics: CustomStringConvertible {
   }
 
   /// Bytes that there are do not read as none.
-  private static func mebibytes(_ byteCount: Int) -> String {
+  static func mebibytes(_ byteCount: Int) -> String {
     let text = tenths(Double(byteCount) / Double(1 << 20))
     return byteCount > 0 && text == "0.0" ? "<0.1" : text
   }

@@ -19,7 +19,7 @@ extension Command {
       Only reads: regular files that are not empty, on the directory's own file system. Where there are more than --size
       bytes of them, the seed chooses. The exit status is not 0 when a single byte was wrong.
       """,
-    operands: ["DIRECTORY"],
+    operands: ["[DIRECTORY]"],
     options: [
       Option("seed", value: "N", "Which files and which order; the same number, the same choice (default 1)."),
       Option("size", value: "BYTES", "How much to read at most, as in 64M or 1.5G (default 1G)."),

@@ -16,7 +16,7 @@ extension Command {
 
       \(Scenarios.all.map { "  \($0.name.padded(to: 10))  \($0.shows)" }.joined(separator: "\n"))
       """,
-    operands: ["SCENARIO"],
+    operands: ["[SCENARIO]"],
     options: [
       Option("all", "Every scenario, one after the other."),
       Option("repeat", value: "N", "So many times, each with the next seed (default 1)."),

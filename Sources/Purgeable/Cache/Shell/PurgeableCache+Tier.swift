@@ -5,8 +5,8 @@
 /// What the second tier, or a load behind it, found.
 package enum TierResult<Value: Sendable>: Sendable {
   case found(TierValue<Value>)
-  /// `keptFor`: so long it is remembered; nil for not at all.
-  case absent(keptFor: Duration? = nil)
+  /// `keptFor`: so long it is remembered; nil for not at all. `isMade`: by a load behind the tier.
+  case absent(keptFor: Duration? = nil, isMade: Bool = false)
 }
 
 package struct TierValue<Value: Sendable>: Sendable {
@@ -16,6 +16,8 @@ package struct TierValue<Value: Sendable>: Sendable {
   package var version: String?
   /// In nanoseconds; nil for the time of the load.
   package var recomputeCost: UInt64?
+  /// By a load behind the tier, and not found there.
+  package var isMade = false
   /// Since it was made.
   package var age = Duration.zero
   /// Asked once whether the value is kept, unless something else was stored under the key, or the key was removed, while it was
@@ -94,14 +96,20 @@ extension PurgeableCache {
     return try loadedValue(forKey: key, terms) { () throws(E) in answer.take(try load(), terms)! }
   }
 
+  /// `found`: what the look-up found. A value is due to be loaded anew after that time; `load` gets whether there is one.
   package nonisolated(nonsending) func loadedValue<E: Error>(
-    forKey key: Key, version: String?, tier load: @escaping @Sendable () async throws(E) -> TierResult<Value>
+    _ found: Value? = nil, forKey key: Key, version: String?, refreshAfter: Duration? = nil,
+    tier load: @escaping @Sendable (_ isRefresh: Bool) async throws(E) -> TierResult<Value>
   ) async throws(E) -> Value? {
-    let (terms, answer) = tierTerms(version, nil)
-    return try await loadedValueIfAny(forKey: key, terms) { () async throws(E) in answer.take(try await load(), terms) }
+    let (terms, answer) = tierTerms(version, refreshAfter)
+    guard let value = found else {
+      return try await loadedValueIfAny(forKey: key, terms) { () async throws(E) in answer.take(try await load(false), terms) }
+    }
+    refresh(key, terms) { () async throws(E) in answer.take(try await load(true), terms) }
+    return value
   }
 
-  /// `found`: what the look-up found. A value is due to be loaded anew after that time; `load` gets whether there is one.
+  /// As above, for a load that always finds a value.
   package nonisolated(nonsending) func alwaysLoadedValue<E: Error>(
     _ found: Value?, forKey key: Key, version: String?, refreshAfter: Duration?,
     tier load: @escaping @Sendable (_ isRefresh: Bool) async throws(E) -> TierResult<Value>
@@ -132,7 +140,23 @@ extension PurgeableCache {
     return value
   }
 
-  // MARK: Uses
+  // MARK: One tier, its time and its uses
+
+  /// False where another tier has the cache.
+  package func takeForTier() -> Bool { !hasTier.exchange(true, ordering: .relaxed) }
+  package func leaveTier() { hasTier.store(false, ordering: .relaxed) }
+
+  /// The time of the day, in nanoseconds since 1970: the machine's, or, where the cache has a clock of its own, from now on by
+  /// that one.
+  package var wallTime: @Sendable () -> Int64 {
+    let clock = engine.base.clock
+    if clock.isSystem { return { WallTime.now } }
+    let (start, moment) = (WallTime.now, clock.now())
+    return {
+      let now = clock.now()
+      return start + Int64(clamping: now - min(now, moment))
+    }
+  }
 
   /// From now on the last use of each entry is noted, also where nothing expires by it.
   package func noteUses() { engine.noteUses() }
@@ -163,13 +187,13 @@ extension LoadAnswer {
     var said = terms
     defer { self.terms = said }
     switch result {
-    case .absent(let time):
-      said.absenceTime = time?.wholeNanoseconds ?? 0
+    case .absent(let time, let isMade):
+      (said.absenceTime, said.countsAsLoad) = (time?.wholeNanoseconds ?? 0, isMade)
       return nil
     case .found(let found):
       (said.cost, said.recomputeCost) = (found.cost.map { UInt64(max(0, $0)) }, found.recomputeCost)
       (said.lifetime, said.version, said.age) = (found.expiry?.lifetime, found.version, found.age.wholeNanoseconds)
-      said.announce = found.announce
+      (said.announce, said.countsAsLoad) = (found.announce, found.isMade)
       return found.value
     }
   }

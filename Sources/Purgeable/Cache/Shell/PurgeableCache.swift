@@ -28,6 +28,8 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   let teller: KeyTeller<Key, Value>?
   /// The keys that are being loaded.
   @usableFromInline let loads: LoadTable<Key>
+  /// PurgeableCache+Tier.swift.
+  let hasTier = Atomic<Bool>(false)
 
   /// The cache's name, for its description, statistics and messages.
   public let name: String

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: MIT
+// Whose a database, a cache and a clock are.
+
+#if SQLite
+  import Foundation
+  import PurgeableTestSupport
+  import Testing
+
+  @testable import Purgeable
+  @testable import PurgeableSQLite
+
+  @Suite("a database behind a cache: types, the cache in front, its clock")
+  struct StoreOwnershipTests {
+    private func open<Key, Value>(_ place: StorePlace, _ cache: PurgeableCache<Key, Value>) throws -> PurgeableStore<Key, Value> {
+      try PurgeableStore("store", directory: place.folder.path, cache: cache)
+    }
+
+    @Test("a database of keys or of values of another type is refused, and left as it is")
+    func types() throws {
+      let place = try StorePlace()
+      defer { place.folder.remove() }
+      let first = try open(place, PurgeableCache<String, Int>())
+      first.setValue(42, forKey: "n")
+      try first.close()
+      func refusal(_ open: () throws -> Void) -> String {
+        let error = #expect(throws: PurgeableError.self, performing: open)
+        #expect(error?.kind == .invalidFile)
+        return error?.description ?? ""
+      }
+      let values = refusal { _ = try open(place, PurgeableCache<String, Double>()) }
+      #expect(values.contains("values of type Int, not Double: give the store another name, or remove its folder"))
+      #expect(refusal { _ = try open(place, PurgeableCache<Int, Int>()) }.contains("keys of type String, not Int"))
+      // Values of another format are for its closures to tell.
+      let format = StoredFormat<Double>(version: 1) {
+        [UInt8("\($0)".utf8.first!)]
+      } decode: { _, version in
+        version == 0 ? 7 : nil
+      }
+      let converted = try PurgeableStore(
+        "store", directory: place.folder.path, cache: PurgeableCache<String, Double>(), format: format)
+      #expect(converted.value(forKey: "n") == 7)
+      converted.cache.removeAll()
+      try converted.close()
+      let last = try open(place, PurgeableCache<String, Int>())
+      last.setValue(43, forKey: "m")
+      try last.close()
+      #expect(try place.number("SELECT count(*) FROM kind") == 2)
+    }
+
+    @Test("a cache is one store's, until it is closed or gone")
+    func cache() throws {
+      let place = try StorePlace()
+      defer { place.folder.remove() }
+      let cache = try PurgeableCache<String, [UInt8]>()
+      #expect(throws: PurgeableError.self) {
+        try PurgeableStore("", directory: place.folder.path, cache: cache)
+      }
+      let first = try open(place, cache)
+      let error = #expect(throws: PurgeableError.self) {
+        try PurgeableStore("other", directory: place.folder.path, cache: cache)
+      }
+      #expect(error?.kind == .invalidArgument("cache"))
+      first.setValue([1], forKey: "a")
+      try first.close()
+      do {
+        let second = try open(place, cache)
+        cache.removeAll()
+        #expect(second.value(forKey: "a") == [1])
+      }
+      try open(place, cache).close()
+    }
+
+    @Test("records expire by the clock of the cache's options")
+    func clock() throws {
+      let place = try StorePlace()
+      defer { place.folder.remove() }
+      var options = CacheOptions()
+      let clock = ManualClock()
+      options.clock = clock
+      let store = try open(place, PurgeableCache<String, [UInt8]>(options))
+      store.setValue([1], forKey: "a", expiry: .sinceCreation(.seconds(60)))
+      store.setValue([2], forKey: "b", expiry: .sinceCreation(.seconds(90)))
+      try store.flush()
+      clock.advance(by: .seconds(61))
+      #expect(store.value(forKey: "a") == nil && store.value(forKey: "b") == [2])
+      store.cache.removeAll()
+      #expect(store.value(forKey: "a") == nil && store.value(forKey: "b") == [2])
+      #expect(try store.removeExpired() <= 1)
+      #expect(store.statistics.recordCount == 1)
+      try store.close()
+    }
+
+    @Test("only calls of the program's closures count as loads")
+    func loads() async throws {
+      let place = try StorePlace()
+      defer { place.folder.remove() }
+      let store = try place.open()
+      func count() -> Int { store.cache.statistics.loadCount }
+      func block() throws {
+        #expect(store.value(forKey: "a") == nil && count() == 0)
+        #expect(store.value(forKey: "a") { [1] } == [1] && count() == 1)
+        try store.flush()
+        store.cache.removeAll()
+        #expect(store.value(forKey: "a") { [2] } == [1] && count() == 1)
+        store.cache.removeAll()
+      }
+      try block()
+      let read = await store.value(forKey: "a") { [2] }
+      #expect(read == [1] && count() == 1)
+      let absent = await store.value(forKey: "b", reloading: { _ in .absent() })
+      #expect(absent == nil && count() == 2)
+    }
+
+    @Test("loads that may find nothing: what is remembered, what goes from the database")
+    func nothing() async throws {
+      let place = try StorePlace()
+      defer { place.folder.remove() }
+      let store = try place.open()
+      let calls = CallCount()
+      @Sendable func find(_ value: [UInt8]?) -> [UInt8]? {
+        calls.add()
+        return value
+      }
+      func block() throws {
+        #expect(store.value(forKey: "a", keepingNilFor: .seconds(5)) { find(nil) } == nil && calls.value == 1)
+        #expect(store.value(forKey: "a", keepingNilFor: .seconds(5)) { find([1]) } == nil && calls.value == 1, "remembered")
+        place.clock.pass(.seconds(6))
+        #expect(store.value(forKey: "a", version: "1", keepingNilFor: .seconds(5)) { find([1]) } == [1] && calls.value == 2)
+        try store.flush()
+        store.cache.removeAll()
+        #expect(store.value(forKey: "a", version: "1") { find(nil) } == [1] && calls.value == 2, "from the database")
+        store.cache.removeAll()
+        #expect(store.value(forKey: "a", version: "2") { find(nil) } == nil && calls.value == 3)
+        #expect(store.value(forKey: "a") == nil, "the older one has gone")
+        store.setValue([7], forKey: "b")
+        try store.flush()
+        #expect(try place.number("SELECT count(*) FROM record") == 1)
+      }
+      try block()
+      let found = await store.value(forKey: "c", refreshAfter: .seconds(10)) { find([3]) }
+      #expect(found == [3])
+      place.clock.pass(.seconds(20))
+      let old = await store.value(forKey: "c", refreshAfter: .seconds(10), keepingNilFor: .seconds(60)) { find(nil) }
+      #expect(old == [3], "returned, and looked for anew meanwhile")
+      #expect(await TestRun.comes { store.cache.peekValue(forKey: "c") == nil })
+      let count = calls.value
+      let gone = await store.value(forKey: "c", keepingNilFor: .seconds(60)) { find([4]) }
+      #expect(gone == nil && calls.value == count, "remembered")
+      try await store.flush()
+      #expect(try place.number("SELECT count(*) FROM record") == 1)
+    }
+
+    @Test("a database whose tables have gone is found out by a reader, and made anew")
+    func cut() throws {
+      let place = try StorePlace()
+      defer { place.folder.remove() }
+      try place.withStore { store in for key in 0..<100 { store.setValue([UInt8](repeating: 1, count: 3000), forKey: "\(key)") } }
+      let store = try place.open()
+      let file = try FileHandle(forWritingTo: URL(fileURLWithPath: place.database))
+      try file.truncate(atOffset: 0)
+      try file.write(contentsOf: Data("x".utf8))
+      try file.close()
+      for key in 0..<100 where store.value(forKey: "\(key)") != nil { Issue.record("\(key)") }
+      #expect(throws: PurgeableError.self) { try store.flush() }
+      store.setValue([1], forKey: "a")
+      try store.close()
+      try place.withStore { store in #expect(store.value(forKey: "a") == [1] && store.value(forKey: "1") == nil) }
+    }
+  }
+#endif
