@@ -6,7 +6,7 @@
 
   /// Limits of a store's database, and how it is written.
   public struct PurgeableStoreOptions: Sendable, Hashable {
-    /// The most bytes of keys and values, with 100 for each record beside: 1 KiB or more, or 0 for none; nil: no limit. Above 95 %
+    /// The most bytes of keys and values, with 100 for each record beside: 1 KiB or more, 0 for none; nil: no limit. Above 95 %
     /// of it the least recently used go, down to 90 %. A value of more than an eighth of it is in memory alone.
     public var byteLimit: Int?
     /// The most records, kept in the same way.
