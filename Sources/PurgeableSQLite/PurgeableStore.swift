@@ -92,9 +92,8 @@
         } forEachKey: { moment, body in
           cache.forEachKey(usedSince: moment) { key, age in Self.keyBytes(key).map { body($0, age) } ?? true }
         }
-        var kinds = ["keys": nameInFiles(Key.self)]
-        // Else it is for the format to tell.
-        if format.isPlain { kinds["values"] = nameInFiles(Value.self) }
+        // Of values in another format it is for the format to tell.
+        let kinds = StoreKinds(keys: nameInFiles(Key.self), values: format.isPlain ? nameInFiles(Value.self) : nil)
         database = try StoreDatabase(name, folder, limits, kinds: kinds, uses, now: now, operation: operation)
       } catch {
         cache.leaveTier()

@@ -52,8 +52,7 @@
     let name: String
     let folder: StoreFolder
     let limits: StoreLimits
-    /// What the types of keys and of values are called.
-    private let kinds: [String: String]
+    private let kinds: StoreKinds
     /// Nanoseconds since 1970.
     let now: @Sendable () -> Int64
     let uses: MemoryUses
@@ -154,12 +153,12 @@
     // MARK: Opening and ending
 
     init(
-      _ name: String, _ folder: StoreFolder, _ limits: StoreLimits, kinds: [String: String] = [:], _ uses: MemoryUses,
+      _ name: String, _ folder: StoreFolder, _ limits: StoreLimits, kinds: StoreKinds = StoreKinds(), _ uses: MemoryUses,
       now: @escaping @Sendable () -> Int64, operation: String
     ) throws(PurgeableError) {
       (self.name, self.folder, self.limits, self.kinds, self.uses, self.now) = (name, folder, limits, kinds, uses, now)
       usesAskedAt = uses.moment()
-      readers = ReaderPool(folder)
+      readers = ReaderPool(folder, kinds)
       do { try openWriter() } catch { throw PurgeableError(error, in: operation) }
       nextExpiry = 0
       if !startThread({ [self] in run() }) {
@@ -183,7 +182,7 @@
               message: "this process was forked while a database was open, and can open none: start another program (exec)")
           }
           let made = try folder.locked { () throws(StoreFailure) in
-            try StoreWriter(folder, fileThreshold: limits.fileThreshold, kinds: kinds)
+            try StoreWriter(folder, fileThreshold: limits.fileThreshold, kinds)
           }
           guard let file = OpenDatabases.shared.add(folder.database) else {
             throw .system("open", "\(folder.database) cannot be opened")

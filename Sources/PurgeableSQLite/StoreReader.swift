@@ -16,17 +16,20 @@
     /// Whoever waits for a value does not wait for a database that is locked: it is a miss.
     private static let busyMilliseconds: Int32 = 50
 
-    fileprivate static func open(_ folder: StoreFolder, generation: Int) throws(StoreFailure) -> StoreReader {
-      try folder.named { () throws(StoreFailure) in try StoreReader(folder, generation: generation) }
+    fileprivate static func open(
+      _ folder: StoreFolder, _ kinds: StoreKinds, generation: Int
+    ) throws(StoreFailure) -> StoreReader {
+      try folder.named { () throws(StoreFailure) in try StoreReader(folder, kinds, generation: generation) }
     }
 
-    private init(_ folder: StoreFolder, generation: Int) throws(StoreFailure) {
+    private init(_ folder: StoreFolder, _ kinds: StoreKinds, generation: Int) throws(StoreFailure) {
       self.generation = generation
       // Before it is opened: where another one takes its place meanwhile, this reader is outdated at once.
       file = FileNumber(of: folder.database)
       connection = try Connection(folder.database, makes: false, busyMilliseconds: Self.busyMilliseconds)
       connection.leaveLogAtEnd()
       try connection.run(Schema.connection)
+      _ = try kinds.unsaid(in: connection)
       guard let total = try Total.read(connection.prepare(Schema.readTotal)) else { throw Total.missing }
       hashKey = total.hashKey
       find = try connection.prepare(Schema.find)
@@ -94,6 +97,7 @@
   /// The readers of a store.
   final class ReaderPool: @unchecked Sendable {
     private let folder: StoreFolder
+    private let kinds: StoreKinds
     private let mutex = WaitableMutex()
     private var idle: [StoreReader] = []
     private var count = 0
@@ -102,7 +106,7 @@
 
     private static let mostReaders = 4
 
-    init(_ folder: StoreFolder) { self.folder = folder }
+    init(_ folder: StoreFolder, _ kinds: StoreKinds = StoreKinds()) { (self.folder, self.kinds) = (folder, kinds) }
 
     /// Runs `body` with a reader, when one is free. nil when the pool has ended.
     func withReader<R>(_ body: (StoreReader) throws(StoreFailure) -> R) throws(StoreFailure) -> R? {
@@ -113,7 +117,7 @@
       if let known, !known.isOutdated(folder) {
         used = known
       } else {
-        used = try StoreReader.open(folder, generation: generation)
+        used = try StoreReader.open(folder, kinds, generation: generation)
       }
       reader = used
       do { return try body(used) } catch {

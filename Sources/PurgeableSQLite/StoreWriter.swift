@@ -56,15 +56,14 @@
     private static let shortVacuumPageCount = 50
 
     /// For the holder of the lock. A file that is none of ours is damage.
-    /// `kinds`: what the types of keys and of values are called.
-    convenience init(_ folder: StoreFolder, fileThreshold: Int, kinds: [String: String] = [:]) throws(StoreFailure) {
+    convenience init(_ folder: StoreFolder, fileThreshold: Int, _ kinds: StoreKinds = StoreKinds()) throws(StoreFailure) {
       do throws(StoreFailure) { try self.init(opening: folder, fileThreshold, kinds) } catch {
         // A statement that cannot be made: the tables are others.
         throw error.isOfSchema ? StoreFailure(code: StoreFailure.damageCode, call: error.call, message: error.message) : error
       }
     }
 
-    private init(opening folder: StoreFolder, _ fileThreshold: Int, _ kinds: [String: String]) throws(StoreFailure) {
+    private init(opening folder: StoreFolder, _ fileThreshold: Int, _ kinds: StoreKinds) throws(StoreFailure) {
       (self.folder, self.fileThreshold) = (folder, fileThreshold)
       connection = try Connection(folder.database, makes: true, busyMilliseconds: Self.busyMilliseconds)
       connection.leaveLogAtEnd()
@@ -102,26 +101,13 @@
       readSum = try connection.prepare(Schema.readSum)
       connection.watchLog()
       companions = Self.companions(of: folder)
-      for (what, type) in kinds { try agree(on: type, of: what) }
-    }
-
-    /// Whoever opens a database first says what it has.
-    private func agree(on type: String, of what: String) throws(StoreFailure) {
-      let read = try connection.prepare(Schema.readKind)
-      read.bind(1, what)
-      if try read.next() {
-        defer { read.reset() }
-        let its = read.text(0) ?? ""
-        if its == type { return }
-        throw StoreFailure(
-          isRefused: true, call: "sqlite3_step",
-          message: "\(folder.database) has \(what) of type \(its), not \(type): give the store another name, or remove its folder"
-        )
-      }
+      // Whoever opens a database first says what it has.
       let write = try connection.prepare(Schema.writeKind)
-      write.bind(1, what)
-      write.bind(2, type)
-      try write.run()
+      for (what, type) in try kinds.unsaid(in: connection) {
+        write.bind(1, what)
+        write.bind(2, type)
+        try write.run()
+      }
     }
 
     private static func companions(of folder: StoreFolder) -> [FileNumber?] {

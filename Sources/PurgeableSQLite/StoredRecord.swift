@@ -47,6 +47,34 @@
     }
   }
 
+  /// What the types of keys and of values are called, by what they are of: nothing that is not told is asked for.
+  struct StoreKinds: Sendable {
+    var keys: String?
+    var values: String?
+
+    /// Of those, what a database does not say. Throws where it says something else.
+    func unsaid(in connection: Connection) throws(StoreFailure) -> [(what: String, type: String)] {
+      let read = try connection.prepare(Schema.readKind)
+      var unsaid: [(String, String)] = []
+      for (what, type) in [("keys", keys), ("values", values)] {
+        guard let type else { continue }
+        read.bind(1, what)
+        var its: String?
+        try read.run { its = read.text(0) }
+        guard let its else {
+          unsaid.append((what, type))
+          continue
+        }
+        guard its == type else {
+          throw StoreFailure(
+            isRefused: true, call: "sqlite3_step",
+            message: "the database has \(what) of type \(its), not \(type): give the store another name, or remove its folder")
+        }
+      }
+      return unsaid
+    }
+  }
+
   /// What waits to be written for a key.
   enum Change: Sendable {
     case put(StoredRecord)

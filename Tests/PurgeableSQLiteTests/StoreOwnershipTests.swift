@@ -47,6 +47,27 @@
       #expect(try place.number("SELECT count(*) FROM kind") == 2)
     }
 
+    @Test("where a database of other types takes the place of one that is open, nothing is read from it")
+    func exchanged() throws {
+      let place = try StorePlace()
+      defer { place.folder.remove() }
+      let first = try open(place, PurgeableCache<String, Int>())
+      first.setValue(1, forKey: "n")
+      try first.flush()
+      try FileManager.default.removeItem(atPath: place.path)
+      let second = try open(place, PurgeableCache<String, Double>())
+      second.setValue(0.5, forKey: "n")
+      try second.flush()
+      first.cache.removeAll()
+      #expect(first.value(forKey: "n") == nil)
+      first.setValue(2, forKey: "n")
+      let error = #expect(throws: PurgeableError.self) { try first.flush() }
+      #expect(error?.description.contains("values of type Double, not Int") == true)
+      second.cache.removeAll()
+      #expect(second.value(forKey: "n") == 0.5)
+      try second.close()
+    }
+
     @Test("a cache is one store's, until it is closed or gone")
     func cache() throws {
       let place = try StorePlace()

@@ -38,8 +38,8 @@ extension Loading {
   /// for that one. `takesNil` as below.
   func load<E: Error>(_ key: Key, _ terms: LoadTerms, takesNil: Bool, _ load: () throws(E) -> Value?) throws(E) -> Value? {
     while !(takesNil && loads.isAbsent(key, version: terms.version, at: moment)) {
+      // Nobody leaves before the load has ended.
       let seat = loads.join(key, 0, version: terms.version, for: LoadCall(thread: pthread_self()), within: nil)
-      defer { loads.leave(seat) }
       if !seat.isOwn {
         loads.block(seat)
       } else if !endIfKnown(seat, key, terms, takesNil) {
