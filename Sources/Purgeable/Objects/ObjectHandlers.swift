@@ -100,9 +100,10 @@ extension ObjectCache {
   /// what is above a limit goes at once.
   ///
   /// Not asked for removals and trims. Where all are passed over, the call returns and the cache stays above its limit. The entry
-  /// that is being stored is not asked about. Called under no mutex; may read and change the cache. Cost: an entry that is passed
-  /// over keeps its place, and is asked about again by the next store above a limit. So each store there costs as much as all
-  /// that is kept, some 2 us an entry: where that is more than some hundred entries, pin them. Any thread.
+  /// that is being stored is not asked about. Called under no mutex; may read and change the cache: nothing is asked about from
+  /// inside of it, and the call around it, or the next store, evicts what it stored. Cost: an entry that is passed over keeps its
+  /// place, and is asked about again by the next store above a limit. So each store there costs as much as all that is kept, some
+  /// 2 us an entry: where that is more than some hundred entries, pin them. Any thread.
   public var shouldEvict: (@Sendable (_ key: Key, _ reason: DepartureReason) -> Bool)? {
     get { store.handlers.shouldEvict }
     set {

@@ -39,14 +39,21 @@ extension ObjectStore {
   }
 
   private func mayGo(_ noted: NotedObject<Key, Value>, _ reason: DepartureReason) -> Bool {
-    let asks = handlers.asks
-    return asks?(noted.entry.key, noted.entry.value, reason) ?? true
+    guard let asks = handlers.asks else { return true }
+    var inside = 0
+    return unsafe withUnsafeMutablePointer(to: &inside) { inside in
+      unsafe ThreadRole.whileTelling(of: ObjectIdentifier(self), UnsafeMutableRawPointer(inside)) {
+        asks(noted.entry.key, noted.entry.value, reason)
+      }
+    }
   }
 
   /// Each entry is asked about once, in the order of eviction; once more where a limit of entries comes to be exceeded beside one
-  /// of costs.
+  /// of costs. Not from inside of the closure, which would be asked about the same entry again and again: what its stores add
+  /// the call around it evicts.
   @usableFromInline
   func enforceLimitsAsking(sparing stamp: UInt64) {
+    guard unsafe ThreadRole.notes(of: ObjectIdentifier(self)) == nil else { return }
     // Nobody is asked about these.
     if mayHaveExpired { dropExpired { isOverLimit } }
     guard let first = exceededLimit(growing: growthLimit) else { return }
@@ -100,7 +107,10 @@ extension ObjectStore {
   /// Of the entries' content or, where none is left to discard, of the entries.
   func evictSixteenth() -> Bool {
     let wanted = max(1, count / PressureReaction.sliceShare)
-    return discardContents(wanted, asks: true) > 0 || evictSlice(wanted)
+    let hasGiven = discardContents(wanted, asks: true) > 0 || evictSlice(wanted)
+    // What those who were asked have stored.
+    if asks, isOverLimit { enforceLimits() }
+    return hasGiven
   }
 
   /// Returns of how many entries the content is discarded. `asks`: whether they may go.

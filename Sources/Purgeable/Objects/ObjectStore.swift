@@ -193,7 +193,9 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
     defer { unsafe gate.pointee.mutex.unlock() }
     defer { unsafe publish(&shard.pointee.table, gate) }
     // By the numbers of their values, which stay what they are where the table moves meanwhile, and its chains change their
-    // order. The oldest first, so that each is compared once, and there is an end while others store.
+    // order. The oldest first, so that each is compared once, and there is an end while others store other keys. A value that
+    // takes another's place has another number: beside a thread that replaces this key's without a pause, a `==` that takes long
+    // is called many times.
     var compared: UInt64 = 0
     while true {
       var position = unsafe shard.pointee.table.oldest(withHash: hash, after: compared)

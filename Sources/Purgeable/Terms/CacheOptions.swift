@@ -44,7 +44,7 @@ public struct CacheOptions: Sendable {
   /// does.
   public var refreshLimit = 64
   /// What times are measured by, but for the intervals of deciders and changes; nil: the monotonic clock. Read from any
-  /// thread, and under mutexes of the cache: it must not use the cache.
+  /// thread, and under mutexes of the cache: it must not use the cache, nor, in a program that forks, a mutex of its own.
   public var clock: (any Clock<Duration>)?
 
   /// No limits but those given.

@@ -39,6 +39,31 @@ struct LoadingForkTests {
     cache.removeAll()
   }
 
+  @Test("a manual clock goes on in a child that was forked while threads moved it", .forks)
+  func clock() async {
+    await #expect(processExitsWith: .success) {
+      let clock = ManualClock()
+      let isOver = Atomic<Bool>(false)
+      let threads = [1, -1].map { step in
+        TestThread { while !isOver.load(ordering: .relaxed) { clock.advance(by: .nanoseconds(step)) } }
+      }
+      let start = clock.now
+      for _ in 0..<100 {
+        let isWell = childSays {
+          let before = clock.now
+          clock.advance(by: .seconds(1))
+          return clock.now - before == .seconds(1)
+        }
+        require(isWell, "the child's clock")
+      }
+      isOver.store(true, ordering: .relaxed)
+      for thread in threads { thread.join() }
+      require(abs((clock.now - start) / .nanoseconds(1)) < 1e9, "the parent's stands where it stood, about")
+      clock.advance(by: .seconds(Int64.max))
+      clock.advance(by: .seconds(Int64.min))
+    }
+  }
+
   @Test("a forked child knows nothing of its parent's loads, and goes on with the one that forked, which is not kept", .forks)
   func forked() async {
     await #expect(processExitsWith: .success) {

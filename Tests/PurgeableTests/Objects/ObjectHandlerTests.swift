@@ -74,6 +74,46 @@ struct ObjectHandlerTests {
     #expect(cache.count == 10)
   }
 
+  @Test("a veto that stores, pins or sets limits is not asked inside of itself, and limits hold when the call returns")
+  func changedWhenAsked() throws {
+    let cache = try ObjectCache<Int, Int>(countLimit: 10)
+    let depth = Atomic<Int>(0)
+    let most = Atomic<Int>(0)
+    func ask(_ change: @escaping @Sendable (_ key: Int) -> Bool) {
+      cache.shouldEvict = { key, _ in
+        let now = depth.add(1, ordering: .relaxed).newValue
+        defer { depth.subtract(1, ordering: .relaxed) }
+        most.max(now, ordering: .relaxed)
+        return now > 3 || change(key)
+      }
+    }
+    ask { [weak cache] _ in
+      cache?.setValue(0, forKey: -1)
+      return true
+    }
+    for key in 0..<300 { cache[key] = key }
+    #expect(cache.count == 10 && cache[299] == 299 && most.load(ordering: .relaxed) == 1)
+    ask { [weak cache] _ in
+      try? cache?.setCountLimit(5)
+      return true
+    }
+    cache[300] = 300
+    #expect(cache.count == 5 && cache[300] == 300 && most.load(ordering: .relaxed) == 1)
+    cache.removeAll()
+    try cache.setCountLimit(nil)
+    for key in 0..<300 { cache[key] = key }
+    ask { [weak cache] key in
+      cache?.setPriority(.pinned, forKey: key)
+      return false
+    }
+    try cache.setCountLimit(100)
+    #expect(cache.count == 300 && most.load(ordering: .relaxed) == 1, "all are pinned")
+    try cache.setCountLimit(nil)
+    cache.shouldEvict = nil
+    try cache.setCountLimit(100)
+    #expect(cache.count == 300)
+  }
+
   @Test("a sweep ends although each discarded object is stored again")
   func sweptAgain() async {
     await #expect(processExitsWith: .success) {

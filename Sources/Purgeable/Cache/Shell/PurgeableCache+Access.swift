@@ -151,8 +151,9 @@ extension PurgeableCache {
   /// one use, eight times as two, enough to stay without any. Only ratios count, so that any unit does. An entry with it
   /// takes 9 bytes more, 17 with a deadline.
   ///
-  /// `priority`: nil stands for pinned where the old value was and the new one fits below `pinnedByteLimit`, else for normal.
-  /// A value that is to be pinned above that limit is refused (`StoreOutcome.pinnedByteLimit`), and the old value stays.
+  /// `priority`: nil stands for pinned where the old value was, and the new one is no longer or fits below `pinnedByteLimit`,
+  /// else for normal. A value that is to be pinned above that limit is refused (`StoreOutcome.pinnedByteLimit`), and the old
+  /// value stays.
   ///
   /// `version`: which state of its source the value was made of, up to 255 bytes of UTF-8: an ETag, a modification time, a number
   /// of a format. Who asks for a version (`value(forKey:version:)`) gets no other. A longer one is refused, and the old value

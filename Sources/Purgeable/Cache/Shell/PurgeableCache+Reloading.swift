@@ -14,7 +14,7 @@ extension PurgeableCache: Reloading {
   /// runs meanwhile, as in the async form of `value(forKey:)` for loads that may find nothing. nil: values are never due, and
   /// only misses load. An entry whose time is over is none: `load` gets nil, and the caller waits.
   ///
-  /// After `unchanged` the entry has the time to live that it began with, and its cost, recompute cost, priority and version. It
+  /// After `unchanged` the entry has the time to live that it began with, and its cost, recompute cost, version and pin. It
   /// is stored anew by the cache: a handler is told `replaced`; where it was evicted meanwhile, it is back, as a normal one. A
   /// store or a removal while `load` runs wins, over every result. Where `load` throws while there is a value, that stays as it
   /// is. `unchanged` without a current entry returns nil, and nothing is remembered.
