@@ -102,8 +102,8 @@
       connection.watchLog()
       companions = Self.companions(of: folder)
       // Whoever opens a database first says what it has.
-      let write = try connection.prepare(Schema.writeKind)
       for (what, type) in try kinds.unsaid(in: connection) {
+        let write = try connection.prepare(Schema.writeKind)
         write.bind(1, what)
         write.bind(2, type)
         try write.run()

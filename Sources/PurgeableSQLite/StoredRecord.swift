@@ -47,12 +47,12 @@
     }
   }
 
-  /// What the types of keys and of values are called, by what they are of: nothing that is not told is asked for.
+  /// What the types of keys and of values are called; nil: any will do.
   struct StoreKinds: Sendable {
     var keys: String?
     var values: String?
 
-    /// Of those, what a database does not say. Throws where it says something else.
+    /// What of it a database does not say yet. Throws where the database says something else.
     func unsaid(in connection: Connection) throws(StoreFailure) -> [(what: String, type: String)] {
       let read = try connection.prepare(Schema.readKind)
       var unsaid: [(String, String)] = []

@@ -120,8 +120,10 @@ enum ThreadRole {
   /// Whether the thread is inside of a handler.
   static var isTelling: Bool { word & ~libraryFlag != 0 }
 
-  /// Runs `body`, which calls a handler.
-  static func whileTelling<R>(_ body: () -> R) -> R { unsafe whileTelling(of: nil, nil, body) }
+  /// Runs `body`, which calls a handler, of `owner`.
+  static func whileTelling<R>(of owner: ObjectIdentifier? = nil, _ body: () -> R) -> R {
+    unsafe whileTelling(of: owner, nil, body)
+  }
 
   /// Runs `body`, which calls a handler of `owner`. Inside of it, on its thread, `notes(of:)` returns `notes`.
   static func whileTelling<R>(of owner: ObjectIdentifier?, _ notes: UnsafeMutableRawPointer?, _ body: () -> R) -> R {
@@ -135,14 +137,20 @@ enum ThreadRole {
     }
   }
 
-  /// The notes of the innermost call for `owner` that is under way on this thread.
-  static func notes(of owner: ObjectIdentifier) -> UnsafeMutableRawPointer? {
+  /// The innermost call for `owner` that is under way on this thread.
+  private static func telling(of owner: ObjectIdentifier) -> UnsafePointer<Telling>? {
     var next = unsafe telling(word)
     while let telling = unsafe next {
       // Safe: the calls on this thread have not returned.
-      if unsafe telling.pointee.owner == owner { return unsafe telling.pointee.notes }
+      if unsafe telling.pointee.owner == owner { return unsafe telling }
       unsafe next = Self.telling(telling.pointee.outer)
     }
     return nil
   }
+
+  /// Whether the thread is inside of a handler of `owner`.
+  static func isTelling(of owner: ObjectIdentifier) -> Bool { unsafe telling(of: owner) != nil }
+
+  /// The notes of that call.
+  static func notes(of owner: ObjectIdentifier) -> UnsafeMutableRawPointer? { unsafe telling(of: owner)?.pointee.notes }
 }

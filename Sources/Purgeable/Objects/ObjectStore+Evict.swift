@@ -40,12 +40,7 @@ extension ObjectStore {
 
   private func mayGo(_ noted: NotedObject<Key, Value>, _ reason: DepartureReason) -> Bool {
     guard let asks = handlers.asks else { return true }
-    var inside = 0
-    return unsafe withUnsafeMutablePointer(to: &inside) { inside in
-      unsafe ThreadRole.whileTelling(of: ObjectIdentifier(self), UnsafeMutableRawPointer(inside)) {
-        asks(noted.entry.key, noted.entry.value, reason)
-      }
-    }
+    return ThreadRole.whileTelling(of: ObjectIdentifier(self)) { asks(noted.entry.key, noted.entry.value, reason) }
   }
 
   /// Each entry is asked about once, in the order of eviction; once more where a limit of entries comes to be exceeded beside one
@@ -53,7 +48,7 @@ extension ObjectStore {
   /// the call around it evicts.
   @usableFromInline
   func enforceLimitsAsking(sparing stamp: UInt64) {
-    guard unsafe ThreadRole.notes(of: ObjectIdentifier(self)) == nil else { return }
+    guard !ThreadRole.isTelling(of: ObjectIdentifier(self)) else { return }
     // Nobody is asked about these.
     if mayHaveExpired { dropExpired { isOverLimit } }
     guard let first = exceededLimit(growing: growthLimit) else { return }

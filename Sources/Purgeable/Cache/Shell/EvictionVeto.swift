@@ -46,7 +46,7 @@ final class EvictionVeto<Key: Hashable & Sendable, Value: PurgeableValue>: Askin
   private func evict(
     from cache: PurgeableCache<Key, Value>, most: Int, sparing key: EngineKey? = nil, _ reason: () -> DepartureReason?
   ) -> Bool {
-    guard unsafe ThreadRole.notes(of: ObjectIdentifier(self)) == nil else { return false }
+    guard !ThreadRole.isTelling(of: ObjectIdentifier(self)) else { return false }
     var (copies, tracked, hasMemory) = (EntryCopies(layout: cache.form.layout), [Key](), true)
     return cache.engine.evict(most: most, sparing: key, reason) { held, found in
       hasMemory = MemoryReserve.isThere(MemoryReserve.ofNews)
@@ -62,10 +62,7 @@ final class EvictionVeto<Key: Hashable & Sendable, Value: PurgeableValue>: Askin
       guard hasMemory else { return false }
       // A key whose page is lost, or whose bytes are no key.
       guard let key, let closure else { return true }
-      var inside = 0
-      return unsafe withUnsafeMutablePointer(to: &inside) { inside in
-        unsafe ThreadRole.whileTelling(of: ObjectIdentifier(self), UnsafeMutableRawPointer(inside)) { closure(key, reason) }
-      }
+      return ThreadRole.whileTelling(of: ObjectIdentifier(self)) { closure(key, reason) }
     }
   }
 
