@@ -309,7 +309,8 @@
       cache.remove(forKey: key, announcing: change(of: key, to: nil))
     }
 
-    /// Removes everything from memory now, and from the database before this returns.
+    /// Removes everything from memory now, and from the database before this returns. Throws where the database cannot be
+    /// written, or is closed (`notSupported`): memory is empty then.
     public func removeAll() throws(PurgeableError) {
       cache.removeAll { database.removeAll() }
       try database.flush(in: operation("removeAll"))

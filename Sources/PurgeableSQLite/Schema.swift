@@ -36,7 +36,10 @@
     static func check(_ connection: Connection) throws(StoreFailure) {
       let version = try connection.number("PRAGMA user_version") ?? 0
       guard try connection.number("PRAGMA application_id") == application, version >= 1 else {
-        throw StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_open_v2", message: "it is another program's database")
+        let tableCount = try connection.number("SELECT count(*) FROM sqlite_schema")
+        throw StoreFailure(
+          code: StoreFailure.damageCode, call: "sqlite3_open_v2",
+          message: tableCount == 0 ? "there is no table in it" : "it is another program's database")
       }
       if version > self.version {
         throw StoreFailure(

@@ -94,6 +94,7 @@
       if work.isDamaged {
         _ = mend(StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_step", message: "a page is damaged"))
       }
+      expiredCount = 0
       var failure = writeAll(work)
       var counts = [Int](repeating: 0, count: work.requests.count)
       for (i, request) in work.requests.enumerated() where failure == nil {
@@ -164,7 +165,7 @@
     private func keepLimits(_ writer: StoreWriter) throws(StoreFailure) {
       let now = self.now()
       if let next = nextExpiry, next <= now {
-        try writer.removeExpired(at: now)
+        expiredCount += try writer.removeExpired(at: now)
         expiredAt = now
       }
       // Not again at once, whatever is in its place.
@@ -175,7 +176,7 @@
       if writer.total.byteCount > upper(limits.byteCount) || writer.total.recordCount > upper(limits.recordCount) {
         // What was used then is not yet among the oldest.
         if putsSinceAsking >= writer.total.recordCount / 4 { try writeUses(writer) }
-        try writer.removeExpired(at: now)
+        expiredCount += try writer.removeExpired(at: now)
         try writer.evict(at: now, toBytes: lower(limits.byteCount), count: lower(limits.recordCount))
       }
     }
@@ -214,7 +215,7 @@
       case .trim(let byteCount):
         try writeUses(writer)
         try writer.evict(at: now(), toBytes: byteCount, count: .max)
-      case .removeExpired: return try writer.removeExpired(at: self.now())
+      case .removeExpired: return try exchange(&expiredCount, with: 0) + writer.removeExpired(at: self.now())
       }
       return 0
     }

@@ -144,6 +144,8 @@
     var nextExpiry: Int64?
     /// When what had expired was removed last.
     var expiredAt: Int64 = 0
+    /// How many were removed by this pass of the thread.
+    var expiredCount = 0
     var isTidy = false
     /// How long nothing has been written when it is tidied up.
     var tidyPause = StoreDatabase.idleTime

@@ -40,7 +40,7 @@
         (connection, total) = try place.named { () throws(StoreFailure) in try Self.open(place) }
       } catch {
         var error = error
-        if error.isDamage { error.message += "; the next program that opens the store puts it aside, and begins a new one" }
+        if error.isDamage { error.message += "; the next program that opens the store begins a new one" }
         throw PurgeableError(error, in: operation)
       }
     }

@@ -101,6 +101,20 @@ struct AdviseTests {
     #expect(table.status == 0)
   }
 
+  @Test("sizes that no machine has, and a trace of one request, are answered too")
+  func hostile() throws {
+    let root = try FakeRoot(["huge.csv": "key,bytes\n1,1152921504606846970\n2,1\n3,1\n4,1\n", "one.csv": "key,bytes\n1,100\n"])
+    defer { root.remove() }
+    let paging = ["--page-in=90us", "--page-out=10us"]
+    let huge = try Self.run([root.path + "/huge.csv"] + paging)
+    #expect(huge.status == 0 && huge.output.contains("Purge: "), "\(huge.errors)")
+    let one = try Self.run([root.path + "/one.csv"] + paging)
+    #expect(one.status == 0 && one.output.contains("too short"), "\(one.output)")
+    let child = try Self.run([root.path + "/one.csv", "--json"] + paging)
+    let object = try #require(try JSONSerialization.jsonObject(with: Data(child.output.utf8)) as? [String: Any])
+    #expect(object["advice"] is NSNull && object["requests"] as? Int == 0)
+  }
+
   @Test("on this machine's disk paging costs something; what is no directory is refused", .fullRun)
   func measured() throws {
     let root = try FakeRoot(["trace.csv": "key\n1\n2\n1\n3\n1\n2\n1\n4\n1\n2\n"])

@@ -242,6 +242,8 @@ struct ReplayTests {
     #expect(trace.status == 2 && trace.errors.contains("is the trace"))
     #expect(try String(contentsOfFile: root.path + "/sizes.csv", encoding: .utf8) == Self.csv(Self.requests, sizes: true))
     #expect(try Self.run([root.path + "/none", bound, "--record", path]).status == 2)
+    try root.write("wrong.csv", "key,bytes\n1,-2\n")
+    #expect(try Self.run([root.path + "/wrong.csv", bound, "--record", path]).status == 2)
     #expect(try String(contentsOfFile: path, encoding: .utf8) == text)
   }
 

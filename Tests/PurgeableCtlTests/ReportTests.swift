@@ -162,7 +162,7 @@ struct ReportTests {
     let path = root.path + "/run.jsonl"
     let recorder = try RunRecorder(path)
     let header = RunHeader(run: "demo", format: 1, about: "\"quoted\" größe /path", limitBytes: 5)
-    try recorder.begin(header)
+    recorder.begin(header)
     try recorder.note { ($0.phase, $0.residentBytes, $0.hits) = ("filling", .max, 0) }
     try recorder.note { $0.event = "a neighbour arrives" }
     try recorder.end(["entries": 3])

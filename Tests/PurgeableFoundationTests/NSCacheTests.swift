@@ -124,6 +124,13 @@ struct NSCacheTests {
     cache.delegate = nil
     cache.removeAllObjects()
     #expect(first.takeTold().isEmpty && cache.count == 0)
+    // A limit that a delegate did not let hold holds when it is gone.
+    first.onAsking = { _, _ in false }
+    cache.delegate = first
+    for (number, word) in ["a", "b", "c"].enumerated() { cache.setObject(Item(number), forKey: key(word)) }
+    #expect(cache.words == ["a", "b", "c"])
+    cache.delegate = nil
+    #expect(cache.words == ["c"])
   }
 
   @Test("the delegate's functions are optional: without them everything may go, and nothing is told")

@@ -246,10 +246,12 @@
           #expect(child.status == 1 && child.errors.contains(words), "\(child.errors)")
           #expect(try Self.data(place.database) == before)
         }
-        try Data("a text".utf8).write(to: URL(fileURLWithPath: place.database))
-        let child = try Self.run([place.path, "--trim", "0"])
-        #expect(child.status == 1 && child.errors.contains("not a database"), "\(child.errors)")
-        #expect(try Self.data(place.database) == Data("a text".utf8))
+        for (text, words) in [("a text", "not a database"), ("", "no table in it")] {
+          try Data(text.utf8).write(to: URL(fileURLWithPath: place.database))
+          let child = try Self.run([place.path, "--trim", "0"])
+          #expect(child.status == 1 && child.errors.contains(words), "\(child.errors)")
+          #expect(try Self.data(place.database) == Data(text.utf8))
+        }
       }
     }
 

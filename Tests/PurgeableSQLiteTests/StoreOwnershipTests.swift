@@ -111,6 +111,23 @@
       try store.close()
     }
 
+    @Test("removeExpired counts what goes with it, also what its thread removes by itself then")
+    func expired() throws {
+      let place = try StorePlace()
+      defer { place.folder.remove() }
+      var options = CacheOptions()
+      let clock = ManualClock()
+      options.clock = clock
+      let store = try open(place, PurgeableCache<String, [UInt8]>(options))
+      for key in 0..<10 { store.setValue([1], forKey: "\(key)", expiry: .sinceCreation(.seconds(60))) }
+      store.setValue([2], forKey: "stays")
+      try store.flush()
+      clock.advance(by: .seconds(61))
+      let counts = [try store.removeExpired(), try store.removeExpired()]
+      #expect(counts == [10, 0] && store.statistics.recordCount == 1)
+      try store.close()
+    }
+
     @Test("only calls of the program's closures count as loads")
     func loads() async throws {
       let place = try StorePlace()

@@ -148,6 +148,7 @@ extension ObjectCache {
       }
       return true
     }
+    if isThere { store.lazy.knownFiles?.priorityChanges.add(1, ordering: .relaxed) }
     // Limits that what was pinned did not let hold.
     if isThere, store.isOverLimit { store.enforceLimits() }
     return isThere

@@ -27,7 +27,8 @@ extension ObjectCache {
   public var values: [Value] { entries.map { $0.value } }
 
   /// All keys and values as they are at one moment. Stores, removals and look-ups wait while they are listed. Of what another
-  /// thread's `setValues` or `remove(forKeys:)` does it sees all or nothing: it waits for these, a second at most.
+  /// thread's `setValues` or `remove(forKeys:)` does it sees all or nothing: it waits for these, a second at most, and
+  /// sees a part of what takes longer.
   public func snapshot() -> [Key: Value] {
     var entries: [CacheEntry<Key, Value>] = []
     BatchGate.whenQuiet { isLast in

@@ -86,7 +86,8 @@ extension ObjectCache where Key: PurgeableValue {
     }
   }
 
-  /// Saves after each interval in which an entry was stored, replaced or has left: as `PurgeableCache.setAutosave`.
+  /// Saves after each interval in which an entry was stored, replaced, has left or got a priority: as
+  /// `PurgeableCache.setAutosave`.
   public func setAutosave(
     to path: String, every interval: Duration, format: StoredFormat<Value>, handler: (@Sendable (SaveEvent) -> Void)? = nil
   ) throws(PurgeableError) {

@@ -58,6 +58,7 @@ extension ObjectCache {
       name: name, memory: memory, count: count, totalCost: totalCost, waitingDepartureCount: 0, notKeptValueCount: 0,
       givenBackSlabCount: 0, refusedOfferCount: 0,
       pressure: PressureLevel(rawValue: store.pressure.load(ordering: .relaxed)) ?? .normal)
+    (result.countLimit, result.costLimit) = (countLimit, costLimit)
     for at in 0..<ObjectGate.count {
       let (counters, byteCount) = store.hold(shard: at) { ($0.counters, $0.table.byteCount) }
       memory.ordinaryBytes += byteCount

@@ -18,7 +18,8 @@ import Synchronization
 ///
 /// Every function may be called from any thread. A read that starts after a write has returned sees it. No code of the program
 /// runs under a mutex of the cache: not handlers, not the ends of keys and values, and not the `==` of keys of types that are not
-/// Swift's own. Memory: 80 bytes and more an entry, by the sizes of key and value, beside what these refer to.
+/// Swift's own. (The clock of `CacheOptions` is read there.) Memory: 80 bytes and more an entry, by the sizes of key and
+/// value, beside what these refer to.
 public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   @usableFromInline let store: ObjectStore<Key, Value>
 

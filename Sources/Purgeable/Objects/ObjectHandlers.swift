@@ -190,6 +190,8 @@ extension ObjectCache {
     asks: (@Sendable (Key, Value, DepartureReason) -> Bool)?
   ) {
     store.setHandlers { ($0.tells, $0.shouldEvict, $0.asks, $0.listener) = (tells, nil, asks, listener) }
+    // As `shouldEvict = nil`.
+    if asks == nil, store.isOverLimit { store.enforceLimits() }
   }
 
   /// Asks the listener no more, if it is still this one.

@@ -12,6 +12,9 @@ public struct CacheStatistics: Sendable, Hashable {
   public var count: Int
   /// The sum of the entries' costs; `Int.max` when it is larger.
   public var totalCost: Int
+  /// The program's limits of both, nil for none.
+  public var countLimit: Int?
+  public var costLimit: Int?
   /// The payload of pinned entries, in bytes (`EntryPriority`). Caches of objects: 0.
   public var pinnedBytes = 0
   /// What is kept off offer beside that, in bytes of slabs, of which a new one counts whole before it is filled (`CacheCore`).
@@ -116,7 +119,9 @@ extension CacheStatistics: CustomStringConvertible {
   public var description: String {
     let charged = memory.heldBytes - memory.discardedBytes + memory.ordinaryBytes
     var text = name.isEmpty ? "" : "\(name): "
-    text += "\(count) \(count == 1 ? "entry" : "entries"), \(Self.mebibytes(charged))"
+    text += countLimit.map { "\(count) of \($0) entries" } ?? "\(count) \(count == 1 ? "entry" : "entries")"
+    if let costLimit { text += ", cost \(totalCost) of \(costLimit)" }
+    text += ", \(Self.mebibytes(charged))"
     if let limitInForce { text += " of \(Self.mebibytes(limitInForce))" }
     text += " MiB"
     if let limitReason { text += " (\(limitReason))" }

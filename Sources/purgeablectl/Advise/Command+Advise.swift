@@ -134,7 +134,8 @@ struct AdviceReport {
 
   // MARK: The table
 
-  private static func time(_ nanoseconds: Double) -> String { Figures.time(UInt64(max(0, nanoseconds.rounded()))) }
+  /// What is longer than the clock can tell, 292 years, reads as that: sizes and costs are the trace's to say.
+  private static func time(_ nanoseconds: Double) -> String { Figures.time(UInt64(max(0, min(nanoseconds.rounded(), 0x1p63)))) }
   private static func percent(_ share: Double) -> String { Figures.oneDecimal(100 * share) + " %" }
 
   private func cells(_ sums: ClassSums) -> [String] {
@@ -167,7 +168,10 @@ struct AdviceReport {
   /// What to do with most of it, and with what of it something else.
   var sentence: String {
     let all = sums.all
-    guard all.requests > 0 else { return "The window covers the whole trace; say a smaller --window." }
+    guard all.requests > 0 else {
+      return options.window == nil
+        ? "The trace is too short to tell." : "The window covers the whole trace; say a smaller --window."
+    }
     let costs = costs(all)
     let others = known.filter { self.costs($0.1).best != costs.best }
     let reason =
@@ -189,7 +193,8 @@ struct AdviceReport {
     return [
       ("requests", .unsigned(sums.requests)), ("chance", .number(sums.chance)), ("bytes", .number(sums.mean(sums.bytes))),
       ("recomputeNanoseconds", .number(sums.mean(sums.recompute))), ("purge", .number(costs.purge)),
-      ("swap", .number(costs.swap)), ("keep", .number(costs.keep)), ("advice", .string(costs.best.rawValue)),
+      ("swap", .number(costs.swap)), ("keep", .number(costs.keep)),
+      ("advice", sums.requests == 0 ? .null : .string(costs.best.rawValue)),
     ]
   }
 

@@ -135,7 +135,7 @@ struct Demo {
       }
     }
     let about = "\(Figures.count(UInt64(corpus.files.count))) files of \(options.directory), \(ByteSize(corpus.sizeBytes))"
-    try recorder?.begin(
+    recorder?.begin(
       RunHeader(
         run: "demo", format: RunHeader.format, about: "\(about), seed \(options.seed)",
         limitBytes: refusal.isEmpty ? limitBytes : nil))

@@ -74,7 +74,7 @@ struct Replay {
     var cache = try ReplayCache(
       limit, order: options.order, expiry: options.expiry(of: trace), tellsCosts: options.tellsCosts)
     cache.countsBytes = recorder != nil
-    try begin(trace, limit)
+    begin(trace, limit)
     try trace.forEachBatch(&progress, "replaying") { [recorder] requests in
       if !isShare { footprint.note(requests) }
       cache.run(requests)
@@ -88,9 +88,9 @@ struct Replay {
 
   // MARK: The record
 
-  private func begin(_ trace: TraceFile, _ limit: ReplayLimit) throws(ToolFailure) {
+  private func begin(_ trace: TraceFile, _ limit: ReplayLimit) {
     let groupBytes: UInt64? = if case .group(let bytes) = limit { bytes } else { nil }
-    try recorder?.begin(
+    recorder?.begin(
       RunHeader(
         run: "replay", format: RunHeader.format, about: "\(trace.path), \(limit.inWords), order \(options.order.name)",
         limitBytes: groupBytes))
@@ -130,7 +130,7 @@ struct Replay {
     }
     if recorder != nil { words.append("--bytes") }
     let child = try Children.start(words + GroupProcess.words(group.files))
-    try begin(trace, .group(limitBytes))
+    begin(trace, .group(limitBytes))
     var footprint = Footprint()
     do {
       var counts = ReplayCounts()

@@ -41,6 +41,8 @@ struct RunHeader: Codable, Equatable {
 /// Writes a record, line by line: what was written stays when the run is interrupted.
 final class RunRecorder {
   private let file: OutputFile
+  /// Not written yet.
+  private var header: RunHeader?
   /// When the header was written, and the last sample.
   private var start = Clock.now
   private var lastTime: UInt64 = 0
@@ -59,12 +61,7 @@ final class RunRecorder {
     return mine.device == its.device && mine.inode == its.inode
   }
 
-  func begin(_ header: RunHeader) throws(ToolFailure) {
-    start = Clock.now
-    // By now all that was said about the run is known to be right.
-    file.empty()
-    try write(header)
-  }
+  func begin(_ header: RunHeader) { (start, self.header) = (Clock.now, header) }
 
   /// A sample of this moment.
   func note(_ fill: (inout RunSample) -> Void) throws(ToolFailure) {
@@ -77,6 +74,12 @@ final class RunRecorder {
   func end(_ result: JSON) throws(ToolFailure) { try file.write(JSON.object([("result", result)]).text + "\n") }
 
   private func write(_ line: some Encodable) throws(ToolFailure) {
+    if let header {
+      self.header = nil
+      // By now all that was said about the run is known to be right, and what it reads, too: what was in the file may go.
+      file.empty()
+      try write(header)
+    }
     let encoder = JSONEncoder()
     encoder.outputFormatting = [.sortedKeys, .withoutEscapingSlashes]
     guard let data = try? encoder.encode(line) else {

@@ -21,7 +21,7 @@ struct Stress {
       for scenario in Scenarios.all where options.scenarios.contains(scenario.name) {
         let start = Clock.now
         let seed = options.seed &+ round
-        try recorder?.begin(
+        recorder?.begin(
           RunHeader(
             run: "stress", format: RunHeader.format, about: "\(scenario.name), seed \(seed)", limitBytes: options.limitBytes))
         let (outcome, kind) = try run(scenario, seed: seed, swap, recorder)

@@ -123,6 +123,19 @@ struct CacheVetoTests {
     for cache in [cache, bytes] { cache.checkBooksSwept() }
   }
 
+  @Test("a trim asks nobody and ends where it was told to, also above a limit", arguments: EvictionOrder.allCases)
+  func trimmed(order: EvictionOrder) throws {
+    let cache = try Self.make(order, countLimit: 5)
+    let asked = Asked { _ in true }
+    cache.shouldEvict = { asked.mayGo($0, $1) }
+    for key in 0..<20 { cache[key] = Self.value(key) }
+    #expect(cache.count == 20 && !asked.take().isEmpty)
+    cache.trim(toCount: 10)
+    #expect(cache.count == 10 && asked.take().isEmpty)
+    cache.trim(toCost: 700)
+    #expect(cache.count == 7 && asked.take().isEmpty)
+  }
+
   @Test("an entry whose key has the tag of one that was kept is not taken for it", arguments: EvictionOrder.allCases)
   func sameTag(order: EvictionOrder) throws {
     let cache = try Self.make(order)

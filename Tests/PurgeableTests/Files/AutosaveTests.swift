@@ -20,6 +20,7 @@ private protocol Savable: AnyObject, Sendable {
     to path: String, every interval: Duration, format: StoredFormat<[UInt8]>, handler: (@Sendable (SaveEvent) -> Void)?
   ) throws(PurgeableError)
   func removeAutosave()
+  func pin(_ key: Int)
   var lastSaveError: PurgeableError? { get }
 }
 
@@ -28,6 +29,7 @@ extension PurgeableCache: Savable where Key == Int, Value == [UInt8] {
     try save(to: path, format: format, isSynchronized: false) { _ in true }
   }
   fileprivate func restore(from path: String) throws(PurgeableError) -> FileReport { try restore(from: path) { _ in true } }
+  fileprivate func pin(_ key: Int) { #expect(throws: Never.self) { try setPriority(.pinned, forKey: key) } }
 }
 
 extension ObjectCache: Savable where Key == Int, Value == [UInt8] {
@@ -37,6 +39,7 @@ extension ObjectCache: Savable where Key == Int, Value == [UInt8] {
   fileprivate func restore(from path: String) throws(PurgeableError) -> FileReport {
     try restore(from: path, format: .purgeableBytes) { _ in true }
   }
+  fileprivate func pin(_ key: Int) { setPriority(.pinned, forKey: key) }
 }
 
 /// Events as they were told.
@@ -89,6 +92,7 @@ struct AutosaveTests {
         // One change at a time: which of several a save has seen is not told.
         let changes: [(count: Int, change: () -> Void)] = [
           (1, { cache[1] = [1] }), (2, { cache[2] = [2] }), (2, { cache[1] = [] }), (1, { cache[2] = nil }),
+          (1, { cache.pin(1) }),
         ]
         for (count, change) in changes {
           let before = try fileNumber(path)

@@ -132,9 +132,10 @@ extension CacheEngine {
     enforceAfterCopying()
   }
 
-  /// What was used was copied above the byte limit, and the slab that it came from may have stayed.
+  /// What was used was copied above the byte limit, and the slab that it came from may have stayed. (A veto may keep the cache
+  /// above its other limits: that is no reason to ask again.)
   func enforceAfterCopying() {
-    guard base.isOverLimits else { return }
+    guard base.isOverByteLimit else { return }
     heap.trim()
     enforceLimits()
   }

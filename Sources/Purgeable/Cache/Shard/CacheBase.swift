@@ -122,8 +122,12 @@ final class CacheBase: Sendable {
     if countLimit != .max, count > countLimit { return .count }
     let limit = limits.cost.load(ordering: .relaxed)
     if limit != .max, totalCost > UInt128(limit) { return .cost }
-    let bytes = limits.bytes.load(ordering: .relaxed)
-    return bytes != .max && chargedBytes > bytes ? .bytes : nil
+    return isOverByteLimit ? .bytes : nil
+  }
+
+  var isOverByteLimit: Bool {
+    let limit = limits.bytes.load(ordering: .relaxed)
+    return limit != .max && chargedBytes > limit
   }
 
   /// Whether an entry exceeds a limit even when it is alone. `beside`: slab bytes that cannot be evicted.

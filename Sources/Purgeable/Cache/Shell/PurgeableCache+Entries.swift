@@ -7,8 +7,9 @@ extension PurgeableCache {
   // MARK: Walks
 
   /// The keys in the order of eviction as it stands when a loop begins, the next to go first: by default entries that were not
-  /// used lately, the oldest slab first, then those that were; with `EvictionOrder.lru` the least recently used first. Few keys
-  /// have a hash that agrees with another's in 26 bits; the two come together. Copies no values, and counts as no use.
+  /// used lately, the oldest slab first, then those that were; with `EvictionOrder.lru` the least recently used first. A trim in
+  /// the default order takes of both, by how many there are of each. Few keys have a hash that agrees with another's in 26 bits;
+  /// the two come together. Copies no values, and counts as no use.
   ///
   ///     let pages = try PurgeableCache<String, [UInt8]>()
   ///     for key in pages.keys.prefix(10) { print("next to go: \(key)") }
@@ -49,7 +50,7 @@ extension PurgeableCache {
   /// Stores values, each as `setValue(_:forKey:expiry:priority:)`. Returns what was refused: empty where all are stored.
   ///
   /// A `snapshot()` of another thread sees all or none of them, and so do `changes(every:)`; a look-up of one key may see its new
-  /// value earlier. They wait for the call, a second at most. Any thread.
+  /// value earlier. They wait for the call, a second at most: of a batch that takes longer they see a part. Any thread.
   @discardableResult
   public func setValues(
     _ values: [Key: Value], expiry: Expiry? = nil, priority: EntryPriority? = nil
@@ -102,7 +103,8 @@ extension PurgeableCache {
   ///
   /// Stores and removals wait while bytes are copied; look-ups do not, nor does anything while keys and values are made of the
   /// bytes. Of what another thread's `setValues` or `remove(forKeys:)` does it sees all or nothing: it waits for these, a
-  /// second at most. Counts as no use. Takes twice the ordinary memory that the values need; empty without it. Any thread.
+  /// second at most, and sees a part of what takes longer. Counts as no use. Takes twice the ordinary memory that the values
+  /// need; empty without it. Any thread.
   public func snapshot() -> [Key: Value] {
     engine.shards.healIfChild()
     var (copies, tracked) = (EntryCopies(layout: form.layout), [Key]())

@@ -10,7 +10,8 @@ extension PurgeableCache: FiledCache where Key: PurgeableValue {
 }
 
 extension PurgeableCache where Key: PurgeableValue {
-  /// Saves after each interval in which an entry was stored, replaced or has left, in place of an earlier autosave.
+  /// Saves after each interval in which an entry was stored, replaced, has left or got a priority, in place of an earlier
+  /// autosave.
   ///
   /// Each as `save(to:format:)`, on a thread of the cache's own; a cache in which nothing was ever stored is not saved. One save
   /// or restore at a time: what is due meanwhile waits. After one that failed the next interval tries again. Does not keep the
@@ -29,7 +30,8 @@ extension PurgeableCache where Key: PurgeableValue {
   ///     throw `busy`.
   /// - Throws: `PurgeableError` of kind `invalidArgument` for an interval of 0 or less and for a path that names no file; the
   ///   earlier autosave stays then. `systemCallFailed` where no thread can be made: there is none then. Any thread. Waits
-  ///   for a save of the earlier one, as `removeAutosave()`.
+  ///   for a save of the earlier one, as `removeAutosave()`. A directory that is missing is told with each save, and may come
+  ///   later.
   public func setAutosave(
     to path: String, every interval: Duration, format: StoredFormat<Value> = .purgeableBytes,
     handler: (@Sendable (SaveEvent) -> Void)? = nil

@@ -8,6 +8,7 @@ extension PurgeableCache {
   /// and a mincore for each chunk of 64 MiB.
   public var statistics: CacheStatistics {
     var statistics = engine.statistics(name: name)
+    (statistics.countLimit, statistics.costLimit) = (countLimit, costLimit)
     loads.addNumbers(to: &statistics)
     return statistics
   }
@@ -24,7 +25,8 @@ extension PurgeableCache {
   /// policy, slab by slab. Entries that other threads store meanwhile may be left. Less than 0 counts as 0.
   public func trim(toBytes byteCount: Int) { engine.trim(toBytes: max(0, byteCount)) }
 
-  /// Gives memory back until at most this share of what is held now is left; 0 is nothing, 1 is all of it.
+  /// Gives memory back until at most this share of the bytes that are held now is left, as `trim(toBytes:)`; 0 is nothing, 1 is
+  /// all of it. In whole slabs: a cache of one slab or two may lose all its entries. `trim(toCount:)` counts entries.
   public func trim(toFraction fraction: Double) {
     let share = fraction.isNaN ? 1 : min(1, max(0, fraction))
     engine.trim(toBytes: Int(Double(byteCount) * share))
