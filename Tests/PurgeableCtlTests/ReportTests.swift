@@ -169,6 +169,12 @@ struct ReportTests {
     let record = try RunRecord(path: path)
     #expect(record.header == header && record.samples.count == 2)
     #expect(record.samples[0].residentBytes == .max && record.samples[1].event == "a neighbour arrives")
+    // Nothing is appended to an earlier record, also without a sample.
+    let next = try RunRecorder(path)
+    next.begin(header)
+    try next.end(["entries": 4])
+    let text = try String(contentsOfFile: path, encoding: .utf8)
+    #expect(text.split(separator: "\n").count == 2 && text.hasSuffix("{\"result\": {\"entries\": 4}}\n"))
     #expect(throws: ToolFailure.self) { try RunRecorder(root.path + "/none/run") }
   }
 

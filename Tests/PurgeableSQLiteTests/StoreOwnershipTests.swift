@@ -91,41 +91,43 @@
       try open(place, cache).close()
     }
 
-    @Test("records expire by the clock of the cache's options")
-    func clock() throws {
+    /// A store whose times are measured by a clock that the test sets.
+    private func withTimedStore(_ body: (PurgeableStore<String, [UInt8]>, ManualClock) throws -> Void) throws {
       let place = try StorePlace()
       defer { place.folder.remove() }
       var options = CacheOptions()
       let clock = ManualClock()
       options.clock = clock
       let store = try open(place, PurgeableCache<String, [UInt8]>(options))
-      store.setValue([1], forKey: "a", expiry: .sinceCreation(.seconds(60)))
-      store.setValue([2], forKey: "b", expiry: .sinceCreation(.seconds(90)))
-      try store.flush()
-      clock.advance(by: .seconds(61))
-      #expect(store.value(forKey: "a") == nil && store.value(forKey: "b") == [2])
-      store.cache.removeAll()
-      #expect(store.value(forKey: "a") == nil && store.value(forKey: "b") == [2])
-      #expect(try store.removeExpired() <= 1)
-      #expect(store.statistics.recordCount == 1)
+      try body(store, clock)
       try store.close()
+    }
+
+    @Test("records expire by the clock of the cache's options")
+    func clock() throws {
+      try withTimedStore { store, clock in
+        store.setValue([1], forKey: "a", expiry: .sinceCreation(.seconds(60)))
+        store.setValue([2], forKey: "b", expiry: .sinceCreation(.seconds(90)))
+        try store.flush()
+        clock.advance(by: .seconds(61))
+        #expect(store.value(forKey: "a") == nil && store.value(forKey: "b") == [2])
+        store.cache.removeAll()
+        #expect(store.value(forKey: "a") == nil && store.value(forKey: "b") == [2])
+        #expect(try store.removeExpired() <= 1)
+        #expect(store.statistics.recordCount == 1)
+      }
     }
 
     @Test("removeExpired counts what goes with it, also what its thread removes by itself then")
     func expired() throws {
-      let place = try StorePlace()
-      defer { place.folder.remove() }
-      var options = CacheOptions()
-      let clock = ManualClock()
-      options.clock = clock
-      let store = try open(place, PurgeableCache<String, [UInt8]>(options))
-      for key in 0..<10 { store.setValue([1], forKey: "\(key)", expiry: .sinceCreation(.seconds(60))) }
-      store.setValue([2], forKey: "stays")
-      try store.flush()
-      clock.advance(by: .seconds(61))
-      let counts = [try store.removeExpired(), try store.removeExpired()]
-      #expect(counts == [10, 0] && store.statistics.recordCount == 1)
-      try store.close()
+      try withTimedStore { store, clock in
+        for key in 0..<10 { store.setValue([1], forKey: "\(key)", expiry: .sinceCreation(.seconds(60))) }
+        store.setValue([2], forKey: "stays")
+        try store.flush()
+        clock.advance(by: .seconds(61))
+        let counts = [try store.removeExpired(), try store.removeExpired()]
+        #expect(counts == [10, 0] && store.statistics.recordCount == 1)
+      }
     }
 
     @Test("only calls of the program's closures count as loads")

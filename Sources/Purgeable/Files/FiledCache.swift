@@ -108,8 +108,7 @@ extension FiledCache {
     to path: String, _ format: StoredFormat<Value>, _ changeCount: (Self) -> Int, _ savedCount: Counter,
     _ handler: ((SaveEvent) -> Void)?
   ) {
-    let (process, changes) = (getpid(), changeCount(self))
-    let count = changes == 0 ? 0 : changes &+ fileGate.priorityChanges.load(ordering: .relaxed)
+    let (process, count) = (getpid(), changeCount(self))
     guard count != savedCount.value else { return }
     handler?(.willSave)
     // A child that a closure of the program's has forked saves nothing.

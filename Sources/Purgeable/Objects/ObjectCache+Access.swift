@@ -145,10 +145,10 @@ extension ObjectCache {
       if queue.priority != priority {
         shard.table.setPriority(priority, position)
         shard.table.stamp(position, MonotonicTime.now)
+        shard.counters.priorities += 1
       }
       return true
     }
-    if isThere { store.lazy.knownFiles?.priorityChanges.add(1, ordering: .relaxed) }
     // Limits that what was pinned did not let hold.
     if isThere, store.isOverLimit { store.enforceLimits() }
     return isThere

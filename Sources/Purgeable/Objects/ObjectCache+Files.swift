@@ -174,11 +174,11 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
 }
 
 extension ObjectStore {
-  /// Another number after each store, and after each departure; 0 where nothing was ever stored.
+  /// Another number after each store, each change of a priority and each departure; 0 where nothing was ever stored.
   var changeCount: Int {
     (0..<ObjectGate.count).reduce(0) { sum, at in
       let counters = hold(shard: at) { $0.counters }
-      return DepartureReason.allCases.reduce(sum &+ counters.insertions &+ counters.replacements) {
+      return DepartureReason.allCases.reduce(sum &+ counters.insertions &+ counters.replacements &+ counters.priorities) {
         $0 &+ counters.departures[$1.rawValue]
       }
     }

@@ -105,6 +105,8 @@ struct ObjectCounters: Sendable {
   var outdatedMisses = 0
   @usableFromInline var insertions = 0
   @usableFromInline var replacements = 0
+  /// Priorities that were changed.
+  var priorities = 0
   var refusals = 0
   @usableFromInline var departures = InlineArray<16, Int>(repeating: 0)
 

@@ -2,7 +2,6 @@
 // One save or restore of a cache at a time, and how the last save went.
 
 import Glibc
-import Synchronization
 
 /// `@unchecked Sendable`: what changes is under the mutex.
 final class FileGate: ForkProtected, @unchecked Sendable {
@@ -16,8 +15,6 @@ final class FileGate: ForkProtected, @unchecked Sendable {
   private var failure: PurgeableError?
   /// Rises when an autosave is set or removed: no save of an earlier one begins from then on.
   private var autosaves = 0
-  /// What a save would write otherwise, and no counter of the cache's tells: calls of `setPriority`.
-  let priorityChanges = Atomic<Int>(0)
 
   init() {
     rehearseFork()

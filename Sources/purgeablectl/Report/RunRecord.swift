@@ -43,7 +43,7 @@ final class RunRecorder {
   private let file: OutputFile
   /// Not written yet.
   private var header: RunHeader?
-  /// When the header was written, and the last sample.
+  /// When the run began, and when the last sample was written.
   private var start = Clock.now
   private var lastTime: UInt64 = 0
 
@@ -71,21 +71,25 @@ final class RunRecorder {
     try write(sample)
   }
 
-  func end(_ result: JSON) throws(ToolFailure) { try file.write(JSON.object([("result", result)]).text + "\n") }
+  func end(_ result: JSON) throws(ToolFailure) { try append(JSON.object([("result", result)]).text) }
 
   private func write(_ line: some Encodable) throws(ToolFailure) {
+    let encoder = JSONEncoder()
+    encoder.outputFormatting = [.sortedKeys, .withoutEscapingSlashes]
+    guard let data = try? encoder.encode(line) else {
+      throw ToolFailure("\"\(file.path)\": a sample cannot be written as JSON")
+    }
+    try append(String(decoding: data, as: UTF8.self))
+  }
+
+  private func append(_ line: String) throws(ToolFailure) {
     if let header {
       self.header = nil
       // By now all that was said about the run is known to be right, and what it reads, too: what was in the file may go.
       file.empty()
       try write(header)
     }
-    let encoder = JSONEncoder()
-    encoder.outputFormatting = [.sortedKeys, .withoutEscapingSlashes]
-    guard let data = try? encoder.encode(line) else {
-      throw ToolFailure("\"\(file.path)\": a sample cannot be written as JSON")
-    }
-    try file.write(String(decoding: data, as: UTF8.self) + "\n")
+    try file.write(line + "\n")
   }
 }
 

@@ -46,11 +46,11 @@ extension CacheEngine {
     return result
   }
 
-  /// Another number after each store, and after each departure; 0 where nothing was ever stored.
+  /// Another number after each store, each change of a priority and each departure; 0 where nothing was ever stored.
   var changeCount: Int {
     let count = shards.all.reduce(UInt64(0)) { sum, shard in
       let counters = shards.hold(shard) { $0.counters }
-      var count = sum &+ counters.insertions &+ counters.replacements
+      var count = sum &+ counters.insertions &+ counters.replacements &+ counters.priorities
       for reason in DepartureReason.allCases { count &+= counters.departures[reason.rawValue] }
       return count
     }

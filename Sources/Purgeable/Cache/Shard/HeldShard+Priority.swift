@@ -116,6 +116,7 @@ extension HeldShard {
       return .absent
     case .spared:
       entryOrder?.putOff(position(of: found), as: priority)
+      counters.priorities += 1
       return .done
     }
   }

@@ -65,6 +65,8 @@ struct DueAfterStore {
 struct EngineCounters {
   var insertions: UInt64 = 0
   var replacements: UInt64 = 0
+  /// Priorities that were changed.
+  var priorities: UInt64 = 0
   /// By reason, with room for more reasons. Inline, so a copy of the counters needs no allocation.
   var departures = InlineArray<16, UInt64>(repeating: 0)
   var misses = InlineArray<16, UInt64>(repeating: 0)

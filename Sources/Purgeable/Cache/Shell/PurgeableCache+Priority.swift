@@ -22,9 +22,7 @@ extension PurgeableCache {
     if engine.base.isOverLimits { engine.enforceLimits() }
     WorkBell.ring()
     switch change {
-    case .done:
-      engine.lazy.knownFiles?.priorityChanges.add(1, ordering: .relaxed)
-      return true
+    case .done: return true
     case .absent, nil: return false
     case .noRoom, .noMemory:
       let limit = engine.base.limits.pinned.load(ordering: .relaxed)
