@@ -35,6 +35,7 @@ enum ChildRun {
     "reaction": Pressure.measureReaction, "giving": Pressure.measureGiving, "kept": Pressure.measureKept,
     "objects": Objects.measure, "object-threads": Objects.measureThreads, "nscache-shape": NSCacheShape.measure,
     "loading": LoadingFigures.measure, "loading-hits": LoadingFigures.measureHits,
+    "loading-misses": LoadingFigures.measureMisses,
     "walks": Walks.measure, "files": Files.measure, "file-losses": Files.measureLosses,
     "idle-wake-ups": Pressure.measureIdle, "small-caches": Small.measure, "cache-life": Small.measureLife,
   ]

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Loading: how often a key is loaded that many tasks ask for, and what a hit costs more than a look-up.
+// Loading: how often a key is loaded that many tasks ask for, what a hit costs more than a look-up, and a load more than the same
+// by hand.
 
 import Foundation
 import Purgeable
@@ -21,6 +22,15 @@ enum LoadingFigures {
           "\(name): hits through value(forKey:loading:), against value(forKey:)", .time, try Spread(numbers, "loading/plain"),
           .atMost(1.1), "times their time",
           note: "through \(Figure.text(try numbers.value("loading"))) ns, plain \(Figure.text(try numbers.value("plain"))) ns"))
+    }
+    for (kind, name) in ["bytes", "objects"].enumerated() {
+      let numbers = try ChildRun.run("loading-misses", [kind, scale(100_000, quick: 20_000), scale(15, quick: 3)])
+      figures.append(
+        Figure(
+          "\(name): misses through value(forKey:loading:), against a look-up and a store by hand", .time,
+          try Spread(numbers, "loading/by hand"), .atMost(2), "times their time",
+          note: "through \(Figure.text(try numbers.value("loading"))) ns, by hand \(Figure.text(try numbers.value("by hand"))) ns"
+        ))
     }
     return figures
   }
@@ -77,11 +87,35 @@ enum LoadingFigures {
       workload.fill(cache)
       times = try Rounds.alternate(rounds, [{ try pass(cache, workload.asked) }, { try loadingPass(cache, workload.asked) }])
     }
-    var numbers: Numbers = [:]
-    for (side, name) in ["plain", "loading"].enumerated() {
-      numbers[name] = Spread(times.map { $0[side] / Double(entries) }).median
+    return numbers(times, entries, "plain")
+  }
+
+  /// Arguments: bytes or objects, keys a pass, rounds. Every key is asked for once, in a full cache: an entry goes for each.
+  @Sendable static func measureMisses(_ arguments: [Int]) throws -> Numbers {
+    let (count, rounds) = (arguments[1], arguments[2])
+    var asked = 0
+    func newKeys() -> Range<Int> {
+      asked += count
+      return asked - count..<asked
     }
-    Rounds.ratio(times, 1, over: 0).write(to: &numbers, "loading/plain")
+    let times: [[Double]]
+    if arguments[0] == 0 {
+      let cache = try PurgeableCache<Int, [UInt8]>(name: "figures", byteLimit: 4 << 20)
+      times = try Rounds.alternate(rounds, [{ fillByHand(cache, newKeys()) }, { fillByLoading(cache, newKeys()) }])
+    } else {
+      let cache = try ObjectCache<Int, Thing>(countLimit: 10_000)
+      times = try Rounds.alternate(rounds, [{ fillByHand(cache, newKeys()) }, { fillByLoading(cache, newKeys()) }])
+    }
+    return numbers(times, count, "by hand")
+  }
+
+  /// Of two sides' times, the other one's and a load's.
+  private static func numbers(_ times: [[Double]], _ count: Int, _ other: String) -> Numbers {
+    var numbers: Numbers = [:]
+    for (side, name) in [other, "loading"].enumerated() {
+      numbers[name] = Spread(times.map { $0[side] / Double(count) }).median
+    }
+    Rounds.ratio(times, 1, over: 0).write(to: &numbers, "loading/\(other)")
     return numbers
   }
 
@@ -107,5 +141,25 @@ enum LoadingFigures {
   @inline(never)
   private static func loadingPass(_ cache: ObjectCache<Int, Thing>, _ keys: [Int]) throws {
     for key in keys { _ = try cache.value(forKey: key) { () throws(Missing) -> Thing in throw Missing() } }
+  }
+
+  @inline(never)
+  private static func fillByHand(_ cache: PurgeableCache<Int, [UInt8]>, _ keys: Range<Int>) {
+    for key in keys where cache.value(forKey: key) == nil { cache.setValue(Workload.value(of: key), forKey: key) }
+  }
+
+  @inline(never)
+  private static func fillByLoading(_ cache: PurgeableCache<Int, [UInt8]>, _ keys: Range<Int>) {
+    for key in keys { _ = cache.value(forKey: key) { Workload.value(of: key) } }
+  }
+
+  @inline(never)
+  private static func fillByHand(_ cache: ObjectCache<Int, Thing>, _ keys: Range<Int>) {
+    for key in keys where cache.value(forKey: key) == nil { cache.setValue(Thing(key), forKey: key) }
+  }
+
+  @inline(never)
+  private static func fillByLoading(_ cache: ObjectCache<Int, Thing>, _ keys: Range<Int>) {
+    for key in keys { _ = cache.value(forKey: key) { Thing(key) } }
   }
 }

@@ -17,9 +17,14 @@ extension String {
 
 /// How wide each column of a table is. Rows may differ in length.
 package func columnWidths(_ rows: [[String]]) -> [Int] {
-  (0..<(rows.map(\.count).max() ?? 0)).map { column in
-    rows.map { column < $0.count ? $0[column].count : 0 }.max() ?? 0
+  var widths: [Int] = []
+  for row in rows {
+    for (column, cell) in row.enumerated() {
+      if column == widths.count { widths.append(0) }
+      widths[column] = max(widths[column], cell.count)
+    }
   }
+  return widths
 }
 
 /// The lines of a table: the first columns to the left, as names are, the others to the right, as numbers are.

@@ -54,6 +54,7 @@ struct LoadPermit: Sendable {
 }
 
 /// The outcome of a flight that loaded nothing: who waits loads by itself.
+@usableFromInline
 struct NothingLoaded: Error {}
 
 /// A key that is being loaded.
@@ -82,16 +83,17 @@ final class TypedLoadedKey<Key: Hashable & Sendable>: LoadedKey, @unchecked Send
 }
 
 /// The load of one key by one call of the program's closure, and who waits for it.
+@usableFromInline
 final class Flight: @unchecked Sendable {
   let loaded: LoadedKey
   let call: LoadCall
   let version: String?
   /// Of a load within a load of the same key: nobody joins it.
   let isInner: Bool
-  let permit: LoadPermit
+  @usableFromInline let permit: LoadPermit
   var waiters: [LoadWaiter] = []
   /// nil until the load has ended; the same from then on. Read by who waited, after the wait. A value is of the cache's type.
-  var outcome: Result<Any?, any Error>?
+  @usableFromInline var outcome: Result<Any?, any Error>?
 
   init(_ loaded: LoadedKey, _ call: LoadCall, version: String?, isInner: Bool) {
     self.loaded = loaded
@@ -101,10 +103,12 @@ final class Flight: @unchecked Sendable {
     permit = LoadPermit(loaded.overtakings)
   }
 
-  func add(_ waiter: LoadWaiter) {
+  func addWaiter(blocks: Bool) -> LoadWaiter {
+    let waiter = LoadWaiter(blocks: blocks)
     waiter.position = waiters.count
     waiters.append(waiter)
     call.waiterCount += 1
+    return waiter
   }
 
   func remove(_ waiter: LoadWaiter) {
@@ -129,6 +133,7 @@ final class Flight: @unchecked Sendable {
 }
 
 /// A call of the program's closure, for one key or many.
+@usableFromInline
 final class LoadCall: @unchecked Sendable {
   /// nil for a load in a task.
   let thread: pthread_t?
@@ -140,6 +145,8 @@ final class LoadCall: @unchecked Sendable {
   let hasEnded = Atomic<Bool>(false)
 
   init(thread: pthread_t?) { self.thread = thread }
+
+  @usableFromInline static var ofThisThread: LoadCall { LoadCall(thread: pthread_self()) }
 }
 
 /// One asker of one key, while it waits. `@safe`: the semaphore is its own, and lives as long.
@@ -189,16 +196,19 @@ final class LoadCall: @unchecked Sendable {
 }
 
 /// An asker's place at a key's load.
+@usableFromInline
 struct LoadSeat: Sendable {
   /// Of the key among the asker's.
   let index: Int
-  let flight: Flight
-  let waiter: LoadWaiter
+  @usableFromInline let flight: Flight
+  /// nil where the asker's own thread loads.
+  let waiter: LoadWaiter?
   /// Whether the asker itself has to load, or to start the task that does.
-  let isOwn: Bool
+  @usableFromInline let isOwn: Bool
 }
 
 /// The loads that the present task runs inside of.
+@usableFromInline
 final class EnclosingLoads: Sendable {
   @TaskLocal static var current: EnclosingLoads?
 

@@ -115,11 +115,11 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   // MARK: Askers
 
   /// Gives the asker a place at the key's load, or has it load.
+  @usableFromInline
   func join(
     _ key: Key, _ index: Int, version: String? = nil, for call: LoadCall, within outer: EnclosingLoads?
   ) -> LoadSeat {
     let hash = key.hashValue
-    let waiter = LoadWaiter(blocks: call.thread != nil)
     var seat: LoadSeat?
     withKey(key, hash: hash, fresh: TypedLoadedKey(key, hash: hash)) { loaded in
       let isTask = call.thread == nil
@@ -132,14 +132,12 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
         }
       }
       if !isWithin, let open = (isTask ? open(ofTasks: true) : nil) ?? open(ofTasks: false) {
-        open.add(waiter)
-        seat = LoadSeat(index: index, flight: open, waiter: waiter, isOwn: false)
+        seat = LoadSeat(index: index, flight: open, waiter: open.addWaiter(blocks: !isTask), isOwn: false)
         return
       }
       let flight = Flight(loaded, call, version: version, isInner: isWithin)
       loaded.flights.append(flight)
-      if isTask { flight.add(waiter) } else { waiter.isOver = true }
-      seat = LoadSeat(index: index, flight: flight, waiter: waiter, isOwn: true)
+      seat = LoadSeat(index: index, flight: flight, waiter: isTask ? flight.addWaiter(blocks: false) : nil, isOwn: true)
     }
     guard let seat else { preconditionFailure("LoadTable: a key that was put there is not there") }
     return seat
@@ -149,17 +147,20 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   func note(_ task: Task<Void, Never>, of call: LoadCall) { locked { _ in call.task = task } }
 
   /// Blocks the thread until the load has ended. In a forked child, nobody may be left to wake it from one that had ended.
+  @usableFromInline
   func block(_ seat: LoadSeat) {
-    if !locked({ _ in seat.waiter.isOver }) { seat.waiter.block() }
+    guard let waiter = seat.waiter else { return }
+    if !locked({ _ in waiter.isOver }) { waiter.block() }
   }
 
   /// Waits, without blocking a thread, until the load has ended or the asker has left.
   nonisolated(nonsending) func wait(_ seat: LoadSeat) async {
+    guard let waiter = seat.waiter else { return }
     await unsafe withUnsafeContinuation { continuation in
       // Safe: resumed once, here or by who makes the waiter over.
       let isOver = locked { _ in
-        if !seat.waiter.isOver { unsafe seat.waiter.continuation = continuation }
-        return seat.waiter.isOver
+        if !waiter.isOver { unsafe waiter.continuation = continuation }
+        return waiter.isOver
       }
       if isOver { unsafe continuation.resume() }
     }
@@ -167,7 +168,8 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
 
   /// The asker waits no more. The last one to leave cancels a load in a task.
   func leave(_ seat: LoadSeat) {
-    let (waiter, call) = (seat.waiter, seat.flight.call)
+    guard let waiter = seat.waiter else { return }
+    let call = seat.flight.call
     let (hasLeft, task) = locked { _ -> (Bool, Task<Void, Never>?) in
       if waiter.isOver { return (false, nil) }
       (waiter.isOver, waiter.hasLeft) = (true, true)
@@ -182,6 +184,7 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   }
 
   /// A load has ended: who waits gets the outcome, and later askers find no flight.
+  @usableFromInline
   func end(_ flight: Flight, _ outcome: Result<Any?, any Error>) {
     let waiters = locked { books in
       flight.outcome = outcome
@@ -318,6 +321,10 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
     return lazyAbsent.storeIfNil(absent)
   }
 
+  /// There is a value.
+  @usableFromInline
+  func endAbsence(_ flight: Flight) { endAbsence(flight.loaded.hash) }
+
   /// There is a value, or the program says that there is none.
   func endAbsence(_ hash: Int) {
     if hasAbsent { endNoted(hash) }
@@ -366,6 +373,7 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   }
 
   /// An asker got what another one's load made.
+  @usableFromInline
   func countShared() { sharedCount.add(1, ordering: .relaxed) }
 
   // MARK: Forks (ForkGuard.swift)

@@ -5,7 +5,7 @@
 @usableFromInline
 struct LoadTerms: Sendable {
   /// How long the value is valid; nil for the cache's default.
-  var lifetime: Lifetime?
+  @usableFromInline var lifetime: Lifetime?
   /// How long it is remembered that the load found nothing, in nanoseconds; 0 for not at all.
   var absenceTime: UInt64 = 0
   /// From which age on, in nanoseconds, a value is loaded anew; nil: its age is not noted.
@@ -19,13 +19,16 @@ struct LoadTerms: Sendable {
   /// There is a value, which is loaded anew.
   var isRefresh = false
   /// What the value has to be a version of; nil: whatever there is.
-  var version: String?
+  @usableFromInline var version: String?
   /// nil for the number of the value's bytes.
-  var cost: UInt64?
+  @usableFromInline var cost: UInt64?
   /// In nanoseconds; nil for the time of the load.
-  var recomputeCost: UInt64?
+  @usableFromInline var recomputeCost: UInt64?
   /// Where the load itself says how what it makes is kept.
   var answer: LoadAnswer?
+
+  /// As the load itself said, where it did.
+  @usableFromInline var said: LoadTerms { answer?.terms ?? self }
 
   @usableFromInline
   init(keepingNilFor time: Duration? = nil) { absenceTime = time?.wholeNanoseconds ?? 0 }

@@ -2,13 +2,13 @@
 // What the public functions of a cache call on a miss: the load for one key or many, in a group as `Loading` wants it.
 
 extension Loading {
-  @usableFromInline
+  @inlinable
   func loadedValue<E: Error>(forKey key: Key, _ terms: LoadTerms, _ make: () throws(E) -> Value) throws(E) -> Value {
     // No nil: see `Loading.load`.
     try load(key, terms, takesNil: false, make)!
   }
 
-  @usableFromInline
+  @inlinable
   func loadedValueIfAny<E: Error>(forKey key: Key, _ terms: LoadTerms, _ make: () throws(E) -> Value?) throws(E) -> Value? {
     try load(key, terms, takesNil: true, make)
   }

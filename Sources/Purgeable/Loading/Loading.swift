@@ -5,8 +5,6 @@
 // No asker waits for others before its own load has ended, so two groups that want each other's keys do not wait for each other.
 // In tasks a single key is loaded as a group of one; what threads do for one is written out below, without a group's arrays.
 
-import Glibc
-
 /// A cache that loads.
 @usableFromInline
 protocol Loading<Key, Value>: Sendable {
@@ -35,11 +33,12 @@ protocol Loading<Key, Value>: Sendable {
 
 extension Loading {
   /// The value of a key that the cache did not have. Runs `load` on this thread, unless another thread loads the key: then waits
-  /// for that one. `takesNil` as below.
+  /// for that one. `takesNil` as below. Compiled into callers, as the stores are: for any type it would take three times as long.
+  @inlinable
   func load<E: Error>(_ key: Key, _ terms: LoadTerms, takesNil: Bool, _ load: () throws(E) -> Value?) throws(E) -> Value? {
     while !(takesNil && loads.isAbsent(key, version: terms.version, at: moment)) {
       // Nobody leaves before the load has ended.
-      let seat = loads.join(key, 0, version: terms.version, for: LoadCall(thread: pthread_self()), within: nil)
+      let seat = loads.join(key, 0, version: terms.version, for: .ofThisThread, within: nil)
       if !seat.isOwn {
         loads.block(seat)
       } else if !endIfKnown(seat, key, terms, takesNil) {
@@ -72,7 +71,7 @@ extension Loading {
     var values = [Value?](repeating: nil, count: keys.count)
     var left = keys.indices.filter { !(takesNil && loads.isAbsent(keys[$0], version: terms.version, at: moment)) }
     while !left.isEmpty {
-      let call = LoadCall(thread: pthread_self())
+      let call = LoadCall.ofThisThread
       let seats = left.map { loads.join(keys[$0], $0, version: terms.version, for: call, within: nil) }
       defer { for seat in seats { loads.leave(seat) } }
       let missing = seats.filter { $0.isOwn && !endIfKnown($0, keys[$0.index], terms, takesNil) }
@@ -120,7 +119,7 @@ extension Loading {
           } onCancel: {
             loads.leave(seat)
           }
-          if seat.waiter.hasLeft { throw cancellation }
+          if seat.waiter?.hasLeft == true { throw cancellation }
         } else {
           await loads.wait(seat)
         }
@@ -175,7 +174,8 @@ extension Loading {
   }
 
   /// Looks once more, as a load may have ended between the asker's look and its own seat. False where the key is to be loaded.
-  private func endIfKnown(_ seat: LoadSeat, _ key: Key, _ terms: LoadTerms, _ takesNil: Bool) -> Bool {
+  @inlinable
+  func endIfKnown(_ seat: LoadSeat, _ key: Key, _ terms: LoadTerms, _ takesNil: Bool) -> Bool {
     let value = peekValue(forKey: key, version: terms.version)
     guard value != nil || takesNil && loads.isAbsent(key, version: terms.version, at: moment) else { return false }
     loads.end(seat.flight, .success(value.map { $0 as Any }))
@@ -184,7 +184,8 @@ extension Loading {
 
   /// Returns the time of the load, in nanoseconds.
   @discardableResult
-  private func countLoad(_ terms: LoadTerms, since start: UInt64, failed: Bool) -> UInt64 {
+  @usableFromInline
+  func countLoad(_ terms: LoadTerms, since start: UInt64, failed: Bool) -> UInt64 {
     let time = moment - start
     if failed || terms.answer?.terms?.countsAsLoad != false { loads.count(time, failed: failed) }
     return time
@@ -205,25 +206,31 @@ extension Loading {
   }
 
   /// Keeps what was loaded, or notes that there is nothing, then tells those who wait.
-  private func end(_ flight: Flight, _ key: Key, _ value: Value?, _ terms: LoadTerms, recomputeCost: UInt64) {
-    let said = terms.answer?.terms ?? terms
+  @inlinable
+  func end(_ flight: Flight, _ key: Key, _ value: Value?, _ terms: LoadTerms, recomputeCost: UInt64) {
+    let said = terms.said
     if let value {
       keep(value, forKey: key, said, flight.permit, recomputeCost: said.recomputeCost ?? recomputeCost)
-      loads.endAbsence(flight.loaded.hash)
+      loads.endAbsence(flight)
     } else {
-      let hasDropped = terms.isRefresh && drop(key, flight.permit)
-      if said.absenceTime > 0 {
-        loads.noteAbsent(
-          key, flight, until: moment + said.absenceTime, ownByteCount: ownByteCount(of: key), mostBytes: absentByteLimit,
-          hasTaken: hasDropped)
-        absenceWasNoted()
-      }
+      noteNothing(flight, key, terms, said)
     }
     loads.end(flight, .success(value.map { $0 as Any }))
   }
 
+  @usableFromInline
+  func noteNothing(_ flight: Flight, _ key: Key, _ terms: LoadTerms, _ said: LoadTerms) {
+    let hasDropped = terms.isRefresh && drop(key, flight.permit)
+    guard said.absenceTime > 0 else { return }
+    loads.noteAbsent(
+      key, flight, until: moment + said.absenceTime, ownByteCount: ownByteCount(of: key), mostBytes: absentByteLimit,
+      hasTaken: hasDropped)
+    absenceWasNoted()
+  }
+
   /// Takes the outcome of a load that has ended; false where the asker cannot take it, and has to load by itself.
-  private func take<E: Error>(
+  @inlinable
+  func take<E: Error>(
     _ seat: LoadSeat, _ takesNil: Bool, _: E.Type, to value: inout Value?
   ) throws(E) -> Bool {
     var failure: E?

@@ -125,17 +125,12 @@ extension ObjectCache: Reloading {
     return value(forKey: key, version: version)
   }
 
-  @usableFromInline
+  @inlinable
   func keep(_ value: Value, forKey key: Key, _ terms: LoadTerms, _ permit: LoadPermit, recomputeCost: UInt64) {
-    if VersionLimit.isExceeded(by: terms.version) {
+    guard let notes = ObjectNotes(terms, recomputeCost: recomputeCost, at: moment) else {
       _ = countRefusal(.notEncodable)
       return
     }
-    var notes = ObjectNotes()
-    (notes.version, notes.recomputeCost) = (terms.version, recomputeCost)
-    let now = moment
-    // 0: before the clock began.
-    if terms.refreshTime != nil { notes.made = now - min(now, terms.age) }
     _ = set(value, key, terms.cost.map { Int(clamping: $0) }, store.time(terms.lifetime), nil, notes, if: .permit(permit))
   }
 
@@ -172,8 +167,13 @@ extension ObjectCache: Reloading {
     return isCurrent
   }
 
-  @usableFromInline
+  @inlinable
   func peekValue(forKey key: Key, version: String?) -> Value? {
+    store.hold(key) { _, position, _ in position != noPosition } ? peekListed(key, version) : nil
+  }
+
+  @usableFromInline
+  func peekListed(_ key: Key, _ version: String?) -> Value? {
     guard let entry = peekEntry(forKey: key), version == nil || entry.version == version else { return nil }
     return entry.value
   }

@@ -15,6 +15,18 @@ struct ObjectNotes: Sendable {
 
   var isEmpty: Bool { version == nil && recomputeCost == nil && made == nil }
 
+  /// Of what was loaded; nil where its version is too long.
+  @usableFromInline
+  init?(_ terms: LoadTerms, recomputeCost: UInt64, at now: @autoclosure () -> UInt64) {
+    if VersionLimit.isExceeded(by: terms.version) { return nil }
+    (version, self.recomputeCost) = (terms.version, recomputeCost)
+    // 0: before the clock began.
+    if terms.refreshTime != nil {
+      let now = now()
+      made = now - min(now, terms.age)
+    }
+  }
+
   /// nil where there is nothing to note.
   @usableFromInline
   init?(recomputeCost: Duration?, version: String?) {
@@ -33,21 +45,21 @@ extension ObjectTable {
   }
 
   /// Of an entry that has just come.
-  @usableFromInline
+  @inlinable
   mutating func setNotes(_ notes: ObjectNotes, _ position: UInt32) {
     self[position].isNoted = true
     self.notes[self[position].birth] = notes
   }
 
   /// Of one that is about to leave.
-  @usableFromInline
+  @inlinable
   mutating func endNotes(_ position: UInt32) {
     notes[self[position].birth] = nil
     // What many took goes back with the last.
     if notes.isEmpty, notes.capacity > 64 { notes = [:] }
   }
 
-  @usableFromInline
+  @inlinable
   func notes(at position: UInt32) -> ObjectNotes? { self[position].isNoted ? notes[self[position].birth] : nil }
 
   /// What an entry tells of them.
