@@ -46,6 +46,8 @@ import Synchronization
   private static let smallestTableAt = 2048
   static let classCount = 57
   static let slotsPerBucket = 8
+  /// How far ahead a pass over a table prefetches.
+  private static let slotsAhead = 16
   /// 4 KiB, the smallest page.
   private static let slotsPerTouch = 512
 
@@ -72,6 +74,14 @@ import Synchronization
     }
     @inline(__always) fileprivate func lastUse(at number: Int) -> LastUse {
       LastUse(at: number, behind: slots!, slotCount: slotCount)
+    }
+
+    /// Prefetches the two buckets of an identity.
+    @inline(__always) func prefetch(identity: UInt64) {
+      guard let slots else { return }
+      let (first, second) = buckets(of: identity)
+      slots[first].prefetch()
+      slots[second].prefetch()
     }
 
     /// The slots in use in an identity's two buckets, whatever their identity.
@@ -363,13 +373,7 @@ import Synchronization
   }
 
   /// Prefetches the two buckets of an identity.
-  @inline(__always) func prefetch(identity: UInt64) {
-    let table = current()
-    guard let slots = table.slots else { return }
-    let (first, second) = table.buckets(of: identity)
-    slots[first].prefetch()
-    slots[second].prefetch()
-  }
+  @inline(__always) func prefetch(identity: UInt64) { current().prefetch(identity: identity) }
 
   /// The slot of an entry whose place is known.
   func find(identity: UInt64, place: UInt64) -> FoundSlot? {
@@ -399,7 +403,11 @@ import Synchronization
     }
     let keepsLastUses = keepsLastUses
     func carry(_ number: Int) -> Int? {
-      insert(Slot(bits: slots[number].relaxed), keepsLastUses ? old.lastUse(at: number).time : nil, into: new)
+      // Where slots come in the order of their first buckets, the second ones are scattered.
+      if number + Self.slotsAhead < old.slotCount {
+        new.prefetch(identity: Slot(bits: slots[number + Self.slotsAhead].relaxed).identity)
+      }
+      return insert(Slot(bits: slots[number].relaxed), keepsLastUses ? old.lastUse(at: number).time : nil, into: new)
     }
     let isDone =
       if let order {
