@@ -17,7 +17,15 @@
 #include "heap_list.h"
 #include "heap_units.h"
 
+#include <time.h>
+
 // MARK: Wiping
+
+static uint64_t now_ns(void) {
+  struct timespec now = {0};
+  (void)clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
 
 // A sealed slab's table has exactly the size that fits its elements.
 static void forget_tags(purgeable_heap_t *heap, purgeable__spot_t spot) {
@@ -38,7 +46,7 @@ static void leave_unwiped(purgeable_heap_t *heap, purgeable__spot_t spot, purgea
   if (heap->unwiped_first == heap->unwiped_end) heap->unwiped_first = heap->unwiped_end = unit;
   if (unit < heap->unwiped_first) heap->unwiped_first = unit;
   if (unit >= heap->unwiped_end) heap->unwiped_end = unit + 1;
-  heap->delayed_count += state == slab_delayed;
+  if (state == slab_delayed && heap->delayed_count++ == 0) heap->delayed_since_ns = now_ns();
   atomic_store(&spot.slab->state, state);
   // Where nobody wipes it before, the next upkeep does. In this order, sequentially consistent: an upkeep that takes the note
   // finds that there is something to wipe.
@@ -67,12 +75,12 @@ static void count_given_back(purgeable_heap_t *heap, size_t held) {
   add_relaxed(&heap->given_back_bytes, held);
 }
 
-// How many slabs wait to be wiped together. More slabs make longer ranges, and each range costs an interrupt of every processor
-// that runs this process; but memory must not be late for long. The kernel may take pages on offer before the wipe.
-static size_t delayed_limit(const purgeable_heap_t *heap) {
-  enum { LEAST = 256 };
+// Whether enough slabs wait to be wiped together. More slabs make longer ranges, and each range costs an interrupt of every
+// processor that runs this process; but memory must not be late for long. The kernel may take pages on offer before the wipe.
+static bool have_waited(const purgeable_heap_t *heap) {
+  enum { LEAST = 256, SHORT_TIME_NS = 10 * 1000 * 1000 };
   size_t quarter = load_relaxed(&heap->slab_count) / 4;
-  return quarter > LEAST ? quarter : LEAST;
+  return heap->delayed_count >= (quarter > LEAST ? quarter : LEAST) && now_ns() - heap->delayed_since_ns >= SHORT_TIME_NS;
 }
 
 static bool is_alone_in_mapping(const purgeable_heap_t *heap, purgeable__slab_t *slab) {
@@ -133,7 +141,7 @@ static void wipe_or_delay(purgeable_heap_t *heap, purgeable__spot_t spot) {
   pthread_mutex_lock(&heap->control->mutex);
   count_given_back(heap, purgeable__slab_held_bytes(heap, spot.slab));
   leave_unwiped(heap, spot, slab_delayed);
-  bool enough = heap->delayed_count >= (is_bulk ? delayed_limit(heap) : DEFERRED_MOST);
+  bool enough = is_bulk ? have_waited(heap) : heap->delayed_count >= DEFERRED_MOST;
   pthread_mutex_unlock(&heap->control->mutex);
   if (enough) purgeable__wipe_unwiped(heap);
 }

@@ -249,6 +249,8 @@ struct purgeable_heap {
   // Some slab is `slab_unwiped` or `slab_delayed`: those of units in [unwiped_first, unwiped_end). The range is the heap mutex's.
   _Atomic bool unwiped;
   uint32_t unwiped_first, unwiped_end, delayed_count;
+  // When the first of the delayed ones began to wait. The heap mutex's.
+  uint64_t delayed_since_ns;
   // The slabs that are kept: unit numbers, the one that ended last at the end. The heap mutex's.
   uint32_t kept[KEPT_MAX], kept_count;
   // What they hold, which is part of `held_bytes`; changed under the heap's mutex.

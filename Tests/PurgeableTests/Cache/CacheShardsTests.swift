@@ -113,7 +113,7 @@ struct CacheShardsTests {
     for i in 0..<stored { #expect(versionDescribed(in: wide[i] ?? [], key: UInt32(i)) == 1) }
   }
 
-  @Test("limits say how many shards there may be: entries, bytes, and one where costs are limited")
+  @Test("limits say how many shards there may be: entries, bytes, and costs by what entries cost")
   func limits() throws {
     let entries = TestRun.isFull ? 17_000 : 4500
     func count(_ cache: PurgeableCache<Int, Int>) -> Int {
@@ -125,17 +125,22 @@ struct CacheShardsTests {
     #expect(count(try PurgeableCache(countLimit: 100_000)) == 1)
     #expect(count(try PurgeableCache(countLimit: 524_288)) == 2)
     #expect(count(try PurgeableCache(countLimit: 3_000_000)) == 8)
-    #expect(count(try PurgeableCache(costLimit: 1 << 40)) == 1)
+    #expect(count(try PurgeableCache(costLimit: 8 * 500_000)) == 1)
+    #expect(count(try PurgeableCache(costLimit: 8 * 524_288)) == 2)
+    #expect(count(try PurgeableCache(costLimit: 1 << 40)) == 16)
     #expect(count(try PurgeableCache(byteLimit: 64 << 20)) == 16)
     #expect(count(try PurgeableCache(byteLimit: 20 << 20)) == 4)
     #expect(count(try PurgeableCache(byteLimit: 6 << 20)) == 1)
     // A limit that goes lets others open; of those that come, only one of bytes closes any.
-    let cache = try PurgeableCache<Int, Int>(costLimit: 1 << 40)
+    let cache = try PurgeableCache<Int, Int>(costLimit: 8 * 500_000)
     #expect(count(cache) == 1)
+    // Stores do not try again and again.
+    let triesAgain = cache.engine.shards.mayOpen.load(ordering: .relaxed)
+    #expect(!triesAgain)
     try cache.setCostLimit(nil)
     cache[0] = 1
     #expect(cache.engine.shards.openCount == 16)
-    try cache.setCostLimit(1 << 40)
+    try cache.setCostLimit(8 * 500_000)
     #expect(cache.engine.shards.openCount == 16 && cache.count == entries)
   }
 

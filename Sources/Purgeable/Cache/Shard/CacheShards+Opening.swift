@@ -63,10 +63,8 @@ extension CacheShards {
 
   /// The number of shards that the limits allow, a power of two; 1 for the founder alone.
   var wantedShardCount: Int {
-    guard base.namesSlabs, !base.keepsLost, base.limits.cost.load(ordering: .relaxed) == .max else { return 1 }
-    var count = min(EngineKey.otherCount, countOfBytes)
-    let entries = base.limits.count.load(ordering: .relaxed)
-    if entries != .max { count = min(count, entries / sizes.entriesPerShard.load(ordering: .relaxed)) }
+    guard base.namesSlabs, !base.keepsLost else { return 1 }
+    let count = min(EngineKey.otherCount, countOfBytes, countOfEntries)
     return count < 2 ? 1 : 1 << (Int.bitWidth - 1 - count.leadingZeroBitCount)
   }
 
@@ -74,6 +72,18 @@ extension CacheShards {
   private var countOfBytes: Int {
     let bytes = base.limits.bytes.load(ordering: .relaxed)
     return bytes == .max ? .max : bytes / (base.heap.slabBytes * sizes.slabsPerShard.load(ordering: .relaxed))
+  }
+
+  /// How many shards the limits on entries and costs leave room for.
+  private var countOfEntries: Int {
+    var entries = base.limits.count.load(ordering: .relaxed)
+    let costLimit = base.limits.cost.load(ordering: .relaxed)
+    if costLimit != .max {
+      // As many as there would be of those that are there.
+      let cost = max(1, base.totalCost / UInt128(max(1, base.count)))
+      entries = min(entries, Int(clamping: UInt128(costLimit) / cost))
+    }
+    return entries == .max ? .max : entries / sizes.entriesPerShard.load(ordering: .relaxed)
   }
 
   /// Whether the byte limit leaves room for fewer than half of the shards that are open.
@@ -101,13 +111,14 @@ extension CacheShards {
 
   // MARK: Opening and draining
 
-  /// Opens as many shards as the limits allow. Where there is no memory for them, the next try comes after the next review.
+  /// Opens as many shards as the limits allow. Where that is none, or there is no memory for them, the next try comes after the
+  /// next review.
   @inline(never)
   func openShards() {
     hold(founder) { held in
       let wanted = wantedShardCount
-      guard !isOpen, wanted > 1 else { return }
-      guard let others = others.load() ?? makeOthers(wanted) else { return mayOpen.store(false, ordering: .relaxed) }
+      guard !isOpen else { return }
+      guard wanted > 1, let others = others.load() ?? makeOthers(wanted) else { return mayOpen.store(false, ordering: .relaxed) }
       // Those that were made first are all that there ever are.
       let count = min(wanted, others.others.count)
       for lane in held.usedLanes { held.end(lane) }
