@@ -28,8 +28,8 @@ enum LoadingFigures {
       figures.append(
         Figure(
           "\(name): misses through value(forKey:loading:), against a look-up and a store by hand", .time,
-          try Spread(numbers, "loading/by hand"), .atMost(2), "times their time",
-          note: "through \(Figure.text(try numbers.value("loading"))) ns, by hand \(Figure.text(try numbers.value("by hand"))) ns"
+          try Spread(numbers, "loading/manual"), .atMost(2), "times their time",
+          note: "through \(Figure.text(try numbers.value("loading"))) ns, by hand \(Figure.text(try numbers.value("manual"))) ns"
         ))
     }
     return figures
@@ -106,7 +106,7 @@ enum LoadingFigures {
       let cache = try ObjectCache<Int, Thing>(countLimit: 10_000)
       times = try Rounds.alternate(rounds, [{ fillByHand(cache, newKeys()) }, { fillByLoading(cache, newKeys()) }])
     }
-    return numbers(times, count, "by hand")
+    return numbers(times, count, "manual")
   }
 
   /// Of two sides' times, the other one's and a load's.

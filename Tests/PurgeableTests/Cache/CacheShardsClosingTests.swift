@@ -88,6 +88,36 @@ struct CacheShardsClosingTests {
     small.checkBooksSwept()
   }
 
+  @Test("where entries have come to cost so much that few have room, the library's thread closes the shards")
+  func costly() throws {
+    let (limit, entries) = (8 * 524_288, TestRun.isFull ? 17_000 : 4500)
+    let cache = try PurgeableCache<Int, Int>(costLimit: limit)
+    cache.openSooner(count: 4096)
+    for i in 0..<entries { cache[i] = i }
+    #expect(cache.engine.shards.openCount == 2)
+    _ = cache.engine.upkeepRound()
+    #expect(cache.engine.shards.openCount == 2)
+    for i in 0..<2 * entries { cache.setValue(i, forKey: i, cost: limit / 100) }
+    #expect(cache.count <= 100)
+    let keys = Set(cache.keys)
+    _ = cache.engine.upkeepRound()
+    #expect(cache.engine.shards.openCount == 1)
+    #expect(Set(cache.keys) == keys && keys.allSatisfy { cache.peekValue(forKey: $0) == $0 })
+    // Now the hundred are in one order.
+    for i in 0..<100 { cache.setValue(-i, forKey: i, cost: limit / 100) }
+    #expect(cache.totalCost <= limit)
+    cache.checkBooksSwept()
+
+    // So does a lower limit on entries.
+    let counted = try PurgeableCache<Int, Int>()
+    counted.openSooner(count: 4096)
+    for i in 0..<entries { counted[i] = i }
+    try counted.setCountLimit(1024)
+    #expect(counted.engine.shards.openCount == 16)
+    try counted.setCountLimit(1023)
+    #expect(counted.engine.shards.openCount == 1 && counted.count == 1023)
+  }
+
   // MARK: What stays
 
   @Test(

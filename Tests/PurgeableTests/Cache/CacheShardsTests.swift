@@ -18,6 +18,7 @@ extension PurgeableCache {
     engine.shards.sizes.byteCount.store(bytes, ordering: .relaxed)
     engine.shards.sizes.entriesPerShard.store(100, ordering: .relaxed)
     engine.shards.sizes.slabsPerShard.store(1, ordering: .relaxed)
+    engine.shards.sizes.leastEntriesPerShard.store(0, ordering: .relaxed)
     engine.shards.reviewOpening()
   }
 

@@ -20,12 +20,14 @@ extension CacheEngine {
     lazy.knownIntervals?.resume()
     let untilCore = reviewCore()
     offerIdle()
+    // The program cannot be asked on this thread; the next store asks it.
+    let asks = base.isAsking.load(ordering: .relaxed)
     if base.limits.budget.withLock({ $0.memoryShare }) != nil {
       base.limits.apply(to: heap)
-      // The program cannot be asked on this thread; the next store asks it.
-      let asks = base.isAsking.load(ordering: .relaxed)
       if !asks, base.isOverLimits || shards.areTooMany { enforceByteLimit() }
     }
+    // In this order: whoever lowers a limit at this moment enforces it before any shard closes.
+    if !asks, shards.areTooMany, !base.isOverLimits { _ = shards.closeIfTooMany() }
     shards.reviewOpening()
     let untilDue = dropDueSlabs()
     guard let due = nextIdleRound() else { return heap.hasPending ? 0 : min(untilCore, untilDue) }

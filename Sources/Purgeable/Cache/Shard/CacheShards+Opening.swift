@@ -3,7 +3,7 @@
 //
 // One shard keeps one order of eviction and costs little; several let as many threads store at a time. So a cache begins with
 // one, the founder, and opens the others when it has grown. Opening copies nothing but entries of tracked keys. Each shard fills
-// slabs of its own, so under a lower byte limit there may be too many: then they close, and the founder gets all entries back.
+// slabs of its own, so under lower limits there may be too many: then they close, and the founder gets all entries back.
 //
 //     mask 0              all keys belong to the founder
 //     mask M | draining   each key belongs to one of the others, its home; the founder still has the entries it had
@@ -64,7 +64,7 @@ extension CacheShards {
   /// The number of shards that the limits allow, a power of two; 1 for the founder alone.
   var wantedShardCount: Int {
     guard base.namesSlabs, !base.keepsLost else { return 1 }
-    let count = min(EngineKey.otherCount, countOfBytes, countOfEntries)
+    let count = min(EngineKey.otherCount, countOfBytes, entryLimit / sizes.entriesPerShard.load(ordering: .relaxed))
     return count < 2 ? 1 : 1 << (Int.bitWidth - 1 - count.leadingZeroBitCount)
   }
 
@@ -74,26 +74,28 @@ extension CacheShards {
     return bytes == .max ? .max : bytes / (base.heap.slabBytes * sizes.slabsPerShard.load(ordering: .relaxed))
   }
 
-  /// How many shards the limits on entries and costs leave room for.
-  private var countOfEntries: Int {
-    var entries = base.limits.count.load(ordering: .relaxed)
+  /// How many entries the limits on entries and costs leave room for, by what those cost on average that are there.
+  private var entryLimit: Int {
+    let entries = base.limits.count.load(ordering: .relaxed)
     let costLimit = base.limits.cost.load(ordering: .relaxed)
-    if costLimit != .max {
-      // As many as there would be of those that are there.
-      let cost = max(1, base.totalCost / UInt128(max(1, base.count)))
-      entries = min(entries, Int(clamping: UInt128(costLimit) / cost))
-    }
-    return entries == .max ? .max : entries / sizes.entriesPerShard.load(ordering: .relaxed)
+    if costLimit == .max { return entries }
+    let cost = max(1, base.totalCost / UInt128(max(1, base.count)))
+    return min(entries, Int(clamping: UInt128(costLimit) / cost))
   }
 
-  /// Whether the byte limit leaves room for fewer than half of the shards that are open.
-  var areTooMany: Bool { openCount / 2 > max(1, countOfBytes) }
+  /// Whether the limits leave room for fewer than half of the shards that are open, or for so few entries in each that which of
+  /// them leaves depends on the shard more than on age.
+  var areTooMany: Bool {
+    let open = openCount
+    return open / 2 > max(1, countOfBytes) || open > 1 && entryLimit / open < sizes.leastEntriesPerShard.load(ordering: .relaxed)
+  }
 
   /// Called after limits may have changed, and in the rounds of the library's thread.
   func reviewOpening() { mayOpen.store(wantedShardCount > 1, ordering: .relaxed) }
 
-  /// Called by who lowered a limit and has brought the cache below it: who closes before that would drop what was used with what
-  /// was not. Returns whether the shards have closed, for which bookkeeping may have grown.
+  /// Called by who has lowered a limit and brought the cache below it, and by the library's thread where it is below its limits:
+  /// who closes before that would drop what was used with what was not. Returns whether the shards have closed, for
+  /// which bookkeeping may have grown.
   func closeIfTooMany() -> Bool {
     guard areTooMany else { return false }
     closeShards()

@@ -115,6 +115,8 @@ final class ShardSizes: Sendable {
   /// least so many slabs.
   let entriesPerShard = Atomic<Int>(262_144)
   let slabsPerShard = Atomic<Int>(64)
+  /// Where limits leave fewer entries for each, the shards close.
+  let leastEntriesPerShard = Atomic<Int>(64)
   #if DEBUG
     /// Called by readers before each of their looks, with its number, so that a test can do something between two looks.
     let lookHook = AtomicLazyReference<LookHook>()
