@@ -17,15 +17,7 @@
 #include "heap_list.h"
 #include "heap_units.h"
 
-#include <time.h>
-
 // MARK: Wiping
-
-static uint64_t now_ns(void) {
-  struct timespec now = {0};
-  (void)clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
 
 // A sealed slab's table has exactly the size that fits its elements.
 static void forget_tags(purgeable_heap_t *heap, purgeable__spot_t spot) {
@@ -46,7 +38,7 @@ static void leave_unwiped(purgeable_heap_t *heap, purgeable__spot_t spot, purgea
   if (heap->unwiped_first == heap->unwiped_end) heap->unwiped_first = heap->unwiped_end = unit;
   if (unit < heap->unwiped_first) heap->unwiped_first = unit;
   if (unit >= heap->unwiped_end) heap->unwiped_end = unit + 1;
-  if (state == slab_delayed && heap->delayed_count++ == 0) heap->delayed_since_ns = now_ns();
+  if (state == slab_delayed && heap->delayed_count++ == 0) heap->delayed_since_ns = purgeable__now_ns();
   atomic_store(&spot.slab->state, state);
   // Where nobody wipes it before, the next upkeep does. In this order, sequentially consistent: an upkeep that takes the note
   // finds that there is something to wipe.
@@ -80,7 +72,8 @@ static void count_given_back(purgeable_heap_t *heap, size_t held) {
 static bool have_waited(const purgeable_heap_t *heap) {
   enum { LEAST = 256, SHORT_TIME_NS = 10 * 1000 * 1000 };
   size_t quarter = load_relaxed(&heap->slab_count) / 4;
-  return heap->delayed_count >= (quarter > LEAST ? quarter : LEAST) && now_ns() - heap->delayed_since_ns >= SHORT_TIME_NS;
+  if (heap->delayed_count < (quarter > LEAST ? quarter : LEAST)) return false;
+  return purgeable__now_ns() - heap->delayed_since_ns >= SHORT_TIME_NS;
 }
 
 static bool is_alone_in_mapping(const purgeable_heap_t *heap, purgeable__slab_t *slab) {

@@ -81,6 +81,7 @@ int purgeable__mincore(void *start, size_t length_bytes, unsigned char *pages);
 void *purgeable__allocate(size_t count, size_t size_bytes);  // calloc
 void *purgeable__resize(void *old, size_t size_bytes);       // realloc
 int purgeable__random(void *buffer, size_t length_bytes);    // getrandom; never blocks
+uint64_t purgeable__now_ns(void);                            // CLOCK_MONOTONIC; cannot fail
 
 // Makes [start, start + length) read as zeros and drains every stale view of it: MADV_DONTNEED. Where memory is mlocked
 // (EINVAL: the kernel keeps it, so it was never discarded and no stale view exists) it is given back by MADV_DONTNEED_LOCKED, or,

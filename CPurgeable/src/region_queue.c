@@ -33,7 +33,6 @@
 #include "region_pool.h"
 #include "region_word.h"
 
-#include <time.h>
 
 enum {
   // How many regions a drain looks at before it gives the mutex back: well below a millisecond.
@@ -61,9 +60,7 @@ bool purgeable_testing_set_queue_clock_ms(uint64_t now_ms) { return now_ms == 0;
 static uint64_t now_ms(void) {
   uint64_t stopped = stopped_clock_ms();
   if (stopped != 0) return stopped;
-  struct timespec now;
-  (void)clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+  return purgeable__now_ns() / 1000000;
 }
 
 static purgeable_region_t *region_of(purgeable__link_t *link) {

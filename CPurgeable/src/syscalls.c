@@ -236,6 +236,12 @@ int purgeable__random(void *buffer, size_t length_bytes) {
   return error;
 }
 
+uint64_t purgeable__now_ns(void) {
+  struct timespec now = {0};
+  (void)clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
 // Directly, not by the C library's functions: those are cancellation points.
 int purgeable__open(const char *path, int *descriptor) {
   int error = count_call(purgeable_testing_call_file);

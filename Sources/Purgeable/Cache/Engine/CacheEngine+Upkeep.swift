@@ -24,10 +24,10 @@ extension CacheEngine {
     let asks = base.isAsking.load(ordering: .relaxed)
     if base.limits.budget.withLock({ $0.memoryShare }) != nil {
       base.limits.apply(to: heap)
-      if !asks, base.isOverLimits || shards.areTooMany { enforceByteLimit() }
+      if !asks, base.isOverLimits { enforceByteLimit() }
     }
     // In this order: whoever lowers a limit at this moment enforces it before any shard closes.
-    if !asks, shards.areTooMany, !base.isOverLimits { _ = shards.closeIfTooMany() }
+    if !asks, shards.areTooMany, !base.isOverLimits { enforceLimits() }
     shards.reviewOpening()
     let untilDue = dropDueSlabs()
     guard let due = nextIdleRound() else { return heap.hasPending ? 0 : min(untilCore, untilDue) }

@@ -46,8 +46,6 @@ import Synchronization
   private static let smallestTableAt = 2048
   static let classCount = 57
   static let slotsPerBucket = 8
-  /// How far ahead a pass over a table prefetches.
-  private static let slotsAhead = 16
   /// 4 KiB, the smallest page.
   private static let slotsPerTouch = 512
 
@@ -82,6 +80,13 @@ import Synchronization
       let (first, second) = buckets(of: identity)
       slots[first].prefetch()
       slots[second].prefetch()
+    }
+
+    /// In a pass over this table: prefetches the two buckets in another one, or in this, of a slot that comes soon. Where slots
+    /// come in the order of their first buckets, the second ones are scattered.
+    @inline(__always) func prefetch(aheadOf number: Int, in other: Table) {
+      let ahead = number &+ 16
+      if let slots, ahead < slotCount { other.prefetch(identity: Slot(bits: slots[ahead].relaxed).identity) }
     }
 
     /// The slots in use in an identity's two buckets, whatever their identity.
@@ -403,17 +408,16 @@ import Synchronization
     }
     let keepsLastUses = keepsLastUses
     func carry(_ number: Int) -> Int? {
-      // Where slots come in the order of their first buckets, the second ones are scattered.
-      if number + Self.slotsAhead < old.slotCount {
-        new.prefetch(identity: Slot(bits: slots[number + Self.slotsAhead].relaxed).identity)
-      }
-      return insert(Slot(bits: slots[number].relaxed), keepsLastUses ? old.lastUse(at: number).time : nil, into: new)
+      insert(Slot(bits: slots[number].relaxed), keepsLastUses ? old.lastUse(at: number).time : nil, into: new)
     }
     let isDone =
       if let order {
         order.resize(slotCount: new.slotCount) { carry(Int($0)).map { UInt32(truncatingIfNeeded: $0) } }
       } else {
-        (0..<old.slotCount).allSatisfy { slots[$0].relaxed == 0 || carry($0) != nil }
+        (0..<old.slotCount).allSatisfy { number in
+          old.prefetch(aheadOf: number, in: new)
+          return slots[number].relaxed == 0 || carry(number) != nil
+        }
       }
     guard isDone else {
       if let newSlots = new.slots { clear(newSlots, sizeClass) }

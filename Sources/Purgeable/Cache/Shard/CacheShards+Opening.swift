@@ -93,9 +93,8 @@ extension CacheShards {
   /// Called after limits may have changed, and in the rounds of the library's thread.
   func reviewOpening() { mayOpen.store(wantedShardCount > 1, ordering: .relaxed) }
 
-  /// Called by who has lowered a limit and brought the cache below it, and by the library's thread where it is below its limits:
-  /// who closes before that would drop what was used with what was not. Returns whether the shards have closed, for
-  /// which bookkeeping may have grown.
+  /// Called where the cache has been brought below its limits: who closes before that would drop what was used with what was not.
+  /// Returns whether the shards have closed, for which bookkeeping may have grown.
   func closeIfTooMany() -> Bool {
     guard areTooMany else { return false }
     closeShards()

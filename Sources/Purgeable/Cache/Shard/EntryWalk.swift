@@ -251,8 +251,7 @@ extension HeldShard {
     let table = index.current()
     guard let inTable = table.slots else { return ShardNotes(number, notes, slabs, isReversed: isReversed) }
     for i in 0..<table.slotCount {
-      // Slots with the same name are scattered in memory: prefetched some slots ahead.
-      if i + 16 < table.slotCount { index.prefetch(identity: Slot(bits: inTable[i + 16].relaxed).identity) }
+      table.prefetch(aheadOf: i, in: table)
       let slot = Slot(bits: inTable[i].relaxed)
       guard !slot.isEmpty, let hash = hash(toNote: slot) else { continue }
       let number = slabNumber(slot, numbers)

@@ -111,8 +111,8 @@ final class ShardSizes: Sendable {
   /// A cache that is below both has one shard.
   let count = Atomic<Int>(16_384)
   let byteCount = Atomic<Int>(8 << 20)
-  /// A shard is worth opening when its share of a count limit has at least so many entries, and its share of a byte limit at
-  /// least so many slabs.
+  /// A shard is worth opening when its share of the limits on entries and costs has at least so many entries, and its share of
+  /// a byte limit at least so many slabs.
   let entriesPerShard = Atomic<Int>(262_144)
   let slabsPerShard = Atomic<Int>(64)
   /// Where limits leave fewer entries for each, the shards close.
