@@ -16,7 +16,7 @@
       "without the right to write: an error that says where, or memory alone; nothing changes, and with the right all is there")
     func noRight() async {
       await #expect(processExitsWith: .success) {
-        alarm(120)
+        alarm(240)
         guard let place = try? StorePlace() else { fatalError("a folder") }
         // Root may do everything.
         let nobody: uid_t = 65_534

@@ -136,7 +136,7 @@
       }
     }
 
-    @Test("a check beside a program that stores and removes finds nothing wrong", .timeLimit(.minutes(2)))
+    @Test("a check beside a program that stores and removes finds nothing wrong", .timeLimit(.minutes(10)))
     func besideWriter() throws {
       try withPlace { place in
         try place.withStore(PurgeableStoreOptions()) { store in
@@ -163,7 +163,7 @@
       }
     }
 
-    @Test("an index that names what is not there ends no program's work, and is found", .timeLimit(.minutes(2)))
+    @Test("an index that names what is not there ends no program's work, and is found", .timeLimit(.minutes(10)))
     func wrongIndex() throws {
       try withPlace { place in
         try place.withStore { store in

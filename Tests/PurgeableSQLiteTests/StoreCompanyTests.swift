@@ -15,7 +15,8 @@
   @Suite("a database in company")
   struct StoreCompanyTests {
     @Test(
-      "a reader that does not end: the log stays below 64 MiB, writes go on, and no older value is found", .timeLimit(.minutes(3))
+      "a reader that does not end: the log stays below 64 MiB, writes go on, and no older value is found",
+      .timeLimit(.minutes(10))
     )
     func stuckReader() throws {
       try withPlace { place in
@@ -49,7 +50,7 @@
       }
     }
 
-    @Test("two processes write, read, remove and evict: no value is wrong, and the totals are right", .timeLimit(.minutes(5)))
+    @Test("two processes write, read, remove and evict: no value is wrong, and the totals are right", .timeLimit(.minutes(10)))
     func twoProcesses() async {
       await #expect(processExitsWith: .success) {
         guard let place = try? StorePlace() else { fatalError("a folder") }
@@ -129,7 +130,7 @@
         // Before this process has anything of SQLite.
         let child = fork()
         if child == 0 {
-          alarm(60)
+          alarm(240)
           guard unsafe read(go.read, &byte, 1) == 1,
             let folder = try? StoreFolder.open("store", in: place.folder.path, operation: "test")
           else { _exit(1) }

@@ -297,7 +297,7 @@
           precondition(isPiped, "a pipe")
           let child = fork()
           if child == 0 {
-            alarm(120)
+            alarm(240)
             _exit((try? stores(from: last, to: ends.1)) == nil ? 1 : 0)
           }
           close(ends.1)
@@ -335,7 +335,7 @@
         store.setValue([2], forKey: "b")
         let child = fork()
         if child == 0 {
-          alarm(60)
+          alarm(240)
           var isWell =
             store.value(forKey: "a") == nil && store.value(forKey: "a") { [3] } == [3] && store.value(forKey: "a") == [3]
           store.setValue([4], forKey: "c")

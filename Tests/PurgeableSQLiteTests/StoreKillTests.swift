@@ -67,7 +67,7 @@
     private static func endOfChild(_ work: () throws -> Void) -> ChildEnd? {
       let child = fork()
       if child == 0 {
-        alarm(60)
+        alarm(240)
         _exit((try? work()) == nil ? 1 : 0)
       }
       return ChildEnd.of(child)

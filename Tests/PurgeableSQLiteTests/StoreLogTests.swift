@@ -35,7 +35,7 @@
       }
       defer {
         isOver.store(true, ordering: .relaxed)
-        watcher.wait()
+        watcher.comes()
       }
       place.clock.pass(.seconds(2000))
       try body(store)
@@ -74,7 +74,7 @@
 
     @Test(
       "a reader that stands in the way when a store at rest cuts its log: it is cut when the reader has gone",
-      .enabled(if: TestRun.isFull, "in a full run: a store rests after seconds"), .timeLimit(.minutes(3)))
+      .enabled(if: TestRun.isFull, "in a full run: a store rests after seconds"), .timeLimit(.minutes(10)))
     func readerAtRest() throws {
       try withPlace { place in
         try place.withStore { store in

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Waiting in the process that all tests share.
 
+import Dispatch
+
 extension TestRun {
   /// Waits until a condition holds, and asks a hundred times a second. False when it still does not hold after `seconds`. Unlike
   /// `patiently` it leaves its thread to other tests meanwhile: the pool has as many threads as there are processors.
@@ -11,4 +13,10 @@ extension TestRun {
     }
     return holds()
   }
+}
+
+extension DispatchSemaphore {
+  /// Waits for a signal. False when none has come after `seconds`: a test that waits for ever says nothing.
+  @discardableResult
+  public func comes(seconds: Int = 120) -> Bool { wait(timeout: .now() + .seconds(seconds)) == .success }
 }

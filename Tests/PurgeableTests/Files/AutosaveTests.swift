@@ -56,7 +56,7 @@ private final class ToldSaves: Sendable {
 
   /// Waits for the next event, and returns how many entries were saved; nil for any other event.
   func next() -> Int? {
-    told.wait()
+    require(told.comes(), "an event of an autosave")
     return events.withLock { events in
       if case .didSave(let report) = events.removeFirst() { report.entryCount } else { nil }
     }
@@ -146,7 +146,7 @@ struct AutosaveTests {
         let (begun, goesOn) = (DispatchSemaphore(value: 0), DispatchSemaphore(value: 0))
         let format = StoredFormat<[UInt8]>(version: 1) { value in
           begun.signal()
-          goesOn.wait()
+          goesOn.comes()
           return value
         } decode: { bytes, _ in
           [UInt8](purgeableBytes: bytes)
@@ -156,7 +156,7 @@ struct AutosaveTests {
         try cache.setAutosave(to: folder.path + "/cache", every: Self.often, format: format) { event in
           if case .didSave = event { order.withLock { $0.append("saved") } }
         }
-        begun.wait()
+        #expect(begun.comes())
         let remover = TestThread {
           cache.removeAutosave()
           order.withLock { $0.append("removed") }

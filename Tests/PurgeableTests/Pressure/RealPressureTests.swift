@@ -3,6 +3,7 @@
 
 import Glibc
 import PurgeableTestSupport
+import Synchronization
 import Testing
 import ToolSupport
 
@@ -112,6 +113,40 @@ struct RealPressureTests {
       require(heard, "heard of: \(numbers)")
       require(ended, "ended: \(numbers)")
       require(cache.count >= 0, "alive")
+    }
+  }
+
+  @Test("in a small group, threads' stores of all lengths are never refused for want of memory, however small the share")
+  func storesInSmallGroup() async throws {
+    let limit: UInt64 = 48 << 20
+    try needGroup(MemoryGroup.current()?.version ?? .v1, limitBytes: limit)
+    await #expect(processExitsWith: .success) {
+      let (group, reason) = TestGroup.make(version: MemoryGroup.current()!.version, limitBytes: 48 << 20)
+      guard let group else { fatalError(reason) }
+      hearThisMachine()
+      for share in [0.005, 0.02, 0.1, 1] {
+        let cache = try PurgeableCache<Int, [UInt8]>(memoryShare: share)
+        let outcomes = Mutex<[StoreOutcome: Int]>([:])
+        let wrongCount = Atomic<Int>(0)
+        onThreads(3) { thread in
+          var random = SplitMix64(seed: TestRun.seed + UInt64(thread))
+          var own: [StoreOutcome: Int] = [:]
+          for _ in 0..<6000 {
+            let key = Int(random.next() % 5000)
+            let byteCount = random.next() % 50 == 0 ? 327 << 10 : 16 + Int(random.next() % 4000)
+            own[cache.setValue([UInt8](repeating: UInt8(key % 251), count: byteCount), forKey: key), default: 0] += 1
+            let asked = Int(random.next() % 5000)
+            if let value = cache.value(forKey: asked), value.first != UInt8(asked % 251) || value.last != value.first {
+              wrongCount.add(1, ordering: .relaxed)
+            }
+          }
+          outcomes.withLock { $0.merge(own, uniquingKeysWith: +) }
+        }
+        let told = outcomes.withLock { $0 }
+        require(told[.outOfMemory] == nil && wrongCount.load(ordering: .relaxed) == 0, "a share of \(share): \(told)")
+        require(told[.stored, default: 0] > 0, "a share of \(share): \(told)")
+      }
+      group.leave()
     }
   }
 }
