@@ -292,6 +292,34 @@ struct CachePriorityTests {
 
   // MARK: Wherever it goes
 
+  @Test(
+    "at a full byte limit, what is pinned stays while shards open and stores bring it home, and is pinned then",
+    arguments: [20, 50, 80], [false, true])
+  func fullWhenOpening(percent: Int, tracksKeys: Bool) throws {
+    let limit = 8 << 20
+    var options = CacheOptions(byteLimit: limit)
+    options.tracksKeys = tracksKeys
+    let cache = try PurgeableCache<UInt32, [UInt8]>(options)
+    let pinned = 0..<UInt32(limit / 100 * percent / 600)
+    for key in pinned {
+      #expect(cache.setValue(described(key, version: 1, count: 500), forKey: key, priority: .pinned) == .stored)
+    }
+    for key in 1_000_000..<1_020_000 as Range<UInt32> { cache[key] = described(key, version: 1, count: 500) }
+    cache.openEarly(count: .max)
+    cache.engine.shards.sizes.slabsPerShard.store(32, ordering: .relaxed)
+    cache.engine.shards.openShards()
+    #expect(cache.engine.shards.openCount == 4)
+    #expect(pinned.allSatisfy { cache.peekValue(forKey: $0) != nil })
+    for key in 1_020_000..<1_040_000 as Range<UInt32> { cache[key] = described(key, version: 1, count: 500) }
+    for key in pinned { #expect(cache.setValue(described(key, version: 2, count: 500), forKey: key) == .replaced) }
+    for key in pinned {
+      let entry = try #require(cache.peekEntry(forKey: key))
+      #expect(entry.priority == .pinned && versionDescribed(in: entry.value, key: key) == 2)
+    }
+    #expect(cache.byteCount <= limit)
+    cache.checkBooksSwept()
+  }
+
   @Test("priorities stay when shards open and close, and with compaction", arguments: Keys.allCases)
   func moved(keys: Keys) throws {
     // In the quick run there are a quarter of the shards, so that there too each writes slabs full of pinned values.

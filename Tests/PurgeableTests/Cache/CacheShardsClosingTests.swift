@@ -118,6 +118,86 @@ struct CacheShardsClosingTests {
     #expect(counted.engine.shards.openCount == 1 && counted.count == 1023)
   }
 
+  @Test(
+    "a forked child whose parent was about to close its shards has nothing to close, and its library's thread goes on", .forks)
+  func child() async {
+    await #expect(processExitsWith: .success) {
+      let cache = try PurgeableCache<UInt32, [UInt8]>()
+      for key in 0..<2000 as Range<UInt32> { cache[key] = described(key, version: 1, count: 30) }
+      cache.open()
+      // As between a lower limit and its enforcement.
+      cache.engine.shards.sizes.leastEntriesPerShard.store(64, ordering: .relaxed)
+      cache.engine.base.limits.count.store(100, ordering: .relaxed)
+      require(cache.engine.shards.areTooMany, "too many shards")
+      let isWell = childSays(seconds: 60) {
+        _ = cache.engine.upkeepRound()
+        guard cache.isEmpty else { return false }
+        cache[1] = [1]
+        return cache[1] == [1] && cache.count == 1
+      }
+      require(isWell, "the child")
+    }
+  }
+
+  @Test("where the program is asked, a store closes shards that are too many, and the byte limit holds after each store")
+  func asking() throws {
+    let limit = 4 << 20
+    let cache = try PurgeableCache<UInt32, [UInt8]>(byteLimit: limit)
+    for key in 0..<2000 as Range<UInt32> { cache[key] = described(key, version: 1, count: 80) }
+    cache.open()
+    cache.shouldEvict = { _, _ in true }
+    // Each shard's part of the slabs is sparse.
+    cache.engine.shards.sizes.leastEntriesPerShard.store(1 << 40, ordering: .relaxed)
+    for key in 0..<2000 as Range<UInt32> { cache.remove(forKey: key) }
+    cache.engine.base.limits.count.store(1 << 20, ordering: .relaxed)
+    let areTooMany = cache.engine.shards.areTooMany
+    #expect(areTooMany)
+    var random = SplitMix64(seed: chosenSeed)
+    let keys = limit / 100 * 72 / 22_500
+    for version in 1..<1000 as Range<UInt32> {
+      let key = UInt32(random.index(below: keys))
+      cache[key] = described(key, version: version, count: 22_500 + random.index(below: 400))
+      #expect(cache.byteCount <= limit, "store \(version): \(cache.byteCount)")
+    }
+    #expect(cache.count > keys * 9 / 10 && cache.engine.shards.openCount == 1, "\(cache.count) of \(keys)")
+    cache.checkBooksSwept()
+  }
+
+  @Test("the library's thread asks nobody, also where the program wants to be asked while that thread closes the shards")
+  func askedMeanwhile() throws {
+    let cache = try PurgeableCache<UInt32, [UInt8]>()
+    for key in 0..<2000 as Range<UInt32> { cache[key] = described(key, version: 1, count: 80) }
+    cache.open()
+    for key in 0..<2000 as Range<UInt32> { cache[key] = described(key, version: 2, count: 80) }
+    cache.shouldEvict = { key, _ in
+      Issue.record("asked about \(key)")
+      return true
+    }
+    let base = cache.engine.base
+    base.isAsking.store(false, ordering: .relaxed)
+    cache.engine.shards.sizes.leastEntriesPerShard.store(1 << 40, ordering: .relaxed)
+    base.limits.count.store(1 << 20, ordering: .relaxed)
+    #if DEBUG
+      _ = base.moveHook.storeIfNil(
+        LookHook { [unowned base] _ in
+          base.limits.count.store(1000, ordering: .relaxed)
+          base.isAsking.store(true, ordering: .releasing)
+        })
+      _ = cache.engine.upkeepRound()
+      #expect(cache.engine.shards.openCount == 1 && cache.count == 2000)
+    #endif
+    // The next store does, on its own thread.
+    let asked = Atomic<Int>(0)
+    cache.shouldEvict = { _, _ in
+      asked.add(1, ordering: .relaxed)
+      return true
+    }
+    try cache.setCountLimit(1000)
+    let count = asked.load(ordering: .relaxed)
+    #expect(count == 1000 && cache.count == 1000)
+    cache.checkBooksSwept()
+  }
+
   // MARK: What stays
 
   @Test(

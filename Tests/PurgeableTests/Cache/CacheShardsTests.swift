@@ -129,6 +129,11 @@ struct CacheShardsTests {
     #expect(count(try PurgeableCache(costLimit: 8 * 500_000)) == 1)
     #expect(count(try PurgeableCache(costLimit: 8 * 524_288)) == 2)
     #expect(count(try PurgeableCache(costLimit: 1 << 40)) == 16)
+    // What costs nothing is limited by no sum of costs.
+    let free = try PurgeableCache<Int, Int>(costLimit: 1000)
+    free.openSooner(count: 4096)
+    for i in 0..<entries { free.setValue(i, forKey: i, cost: 0) }
+    #expect(free.engine.shards.openCount == 16 && free.count == entries)
     #expect(count(try PurgeableCache(byteLimit: 64 << 20)) == 16)
     #expect(count(try PurgeableCache(byteLimit: 20 << 20)) == 4)
     #expect(count(try PurgeableCache(byteLimit: 6 << 20)) == 1)

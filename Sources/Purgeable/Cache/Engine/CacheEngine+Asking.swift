@@ -65,7 +65,7 @@ extension CacheEngine {
       if reason.isOfMemory {
         let now = living ?? shards.all.reduce(0) { sum, shard in sum + shards.hold(shard) { $0.livingBytes } }
         living = now
-        // What lives fits in the slabs of fewer shards: who lowered the limit closes the others, and goes on.
+        // What lives fits in the slabs of fewer shards: the caller closes the others, and calls again.
         if reason == .bytes, shards.areTooMany, now <= base.limits.bytes.load(ordering: .relaxed) / 4 * 3 { break }
         if now < base.heldBytes / 4 * 3, now <= nextCompaction {
           for shard in shards.all { shards.hold(shard) { held in held.compactSparsest() } }

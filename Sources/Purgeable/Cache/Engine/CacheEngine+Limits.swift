@@ -23,10 +23,12 @@ extension CacheEngine {
     for shard in shards.all { shards.hold(shard) { held in held.hasEvicted = false } }
   }
 
-  /// Brings the cache below its limits, where one may be exceeded.
-  func enforceLimits() {
+  /// Brings the cache below its limits, where one may be exceeded. `mayAsk`: false on the library's thread, on which the program
+  /// cannot be asked. Where it has to be, the next store does.
+  func enforceLimits(mayAsk: Bool = true) {
     repeat {
       if base.isAsking.load(ordering: .acquiring) {
+        guard mayAsk else { break }
         asker.load()?.enforceLimits(sparing: nil)
       } else {
         // Who lowers a limit wants the memory: no slab is kept for the next store.
@@ -60,9 +62,9 @@ extension CacheEngine {
 
   /// Called after the byte limit was changed. A cache that has grown needs more memory when it is empty than a fresh one does: if
   /// it is still above the limit with no entry left, the limit becomes what it needs.
-  func enforceByteLimit() {
+  func enforceByteLimit(mayAsk: Bool = true) {
     fitBookkeeping()
-    enforceLimits()
+    enforceLimits(mayAsk: mayAsk)
     fitBookkeeping()
     let limit = base.limits.bytes.load(ordering: .relaxed)
     let needed = base.neededBytes

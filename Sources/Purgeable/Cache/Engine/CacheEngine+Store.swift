@@ -72,7 +72,8 @@ extension CacheEngine {
     // Before the limits are looked at: other shards take bookkeeping.
     shards.openIfLarge()
     if base.isAsking.load(ordering: .acquiring) {
-      asker.load()?.enforceLimits(sparing: key)
+      // Entries that fit in the slabs of fewer shards wait for those to close (`evict`).
+      repeat { asker.load()?.enforceLimits(sparing: key) } while base.isOverByteLimit && shards.closeIfTooMany()
       return
     }
     // The store's own shard had nothing left to evict; others may have.

@@ -79,8 +79,10 @@ extension CacheShards {
     let entries = base.limits.count.load(ordering: .relaxed)
     let costLimit = base.limits.cost.load(ordering: .relaxed)
     if costLimit == .max { return entries }
-    let cost = max(1, base.totalCost / UInt128(max(1, base.count)))
-    return min(entries, Int(clamping: UInt128(costLimit) / cost))
+    let cost = base.totalCost
+    // Nothing costs anything, as far as is known.
+    if cost == 0 { return entries }
+    return min(entries, Int(clamping: UInt128(costLimit) * UInt128(max(1, base.count)) / cost))
   }
 
   /// Whether the limits leave room for fewer than half of the shards that are open, or for so few entries in each that which of
@@ -94,11 +96,12 @@ extension CacheShards {
   func reviewOpening() { mayOpen.store(wantedShardCount > 1, ordering: .relaxed) }
 
   /// Called where the cache has been brought below its limits: who closes before that would drop what was used with what was not.
-  /// Returns whether the shards have closed, for which bookkeeping may have grown.
+  /// Returns whether the shards have closed, for which bookkeeping may have grown. In a forked child that has not begun anew
+  /// there is nothing to close.
   func closeIfTooMany() -> Bool {
     guard areTooMany else { return false }
     closeShards()
-    return true
+    return !areTooMany
   }
 
   /// Called after each store, with no mutex held.
@@ -211,15 +214,18 @@ extension CacheShards {
 
   private func bringHome(_ identity: UInt64, from: inout HeldShard, _ mask: UInt64) {
     let reason = base.refusalReason
-    var evictionsLeft = 16
+    var triesLeft = 16
     while let found = from.index.current().candidates(of: identity).first(where: { _ in true }) {
-      switch sendHome(found, from: &from, mask) {
+      // What is pinned stays, if need be above the limit, until a store makes room there.
+      let exceeds = triesLeft == 0 && base.heap.queue(at: found.slot.place) == .pinned
+      switch sendHome(found, from: &from, mask, exceeds: exceeds) {
       case .isHome: break
       case .lost: from.drop(found, .discarded)
-      case .noMemory where evictionsLeft > 0:
-        // There is no memory for the copy: the founder's oldest slab goes for it.
+      case .noMemory where triesLeft > 0:
+        // There is no memory for the copy: the founder's oldest slab goes for it, or another shard's.
         from.readyGhost()
-        evictionsLeft = from.evictSlab(reason) ? evictionsLeft - 1 : 0
+        let hasRoom = from.freeSlab(reason) || freeSlabElsewhere(reason, than: &from) == .freed
+        triesLeft = hasRoom ? triesLeft - 1 : 0
       case .noMemory, .noSlot: from.drop(found, reason)
       }
     }
@@ -244,7 +250,7 @@ extension CacheShards {
     }
   }
 
-  private func sendHome(_ found: FoundSlot, from: inout HeldShard, _ mask: UInt64) -> Homecoming {
+  private func sendHome(_ found: FoundSlot, from: inout HeldShard, _ mask: UInt64, exceeds: Bool) -> Homecoming {
     guard let facts = base.elements.facts(of: base.heap.reference(found.slot.place)),
       let hash = facts.shardHash ?? from.keys.hash(of: EngineKey.trackedNumber(of: found.slot)).map(EngineKey.shardHash)
     else { return .lost }
@@ -252,7 +258,7 @@ extension CacheShards {
     let home = positions[hash & mask]
     assert(home.number > from.number, "PurgeableCache: the founder's entry is at home there")
     return home.whileHeld { held in
-      let outcome = held.takeOver(FoundEntry(found: found, facts: facts), from: &from)
+      let outcome = held.takeOver(FoundEntry(found: found, facts: facts), from: &from, exceeds: exceeds)
       from.departures.append(held.departures.take())
       return outcome
     }
@@ -268,8 +274,9 @@ private enum Homecoming {
 }
 
 extension HeldShard {
-  /// Takes an entry over from another shard, whose mutex is held too. Without memory it stays where it is.
-  fileprivate mutating func takeOver(_ entry: FoundEntry, from other: inout HeldShard) -> Homecoming {
+  /// Takes an entry over from another shard, whose mutex is held too. Without memory it stays where it is. `exceeds`: the copy
+  /// may exceed the byte limit by a slab.
+  fileprivate mutating func takeOver(_ entry: FoundEntry, from other: inout HeldShard, exceeds: Bool) -> Homecoming {
     let (found, facts) = (entry.found, entry.facts)
     guard let head = elements.head(of: found.slot, facts) else { return .lost }
     let (from, cost) = (heap.lane(at: found.slot.place), facts.cost(head))
@@ -283,8 +290,7 @@ extension HeldShard {
     var new = old
     var identity = found.slot.identity
     if !isLarge {
-      // Where shards close, the slab that the copy comes from is given back next.
-      let taken = number == 0 ? allocateCopy(facts.payloadByteCount, lane) : allocateWithinLimit(facts.payloadByteCount, lane)
+      let taken = exceeds ? allocateCopy(facts.payloadByteCount, lane) : allocateWithinLimit(facts.payloadByteCount, lane)
       guard let fresh = taken else { return .noMemory }
       new = fresh.reference
       // Copied without a lock: locking would take the old page off offer.
@@ -314,8 +320,7 @@ extension HeldShard {
       if slot.isTracked { _ = other.keys.adopt(EngineKey.trackedNumber(of: slot), of: &keys) }
       return .noSlot
     }
-    // Booked here first: for a moment the totals count the entry twice, so a limit may evict one entry too many, and never one
-    // too few.
+    // Booked here first: for a moment the totals count the entry twice, so a limit may evict too much, and never too little.
     books.book(new.place, lane.queue, cost: cost, byteCount: facts.payloadByteCount)
     #if DEBUG
       base.moveHook.load()?.body(2)
@@ -337,14 +342,14 @@ extension HeldShard {
     return .isHome
   }
 
-  /// Sends the entries of a slab to the founder, whose mutex is held too. Where the byte limit leaves no memory, they leave.
+  /// Sends the entries of a slab, which is given back next, to the founder, whose mutex is held too. Without memory they leave.
   fileprivate mutating func send(_ slab: purgeable_slab_t, to founder: inout HeldShard) {
     var cursor: UInt32 = 0
     while let reference = heap.nextElement(of: slab, &cursor) {
       guard let facts = elements.facts(of: reference),
         let found = index.find(identity: facts.identity, place: reference.place)
       else { continue }
-      switch founder.takeOver(FoundEntry(found: found, facts: facts), from: &self) {
+      switch founder.takeOver(FoundEntry(found: found, facts: facts), from: &self, exceeds: true) {
       case .isHome: break
       case .lost: drop(found, .discarded)
       case .noMemory, .noSlot: drop(found, base.refusalReason)

@@ -252,12 +252,12 @@ struct CacheShards: ~Copyable, Sendable {
     return isDone
   }
 
-  enum Elsewhere { case evicted, nothing, busy }
+  enum Elsewhere { case freed, nothing, busy }
 
-  /// For a store whose own shard has nothing left to evict: evicts a slab of the shard with the oldest slab, among those whose
+  /// For a store whose own shard has nothing left to free: frees a slab of the shard with the oldest slab, among those whose
   /// mutex is free. The mutex is taken out of order, beside the mutex of `own`, so it is only tried and never waited for: `busy`
   /// where one was taken and no other had anything.
-  func evictSlabElsewhere(_ reason: DepartureReason, than own: inout HeldShard) -> Elsewhere {
+  func freeSlabElsewhere(_ reason: DepartureReason, than own: inout HeldShard) -> Elsewhere {
     // A bit for each shard's number: no allocation.
     var asked = UInt32(1) << UInt32(own.number)
     var isBusy = false
@@ -273,13 +273,13 @@ struct CacheShards: ~Copyable, Sendable {
       guard let shard = oldest else { return isBusy ? .busy : .nothing }
       assert(shard.number != own.number, "PurgeableCache: a shard evicts from itself as from another")
       asked |= 1 << UInt32(shard.number)
-      let evicted = shard.held.withLockIfAvailable { held in (held.evictSlab(reason), held.departures.take()) }
-      guard let (evicted, departed) = evicted else {
+      let freed = shard.held.withLockIfAvailable { held in (held.freeSlab(reason), held.departures.take()) }
+      guard let (hasFreed, departed) = freed else {
         isBusy = true
         continue
       }
       own.departures.append(departed)
-      if evicted { return .evicted }
+      if hasFreed { return .freed }
     }
   }
 }

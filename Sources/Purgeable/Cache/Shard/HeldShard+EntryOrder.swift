@@ -73,15 +73,16 @@ extension HeldShard {
     return slots.count < countBefore || heap.heldBytes < heldBefore
   }
 
-  /// Of some slabs from where the last search stopped, moves together what lives in the one with the fewest living bytes.
-  mutating func compactSparsest() {
+  /// Of some slabs from where the last search stopped, moves together what lives in the one with the fewest living bytes, if
+  /// they are less than this share of it.
+  mutating func compactSparsest(below most: Double = 0.95) {
     var next = heap.information(compaction.cursor) == nil ? nextSlab(after: nil) : compaction.cursor
     var sparsest: (slab: purgeable_slab_t, living: Double)?
     for _ in 0..<S3FIFOOrder.compactionLooks {
       guard let slab = next, let facts = heap.information(slab)?.facts else { break }
       next = nextSlab(after: slab)
       let living = Double(facts.livingBytes) / Double(max(1, facts.heldBytes))
-      if !facts.isOpen, !facts.isLarge, !facts.isLocked, living < sparsest?.living ?? 0.95 { sparsest = (slab, living) }
+      if !facts.isOpen, !facts.isLarge, !facts.isLocked, living < sparsest?.living ?? most { sparsest = (slab, living) }
     }
     compaction.cursor = next ?? .none
     if let sparsest { _ = run(over: sparsest.slab, .compaction) }

@@ -309,6 +309,16 @@ extension HeldShard {
     return false
   }
 
+  /// Makes room for a slab: gives one back, or, where all that could go is pinned, moves together what lives in some with holes.
+  mutating func freeSlab(_ reason: DepartureReason) -> Bool {
+    if evictSlab(reason) { return true }
+    guard books[.pinned].count > 0 else { return false }
+    let before = heap.heldBytes
+    // What lives in four such slabs fits in three. They may come after many without holes.
+    for _ in 0..<8 where heap.heldBytes >= before { compactSparsest(below: 0.75) }
+    return heap.heldBytes < before
+  }
+
   /// Once for each slab's worth of stores: when much of the held memory is dead, moves the living entries out of one sparse slab,
   /// and gives it back.
   mutating func compactIfDue() {

@@ -235,13 +235,13 @@ extension HeldShard {
         return nil
       }
       readyGhost()
-      if shards.evictFromFounder(reason, before: &self) || evictSlab(reason) {
+      if shards.evictFromFounder(reason, before: &self) || freeSlab(reason) {
         hasEvicted = true
         continue
       }
-      // This shard has nothing left to evict: try the others whose mutexes are free.
-      switch shards.evictSlabElsewhere(reason, than: &self) {
-      case .evicted:
+      // This shard has nothing left: try the others whose mutexes are free.
+      switch shards.freeSlabElsewhere(reason, than: &self) {
+      case .freed:
         hasEvicted = true
         continue
       case .busy: missedRoom = true
