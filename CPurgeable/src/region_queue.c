@@ -33,7 +33,6 @@
 #include "region_pool.h"
 #include "region_word.h"
 
-
 enum {
   // How many regions a drain looks at before it gives the mutex back: well below a millisecond.
   LOOKS_AT_A_TIME = PURGEABLE__BATCH_COUNT,

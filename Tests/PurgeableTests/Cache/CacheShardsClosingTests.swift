@@ -183,7 +183,11 @@ struct CacheShardsClosingTests {
           base.limits.count.store(1000, ordering: .relaxed)
           base.isAsking.store(true, ordering: .releasing)
         })
-      _ = cache.engine.upkeepRound()
+      let library = TestThread {
+        ThreadRole.enterLibrary()
+        _ = cache.engine.upkeepRound()
+      }
+      library.join()
       #expect(cache.engine.shards.openCount == 1 && cache.count == 2000)
     #endif
     // The next store does, on its own thread.

@@ -54,17 +54,26 @@ private final class ToldSaves: Sendable {
 
   var all: [SaveEvent] { events.withLock { $0 } }
 
-  /// Waits for the next event, and returns how many entries were saved; nil for any other event.
-  func next() -> Int? {
-    require(told.comes(), "an event of an autosave")
-    return events.withLock { events in
-      if case .didSave(let report) = events.removeFirst() { report.entryCount } else { nil }
+  /// Waits for the next event. nil, and an issue, where none comes.
+  private func nextEvent() -> SaveEvent? {
+    guard told.comes() else {
+      Issue.record("no event of an autosave comes")
+      return nil
     }
+    return events.withLock { $0.removeFirst() }
   }
 
-  /// Waits for a save to end.
-  func nextSave() -> Int? {
-    while true { if let count = next() { return count } }
+  /// Waits for the next event, and returns how many entries were saved; nil for any other event.
+  func next() -> Int? {
+    if case .didSave(let report)? = nextEvent() { report.entryCount } else { nil }
+  }
+
+  /// Waits for a save to end, of so many entries where that is said.
+  func nextSave(of count: Int? = nil) -> Int? {
+    while let event = nextEvent() {
+      if case .didSave(let report) = event, count == nil || report.entryCount == count { return report.entryCount }
+    }
+    return nil
   }
 }
 
@@ -289,7 +298,7 @@ struct AutosaveTests {
         }
         require(isWell, "the child saves")
         cache[4] = [4]
-        while told.nextSave() != 2 {}
+        require(told.nextSave(of: 2) == 2, "the parent saves again")
         cache.removeAutosave()
         folder.remove()
       }
@@ -310,7 +319,7 @@ struct AutosaveTests {
             } catch { Issue.record(error) }
           }
           cache[round] = [1]
-          while told.nextSave() != round {}
+          #expect(told.nextSave(of: round) == round)
         }
         onThreads(4) { thread in
           for _ in 0..<20 {

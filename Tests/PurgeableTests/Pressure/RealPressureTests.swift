@@ -13,6 +13,7 @@ import ToolSupport
 struct RealPressureTests {
   /// The limit of the test's group, in bytes.
   private static let limit: UInt64 = 96 << 20
+  private static let smallLimit: UInt64 = 48 << 20
 
   /// Whether the condition comes to hold while a child keeps the kernel busy, which ends then.
   private static func comesUnderPressure(_ holds: () -> Bool) -> Bool {
@@ -118,10 +119,9 @@ struct RealPressureTests {
 
   @Test("in a small group, threads' stores of all lengths are never refused for want of memory, however small the share")
   func storesInSmallGroup() async throws {
-    let limit: UInt64 = 48 << 20
-    try needGroup(MemoryGroup.current()?.version ?? .v1, limitBytes: limit)
+    try needGroup(MemoryGroup.current()?.version ?? .v1, limitBytes: Self.smallLimit)
     await #expect(processExitsWith: .success) {
-      let (group, reason) = TestGroup.make(version: MemoryGroup.current()!.version, limitBytes: 48 << 20)
+      let (group, reason) = TestGroup.make(version: MemoryGroup.current()!.version, limitBytes: Self.smallLimit)
       guard let group else { fatalError(reason) }
       hearThisMachine()
       for share in [0.005, 0.02, 0.1, 1] {

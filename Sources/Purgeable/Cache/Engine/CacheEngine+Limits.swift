@@ -23,12 +23,12 @@ extension CacheEngine {
     for shard in shards.all { shards.hold(shard) { held in held.hasEvicted = false } }
   }
 
-  /// Brings the cache below its limits, where one may be exceeded. `mayAsk`: false on the library's thread, on which the program
-  /// cannot be asked. Where it has to be, the next store does.
-  func enforceLimits(mayAsk: Bool = true) {
+  /// Brings the cache below its limits, where one may be exceeded. On the library's thread the program cannot be asked: where it
+  /// has to be, the next store does this.
+  func enforceLimits() {
     repeat {
       if base.isAsking.load(ordering: .acquiring) {
-        guard mayAsk else { break }
+        if ThreadRole.isLibrary { break }
         asker.load()?.enforceLimits(sparing: nil)
       } else {
         // Who lowers a limit wants the memory: no slab is kept for the next store.
@@ -62,9 +62,9 @@ extension CacheEngine {
 
   /// Called after the byte limit was changed. A cache that has grown needs more memory when it is empty than a fresh one does: if
   /// it is still above the limit with no entry left, the limit becomes what it needs.
-  func enforceByteLimit(mayAsk: Bool = true) {
+  func enforceByteLimit() {
     fitBookkeeping()
-    enforceLimits(mayAsk: mayAsk)
+    enforceLimits()
     fitBookkeeping()
     let limit = base.limits.bytes.load(ordering: .relaxed)
     let needed = base.neededBytes

@@ -20,14 +20,12 @@ extension CacheEngine {
     lazy.knownIntervals?.resume()
     let untilCore = reviewCore()
     offerIdle()
-    // Where the program has to be asked, the next store does both: it may set its closure at any moment.
-    let asks = base.isAsking.load(ordering: .relaxed)
     if base.limits.budget.withLock({ $0.memoryShare }) != nil {
       base.limits.apply(to: heap)
-      if !asks, base.isOverLimits { enforceByteLimit(mayAsk: false) }
+      if !base.isAsking.load(ordering: .relaxed), base.isOverLimits { enforceByteLimit() }
     }
     // In this order: whoever lowers a limit at this moment enforces it before any shard closes.
-    if !asks, shards.areTooMany, !base.isOverLimits { enforceLimits(mayAsk: false) }
+    if shards.areTooMany, !base.isOverLimits { enforceLimits() }
     shards.reviewOpening()
     let untilDue = dropDueSlabs()
     guard let due = nextIdleRound() else { return heap.hasPending ? 0 : min(untilCore, untilDue) }
