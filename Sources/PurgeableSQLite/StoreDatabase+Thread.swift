@@ -122,8 +122,7 @@
 
     /// Writes what waits, and keeps the limits. Where it cannot, what waited has been given up.
     private func writeAll(_ work: Work) -> StoreFailure? {
-      let batch = work.changes
-      var (work, tries) = (work, 0)
+      var (batch, work, tries) = (work.changes, work, 0)
       while true {
         do throws(StoreFailure) {
           try reopenIfGone()
@@ -147,6 +146,10 @@
           return nil
         } catch {
           if error.isFull, removeDamaged() { continue }
+          if error.isFull, giveUpTooLarge(&work.changes, error) {
+            batch = work.changes
+            continue
+          }
           tries += 1
           if tries <= (error.isFull ? Self.roomTryCount : 1), let mended = error.isGone ? .begunAnew : mend(error) {
             if mended == .begunAnew {
@@ -277,6 +280,23 @@
       let count = folder.damagedCount
       if count > 0 { folder.removeDamaged() }
       return folder.damagedCount < count
+    }
+
+    /// Gives up the values that find no room on the disk unless too many others go for them. Whether there were any.
+    private func giveUpTooLarge(_ changes: inout Changes, _ failure: StoreFailure) -> Bool {
+      guard let writer else { return false }
+      let most = max(folder.roomByteCount, StoreLimits.mostRecordBytes(of: writer.total.byteCount))
+      // A row is in the log first.
+      let count = changes.forgetValues { Int64($0.value.count) * ($0.value.count > limits.fileThreshold ? 1 : 2) > most }
+      if count == 0 { return false }
+      let error = PurgeableError(
+        .systemCallFailed(call: failure.call), in: "PurgeableStore '\(name)'", errorNumber: failure.number,
+        explanation: "the disk has no room for a value, which would take that of more than an eighth of all records")
+      mutex.withLock {
+        writing = changes
+        for _ in 0..<count { self.count(error, isNews: true) }
+      }
+      return true
     }
 
     private enum Mended { case madeRoom, begunAnew }

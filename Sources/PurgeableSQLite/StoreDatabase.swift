@@ -44,7 +44,9 @@
     var writeInterval: UInt64 = 1_000_000_000
 
     /// One value must not make all others go.
-    var mostRecordBytes: Int64 { byteCount == .max ? .max : byteCount / 8 }
+    var mostRecordBytes: Int64 { byteCount == .max ? .max : Self.mostRecordBytes(of: byteCount) }
+
+    static func mostRecordBytes(of byteCount: Int64) -> Int64 { byteCount / 8 }
   }
 
   /// `@unchecked Sendable`: what changes is under the mutex, or is the writer's thread's own. None of it is for other types.

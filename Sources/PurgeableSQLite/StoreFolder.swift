@@ -191,6 +191,13 @@
     @discardableResult
     func giveReserveUp() -> Bool { unsafe unlink(reserve) == 0 }
 
+    /// What is free on the disk, or is in the log, which is written over.
+    var roomByteCount: Int64 {
+      var disk = statvfs()
+      guard unsafe statvfs(data, &disk) == 0 else { return .max }
+      return Int64(clamping: disk.f_bavail) * Int64(clamping: disk.f_frsize) + Int64(Self.byteCount(database + "-wal"))
+    }
+
     /// The names in `data` are on the disk when this returns.
     func synchronizeNames() throws(StoreFailure) {
       let directory = unsafe Glibc.open(data, O_RDONLY | O_DIRECTORY | O_CLOEXEC)

@@ -152,9 +152,16 @@
       for (key, change) in earlier.byKey where byKey[key] == nil { set(change, key) }
     }
 
-    /// Gives the values up, and keeps what makes sure that older ones are not returned.
-    mutating func forgetValues() {
-      for key in byKey.keys { set(.removal, key) }
+    /// Gives values up, and keeps what makes sure that older ones are not returned. Returns how many.
+    @discardableResult
+    mutating func forgetValues(where isGivenUp: (StoredRecord) -> Bool = { _ in true }) -> Int {
+      var count = 0
+      for (key, change) in byKey {
+        guard case .put(let record) = change, isGivenUp(record) else { continue }
+        set(.removal, key)
+        count += 1
+      }
+      return count
     }
   }
 

@@ -78,6 +78,29 @@
       }
     }
 
+    @Test(
+      "a value that a full disk has no room for is given up and told, and no record goes for it",
+      .enabled(if: geteuid() == 0, "only root can mount a small disk"), arguments: [1 << 20, 64 << 20])
+    func tooLarge(fileThreshold: Int) throws {
+      try withSmallDisk(32) { place in
+        var options = PurgeableStoreOptions()
+        options.fileThresholdBytes = fileThreshold
+        let store = try place.open(options)
+        for key in 0..<5000 { store.setValue(content(key, count: 2000), forKey: "\(key)") }
+        try store.flush()
+        store.setValue(content(1, count: 40 << 20), forKey: "large")
+        #expect(throws: PurgeableError.self) { try store.flush() }
+        #expect(store.statistics.failureCount == 1 && store.statistics.recordCount == 5000)
+        // With its end, others have room.
+        store.setValue(content(2, count: 2000), forKey: "later")
+        try store.flush()
+        store.cache.removeAll()
+        #expect(store.value(forKey: "large") == nil && store.value(forKey: "later") == content(2, count: 2000))
+        #expect((0..<5000).allSatisfy { store.value(forKey: "\($0)") == content($0, count: 2000) })
+        try store.close()
+      }
+    }
+
     @Test("no room: a flush throws, no older value is found, and with room again all is well")
     func full() async {
       await #expect(processExitsWith: .success) {
