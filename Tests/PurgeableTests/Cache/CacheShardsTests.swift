@@ -27,6 +27,12 @@ extension PurgeableCache {
     if !TestRun.isFull { engine.shards.sizes.count.store(count, ordering: .relaxed) }
   }
 
+  /// Opens no shards by itself.
+  func staysInOneShard() {
+    engine.shards.sizes.count.store(.max, ordering: .relaxed)
+    engine.shards.sizes.byteCount.store(.max, ordering: .relaxed)
+  }
+
   /// Opens the shards now.
   func open() {
     openEarly(count: .max)

@@ -212,15 +212,14 @@ struct CacheVetoTests {
   @Test("shards that open while a limit is exceeded take no entry that is kept", arguments: [false, true])
   func opening(tracksKeys: Bool) throws {
     let (count, more, limit, slabsPerShard) = TestRun.isFull ? (60_000, 100, 10 << 20, 64) : (4000, 30, 5 << 19, 16)
-    // A cost limit holds the cache to one shard for as long as it is there.
-    let cache = try Self.make(.s3FIFO, tracksKeys: tracksKeys, costLimit: 1 << 40)
+    let cache = try Self.make(.s3FIFO, tracksKeys: tracksKeys)
+    cache.staysInOneShard()
     cache.engine.shards.sizes.slabsPerShard.store(slabsPerShard, ordering: .relaxed)
     for key in 0..<count { cache[key] = Self.value(key, 800) }
     let asked = Asked { _ in true }
     cache.shouldEvict = { asked.mayGo($0, $1) }
     try cache.setByteLimit(limit)
     #expect(cache.count == count && cache.byteCount > limit)
-    try cache.setCostLimit(nil)
     cache.engine.shards.openShards()
     #expect(cache.engine.shards.openCount > 1)
     for key in count..<count + more { cache[key] = Self.value(key, 800) }
