@@ -67,14 +67,7 @@ private final class ProductRun {
   private var random: SplitMix64
   private var known: [Int: Known] = [:]
   private let told = Departures<Int, [UInt8]>()
-  private let changes = ToldChanges()
-  /// Stored or changed since changes were told.
-  private var touched: Set<Int> = []
-  /// So many keys were told as updated without that: what the library's thread drops is noted after it is gone, maybe once the
-  /// key has been stored again and told.
-  private var toldLate = 0
-  /// What is there, by all changes so far.
-  private var mirror: Set<Int> = []
+  private let mirror = ChangeMirror()
   private(set) var failures: [String] = []
   private(set) var hits = 0
   private var version: UInt32 = 0
@@ -102,9 +95,8 @@ private final class ProductRun {
       configuration.keys == .told
       ? try PurgeableCache(options) { told.note($0) } : try PurgeableCache(options)
     if configuration.asks { cache.shouldEvict = { key, _ in key % 7 != 0 } }
-    let changes = changes
     if configuration.isWatched {
-      try cache.setChangeHandler(every: .seconds(100_000)) { changes.note($0) }
+      try cache.setChangeHandler(every: .seconds(100_000), mirror.handler)
     }
   }
 
@@ -161,7 +153,7 @@ private final class ProductRun {
         its.priority = .pinned
       }
       known[key] = its
-      touched.insert(key)
+      mirror.touch(key)
     case .tooLarge:
       known[key] = nil
       expect(!cache.containsValue(forKey: key), "\(key) is there though it is too large")
@@ -210,7 +202,7 @@ private final class ProductRun {
         changed[0] &+= 1
         expect(value == changed, "\(key) was changed in another way")
         (known[key]!.value, known[key]!.used) = (value, now)
-        touched.insert(key)
+        mirror.touch(key)
         if its.cost == its.value.count { known[key]!.cost = value.count }
         if its.priority == .speculative { known[key]!.priority = .normal }
       } else {
@@ -236,21 +228,9 @@ private final class ProductRun {
   /// What changed since the last time, as it is told.
   private func checkChanges() {
     cache.deliverChanges()
-    for change in changes.take() {
-      expect(change.updatedKeys.isDisjoint(with: change.removedKeys), "a key is both updated and removed")
-      let untouched = change.updatedKeys.subtracting(touched)
-      toldLate += untouched.count
-      expect(toldLate <= cache.statistics.departures[.expired] ?? 0, "told as updated: \(untouched)")
-      for key in touched where cache.containsValue(forKey: key) {
-        expect(change.updatedKeys.contains(key), "\(key) was stored, and nobody was told")
-      }
-      for key in change.removedKeys { expect(!cache.containsValue(forKey: key), "\(key) is there, and was told as removed") }
-      mirror = mirror.union(change.updatedKeys).subtracting(change.removedKeys)
-    }
-    touched = []
-    for key in 0..<Self.keyCount where cache.containsValue(forKey: key) {
-      expect(mirror.contains(key), "\(key) is there, and was not told of")
-    }
+    mirror.check(ofFirst: Self.keyCount) { cache.containsValue(forKey: $0) }.forEach { expect(false, $0) }
+    // What the library's thread drops is noted after it is gone, maybe once the key has been stored again and told.
+    expect(mirror.untouchedCount <= cache.statistics.departures[.expired] ?? 0, "what was not stored was told as updated")
   }
 
   private func checkLimits() {
@@ -283,9 +263,9 @@ private final class ProductRun {
       // The library's thread drops what is due, too, before it tells.
       let isTold = patiently {
         checkChanges()
-        return mirror.allSatisfy { known[$0] != nil }
+        return mirror.keys.allSatisfy { known[$0] != nil }
       }
-      expect(isTold, "gone without a word: \(mirror.filter { known[$0] == nil })")
+      expect(isTold, "gone without a word: \(mirror.keys.filter { known[$0] == nil })")
     }
     if configuration.keys != .told { return }
     let reasons = DepartureReason.allCases.filter { $0 != .tooLarge }

@@ -59,11 +59,7 @@ private final class ObjectRun {
   private var known: [Int: Known] = [:]
   private var turn = 0
   private let told = Departures<Int, [UInt8]>()
-  private let changes = ToldChanges()
-  /// Stored or changed since changes were told.
-  private var touched: Set<Int> = []
-  /// What is there, by all changes so far.
-  private var mirror: Set<Int> = []
+  private let mirror = ChangeMirror()
   private(set) var failures: [String] = []
   private(set) var hits = 0
   private var version: UInt32 = 0
@@ -76,11 +72,11 @@ private final class ObjectRun {
     var options = CacheOptions(countLimit: configuration.countLimit, costLimit: configuration.costLimit)
     options.clock = clock
     if configuration.hasExpiry { options.expiry = Expiry(sinceCreation: .seconds(50), sinceLastUse: .seconds(20)) }
-    let (told, changes) = (told, changes)
+    let told = told
     cache = try ObjectCache(options) { told.note($0) }
     cache.staysAlone()
     if configuration.asks { cache.shouldEvict = { key, _ in !Self.isKept(key) } }
-    if configuration.isWatched { try cache.setChangeHandler(every: .seconds(100_000)) { changes.note($0) } }
+    if configuration.isWatched { try cache.setChangeHandler(every: .seconds(100_000), mirror.handler) }
   }
 
   private static func isKept(_ key: Int) -> Bool { key % 7 == 0 }
@@ -132,7 +128,7 @@ private final class ObjectRun {
     if keepsPin, let old, old.priority == .pinned, !isOver(old) { known[key]!.priority = .pinned }
     noteUse(key)
     known[key]!.priority = keepsPin ? known[key]!.priority : new.priority
-    touched.insert(key)
+    mirror.touch(key)
   }
 
   private func store(_ key: Int) {
@@ -267,19 +263,8 @@ private final class ObjectRun {
   /// What changed since the last time, as it is told.
   private func checkChanges() {
     cache.deliverChanges()
-    for change in changes.take() {
-      expect(change.updatedKeys.isDisjoint(with: change.removedKeys), "a key is both updated and removed")
-      expect(change.updatedKeys.isSubset(of: touched), "told as updated: \(change.updatedKeys.subtracting(touched))")
-      for key in touched where cache.containsValue(forKey: key) {
-        expect(change.updatedKeys.contains(key), "\(key) was stored, and nobody was told")
-      }
-      for key in change.removedKeys { expect(!cache.containsValue(forKey: key), "\(key) is there, and was told as removed") }
-      mirror = mirror.union(change.updatedKeys).subtracting(change.removedKeys)
-    }
-    touched = []
-    for key in 0..<Self.keyCount where cache.containsValue(forKey: key) {
-      expect(mirror.contains(key), "\(key) is there, and was not told of")
-    }
+    mirror.check(ofFirst: Self.keyCount) { cache.containsValue(forKey: $0) }.forEach { expect(false, $0) }
+    expect(mirror.untouchedCount == 0, "what was not stored was told as updated")
   }
 
   private func checkLimits() {
@@ -304,7 +289,7 @@ private final class ObjectRun {
     if configuration.isWatched {
       _ = cache.removeExpired()
       checkChanges()
-      expect(mirror == Set(known.keys), "by the notices there are \(mirror.symmetricDifference(Set(known.keys)))")
+      expect(mirror.keys == Set(known.keys), "by the notices there are \(mirror.keys.symmetricDifference(Set(known.keys)))")
     }
     for reason in DepartureReason.allCases where reason != .tooLarge {
       let (one, all) = (told.count(of: reason), cache.statistics.departures[reason] ?? 0)
