@@ -228,7 +228,8 @@ private final class ProductRun {
   /// What changed since the last time, as it is told.
   private func checkChanges() {
     cache.deliverChanges()
-    mirror.check(ofFirst: Self.keyCount) { cache.containsValue(forKey: $0) }.forEach { expect(false, $0) }
+    let wrong = mirror.check(ofFirst: Self.keyCount) { cache.containsValue(forKey: $0) }
+    for wrong in wrong { expect(false, wrong) }
     // What the library's thread drops is noted after it is gone, maybe once the key has been stored again and told.
     expect(mirror.untouchedCount <= cache.statistics.departures[.expired] ?? 0, "what was not stored was told as updated")
   }

@@ -263,7 +263,8 @@ private final class ObjectRun {
   /// What changed since the last time, as it is told.
   private func checkChanges() {
     cache.deliverChanges()
-    mirror.check(ofFirst: Self.keyCount) { cache.containsValue(forKey: $0) }.forEach { expect(false, $0) }
+    let wrong = mirror.check(ofFirst: Self.keyCount) { cache.containsValue(forKey: $0) }
+    for wrong in wrong { expect(false, wrong) }
     expect(mirror.untouchedCount == 0, "what was not stored was told as updated")
   }
 
