@@ -290,8 +290,9 @@
     /// for the cache's. Returns what memory did.
     ///
     /// Of stores that are under way at the same time, memory and database keep the same one. Where more than 32 MiB wait to be
-    /// written, values are not written any more until there is less; they are counted as failures, and `flush()` throws. A value
-    /// of more than an eighth of the store's byte limit is in memory only.
+    /// written, values are not written any more until there is less; they are counted as failures, and `flush()` throws. The same
+    /// holds for a value for which, on a full disk, more than an eighth of the records would have to go. A value of more than an
+    /// eighth of the store's byte limit is in memory only.
     @discardableResult
     public func setValue(
       _ value: Value, forKey key: Key, cost: Int? = nil, expiry: Expiry? = nil, version: String? = nil

@@ -291,7 +291,7 @@
       if count == 0 { return false }
       let error = PurgeableError(
         .systemCallFailed(call: failure.call), in: "PurgeableStore '\(name)'", errorNumber: failure.number,
-        explanation: "the disk has no room for a value, which would take that of more than an eighth of all records")
+        explanation: "a value is not written: the disk is full, and more than an eighth of the records would have to go for it")
       mutex.withLock {
         writing = changes
         for _ in 0..<count { self.count(error, isNews: true) }

@@ -44,8 +44,6 @@
     var writeInterval: UInt64 = 1_000_000_000
 
     /// One value must not make all others go.
-    var mostRecordBytes: Int64 { byteCount == .max ? .max : Self.mostRecordBytes(of: byteCount) }
-
     static func mostRecordBytes(of byteCount: Int64) -> Int64 { byteCount / 8 }
   }
 
@@ -242,7 +240,7 @@
         var change = change
         if case .put(let record) = change {
           let byteCount = StoredRecord.size(key.bytes, record.value.count)
-          let isWanted = Int64(byteCount) <= limits.mostRecordBytes
+          let isWanted = Int64(byteCount) <= StoreLimits.mostRecordBytes(of: limits.byteCount)
           // One that is longer than all that may wait, waits alone.
           let waitingBytes = waiting.valueBytes + writing.valueBytes
           let hasRoom = waitingBytes == 0 || waitingBytes + byteCount <= Self.mostWaitingBytes

@@ -49,23 +49,12 @@ struct ProductOfConfigurations: Sequence, Sendable {
 }
 
 private final class ProductRun {
-  private struct Known {
-    var value: [UInt8]
-    var cost: Int
-    var end: Duration?
-    /// How long after the last use its time is over.
-    var idle: Duration?
-    var used: Duration
-    var recomputeCost: Duration?
-    var priority: EntryPriority
-  }
-
   private let configuration: ProductOfConfigurations.One
   private let cache: PurgeableCache<Int, [UInt8]>
   private let clock = ManualClock()
   private var now = Duration.zero
   private var random: SplitMix64
-  private var known: [Int: Known] = [:]
+  private var known: [Int: KnownEntry] = [:]
   private let told = Departures<Int, [UInt8]>()
   private let mirror = ChangeMirror()
   private(set) var failures: [String] = []
@@ -104,52 +93,37 @@ private final class ProductRun {
     if !condition, failures.count < 5 { failures.append(what()) }
   }
 
-  private func chance(_ one: Int, of all: Int) -> Bool { random.index(below: all) < one }
-
   /// What a look-up found.
   private func check(_ key: Int, _ found: [UInt8]?, _ how: String, isUse: Bool = false) {
     guard let found else {
       // Gone for whatever reason, it stays so.
       if let its = known.removeValue(forKey: key), its.priority == .pinned {
-        expect(isOver(its), "\(how): pinned \(key) is gone")
+        expect(its.isOver(at: now), "\(how): pinned \(key) is gone")
       }
       return
     }
     hits += 1
     guard let its = known[key] else { return expect(false, "\(how): \(key) is there, and should not be") }
     expect(its.value == found, "\(how): \(key) has another value")
-    expect(!isOver(its), "\(how): \(key) is over")
+    expect(!its.isOver(at: now), "\(how): \(key) is over")
     if isUse { known[key]?.used = now }
   }
 
-  private func end(_ known: Known) -> Duration? { [known.end, known.idle.map { $0 + known.used }].compactMap(\.self).min() }
-  private func isOver(_ known: Known) -> Bool { end(known).map { $0 <= now } ?? false }
-
   private func store(_ key: Int) {
     version &+= 1
-    let size = chance(1, of: 40) ? 2_000 + random.index(below: 10_000) : random.index(below: 400)
+    let size = random.chance(1, of: 40) ? 2_000 + random.index(below: 10_000) : random.index(below: 400)
     let value = described(UInt32(key), version: version, count: size)
-    let cost: Int? = chance(1, of: 3) ? random.index(below: 600) : nil
-    let expiry: Expiry? =
-      !chance(1, of: 4)
-      ? nil
-      : [
-        .never, .sinceCreation(.seconds(1 + random.index(below: 100))), .sinceLastUse(.seconds(1 + random.index(below: 30))),
-        Expiry(sinceCreation: .seconds(60), sinceLastUse: .seconds(10)),
-      ][random.index(below: 4)]
-    let recompute: Duration? = chance(1, of: 3) ? .milliseconds(1 + random.index(below: 5000)) : nil
-    let priority = chance(1, of: 4) ? EntryPriority.allCases[random.index(below: 3)] : nil
+    let cost: Int? = random.chance(1, of: 3) ? random.index(below: 600) : nil
+    let given = GivenAttributes(&random)
     let before = cache.peekEntry(forKey: key)
-    let outcome = cache.setValue(value, forKey: key, cost: cost, expiry: expiry, recomputeCost: recompute, priority: priority)
+    let outcome = cache.setValue(
+      value, forKey: key, cost: cost, expiry: given.expiry, recomputeCost: given.recomputeCost, priority: given.priority)
     switch outcome {
     case .stored, .replaced:
       expect((outcome == .replaced) == (before != nil) || configuration.limit != .none, "\(key): \(outcome)")
-      let expiry = expiry ?? cache.expiry ?? .never
-      var its = Known(
-        value: value, cost: cost ?? value.count, end: expiry.sinceCreation.map { now + $0 }, idle: expiry.sinceLastUse, used: now,
-        recomputeCost: recompute, priority: priority ?? .normal)
+      var its = KnownEntry(value, cost: cost ?? value.count, given, expiry: cache.expiry, at: now)
       // A pin stays where the value fits; the entry says whether it did.
-      if priority == nil, before?.priority == .pinned, cache.peekEntry(forKey: key)?.priority == .pinned {
+      if given.priority == nil, before?.priority == .pinned, cache.peekEntry(forKey: key)?.priority == .pinned {
         its.priority = .pinned
       }
       known[key] = its
@@ -160,13 +134,13 @@ private final class ProductRun {
     case .pinnedByteLimit:
       // The key, and what lies before it.
       let most = value.count + EntryHead.mostBytes + 16
-      expect(priority == .pinned && cache.statistics.pinnedBytes + most > 5_000, "\(key): there was room to pin it")
+      expect(given.priority == .pinned && cache.statistics.pinnedBytes + most > 5_000, "\(key): there was room to pin it")
     case .outOfMemory, .notEncodable, .expired: expect(false, "\(key): \(outcome)")
     }
   }
 
   private func step() throws {
-    let key = random.index(below: chance(1, of: 2) ? Self.keyCount : 20)
+    let key = random.index(below: random.chance(1, of: 2) ? Self.keyCount : 20)
     switch random.index(below: 100) {
     case 0..<40: store(key)
     case 40..<65: check(key, cache.value(forKey: key), "value", isUse: true)
@@ -177,7 +151,7 @@ private final class ProductRun {
       if let entry, let its = known[key] {
         expect(entry.cost == its.cost && entry.recomputeCost == its.recomputeCost, "\(key) has other costs")
         // The clock began anywhere within 10 ms.
-        let (right, time) = (end(its).map { $0 - now }, entry.remainingTime)
+        let (right, time) = (its.end.map { $0 - now }, entry.remainingTime)
         let isRight = right.flatMap { right in time.map { $0 <= right && $0 > right - .milliseconds(10) } } ?? (right == time)
         expect(isRight, "\(key) has another time")
         expect(entry.priority == its.priority || its.priority == .speculative, "\(key) is \(entry.priority)")
@@ -189,7 +163,7 @@ private final class ProductRun {
       if isSet == true { known[key]?.priority = priority }
       expect(isSet == isThere || isSet == nil && priority == .pinned, "\(key) cannot be made \(priority)")
     case 80..<84:
-      let stays = known[key].map { $0.priority == .pinned && !isOver($0) } ?? false
+      let stays = known[key].map { $0.priority == .pinned && !$0.isOver(at: now) } ?? false
       let isRemoved = cache.remove(forKey: key)
       expect(isRemoved ? known[key] != nil : !stays, "\(key) was \(isRemoved ? "" : "not ")removed")
       known[key] = nil
@@ -212,9 +186,9 @@ private final class ProductRun {
       clock.advance(by: .seconds(3))
       now += .seconds(3)
     case 91..<93: _ = cache.removeExpired()
-    case 93..<94: if chance(1, of: 2) { _ = cache.trimUntimed(level: .warning) } else { cache.trim(toCount: 30) }
+    case 93..<94: if random.chance(1, of: 2) { _ = cache.trimUntimed(level: .warning) } else { cache.trim(toCount: 30) }
     case 94..<96: cache.offerIdle()
-    case 96..<97: if chance(1, of: 3) { try cache.pageOut() }
+    case 96..<97: if random.chance(1, of: 3) { try cache.pageOut() }
     case 97..<98:
       let names = cache.keys.map { $0 }
       expect(Set(names).count == names.count, "a key comes twice")
@@ -228,8 +202,7 @@ private final class ProductRun {
   /// What changed since the last time, as it is told.
   private func checkChanges() {
     cache.deliverChanges()
-    let wrong = mirror.check(ofFirst: Self.keyCount) { cache.containsValue(forKey: $0) }
-    for wrong in wrong { expect(false, wrong) }
+    for wrong in mirror.check(ofFirst: Self.keyCount, isThere: { cache.containsValue(forKey: $0) }) { expect(false, wrong) }
     // What the library's thread drops is noted after it is gone, maybe once the key has been stored again and told.
     expect(mirror.untouchedCount <= cache.statistics.departures[.expired] ?? 0, "what was not stored was told as updated")
   }

@@ -12,19 +12,14 @@ import ToolSupport
 struct ProductOfObjects: Sendable, CustomTestStringConvertible {
   enum Limit: CaseIterable { case none, count, cost, both }
 
-  var limit = Limit.none
-  var hasExpiry = false
-  var asks = false
-  var isWatched = false
-  var number = 0
+  let number: Int
 
-  static let all: [Self] = Limit.allCases.flatMap { limit in
-    (0..<8).map { rest in
-      Self(
-        limit: limit, hasExpiry: rest & 1 != 0, asks: rest & 2 != 0, isWatched: rest & 4 != 0,
-        number: 8 * Limit.allCases.firstIndex(of: limit)! + rest)
-    }
-  }
+  static let all = (0..<8 * Limit.allCases.count).map { Self(number: $0) }
+
+  var limit: Limit { Limit.allCases[number / 8] }
+  var hasExpiry: Bool { number & 1 != 0 }
+  var asks: Bool { number & 2 != 0 }
+  var isWatched: Bool { number & 4 != 0 }
 
   var testDescription: String {
     "\(limit)\(hasExpiry ? ", expiry" : "")\(asks ? ", asks" : "")\(isWatched ? ", watched" : "")"
@@ -35,29 +30,17 @@ struct ProductOfObjects: Sendable, CustomTestStringConvertible {
 }
 
 private final class ObjectRun {
-  private struct Known {
-    var value: [UInt8]
-    var cost: Int
-    var end: Duration?
-    /// How long after the last use its time is over.
-    var idle: Duration?
-    var used: Duration
-    var recomputeCost: Duration?
-    var version: String?
-    var priority: EntryPriority
-    /// Of its last use, in the order of the run.
-    var turn: Int
-    /// The run has asked for it to go, or for some of those like it.
-    var mayGo = false
-  }
-
   private let configuration: ProductOfObjects
   private let cache: ObjectCache<Int, [UInt8]>
   private let clock = ManualClock()
   private var now = Duration.zero
   private var random: SplitMix64
-  private var known: [Int: Known] = [:]
+  private var known: [Int: KnownEntry] = [:]
+  /// Keys that may have gone at the run's own wish, and were not seen since.
+  private var mayGo: Set<Int> = []
   private var turn = 0
+  /// When each key was used last: the number of that use.
+  private var turns: [Int: Int] = [:]
   private let told = Departures<Int, [UInt8]>()
   private let mirror = ChangeMirror()
   private(set) var failures: [String] = []
@@ -85,22 +68,15 @@ private final class ObjectRun {
     if !condition, failures.count < 5 { failures.append(what()) }
   }
 
-  private func chance(_ one: Int, of all: Int) -> Bool { random.index(below: all) < one }
-
-  private func end(_ known: Known) -> Duration? { [known.end, known.idle.map { $0 + known.used }].compactMap(\.self).min() }
-  private func isOver(_ known: Known) -> Bool { end(known).map { $0 <= now } ?? false }
-
-  private func mayBeGone(_ key: Int, _ known: Known) -> Bool {
-    if isOver(known) { return true }
+  private func mayBeGone(_ key: Int, _ known: KnownEntry) -> Bool {
+    if known.isOver(at: now) { return true }
     if known.priority == .pinned { return false }
-    return known.mayGo || configuration.limit != .none && !(configuration.asks && Self.isKept(key))
+    return mayGo.contains(key) || configuration.limit != .none && !(configuration.asks && Self.isKept(key))
   }
 
-  private func noteUse(_ key: Int) {
+  private func noteTurn(_ key: Int) {
     turn += 1
-    known[key]?.turn = turn
-    known[key]?.used = now
-    if known[key]?.priority == .speculative { known[key]?.priority = .normal }
+    turns[key] = turn
   }
 
   /// What a look-up found.
@@ -111,10 +87,14 @@ private final class ObjectRun {
       return
     }
     hits += 1
+    mayGo.remove(key)
     guard let its = known[key] else { return expect(false, "\(how): \(key) is there, and should not be") }
     expect(its.value == found, "\(how): \(key) has another value")
-    expect(!isOver(its), "\(how): \(key) is over")
-    if isUse { noteUse(key) }
+    expect(!its.isOver(at: now), "\(how): \(key) is over")
+    guard isUse else { return }
+    noteTurn(key)
+    known[key]?.used = now
+    if its.priority == .speculative { known[key]?.priority = .normal }
   }
 
   private func value(of key: Int) -> [UInt8] {
@@ -122,41 +102,29 @@ private final class ObjectRun {
     return described(UInt32(key), version: version, count: random.index(below: 300))
   }
 
-  private func noteStore(_ key: Int, _ new: Known, keepsPin: Bool) {
-    let old = known[key]
+  private func noteStore(_ key: Int, _ new: KnownEntry, keepsPin: Bool) {
+    var new = new
+    if keepsPin, let old = known[key], old.priority == .pinned, !old.isOver(at: now) { new.priority = .pinned }
     known[key] = new
-    if keepsPin, let old, old.priority == .pinned, !isOver(old) { known[key]!.priority = .pinned }
-    noteUse(key)
-    known[key]!.priority = keepsPin ? known[key]!.priority : new.priority
+    mayGo.remove(key)
+    noteTurn(key)
     mirror.touch(key)
   }
 
   private func store(_ key: Int) {
     let value = value(of: key)
-    let cost = chance(1, of: 40) ? 30_000 : chance(1, of: 5) ? 0 : random.index(below: 900)
-    let given: Expiry? =
-      !chance(1, of: 4)
-      ? nil
-      : [
-        .never, .sinceCreation(.seconds(1 + random.index(below: 100))), .sinceLastUse(.seconds(1 + random.index(below: 30))),
-        Expiry(sinceCreation: .seconds(60), sinceLastUse: .seconds(10)),
-      ][random.index(below: 4)]
-    let recompute: Duration? = chance(1, of: 3) ? .milliseconds(1 + random.index(below: 5000)) : nil
-    let priority = chance(1, of: 4) ? EntryPriority.allCases[random.index(below: 3)] : nil
-    let label: String? = chance(1, of: 4) ? "\(random.index(below: 3))" : nil
+    let cost = random.chance(1, of: 40) ? 30_000 : random.chance(1, of: 5) ? 0 : random.index(below: 900)
+    let given = GivenAttributes(&random)
+    let label: String? = random.chance(1, of: 4) ? "\(random.index(below: 3))" : nil
     let before = cache.peekEntry(forKey: key)
     let outcome = cache.setValue(
-      value, forKey: key, cost: cost, expiry: given, recomputeCost: recompute, priority: priority, version: label)
+      value, forKey: key, cost: cost, expiry: given.expiry, recomputeCost: given.recomputeCost, priority: given.priority,
+      version: label)
     switch outcome {
     case .stored, .replaced:
       expect((outcome == .replaced) == (before != nil), "\(key): \(outcome)")
-      let expiry = given ?? cache.expiry ?? .never
       noteStore(
-        key,
-        Known(
-          value: value, cost: cost, end: expiry.sinceCreation.map { now + $0 }, idle: expiry.sinceLastUse, used: now,
-          recomputeCost: recompute, version: label, priority: priority ?? .normal, turn: 0),
-        keepsPin: priority == nil)
+        key, KnownEntry(value, cost: cost, given, expiry: cache.expiry, version: label, at: now), keepsPin: given.priority == nil)
     case .tooLarge:
       known[key] = nil
       expect(cost > configuration.costLimit ?? .max && !cache.containsValue(forKey: key), "\(key) is there, too large")
@@ -165,7 +133,7 @@ private final class ObjectRun {
   }
 
   private func step() throws {
-    let key = random.index(below: chance(1, of: 2) ? Self.keyCount : 20)
+    let key = random.index(below: random.chance(1, of: 2) ? Self.keyCount : 20)
     switch random.index(below: 100) {
     case 0..<40: store(key)
     case 40..<60: check(key, cache.value(forKey: key), "value", isUse: true)
@@ -183,16 +151,15 @@ private final class ObjectRun {
       if let entry, let its = known[key] {
         expect(entry.cost == its.cost && entry.recomputeCost == its.recomputeCost, "\(key) has other costs")
         expect(entry.version == its.version && entry.priority == its.priority, "\(key): \(entry)")
-        expect(entry.remainingTime == end(its).map { $0 - now }, "\(key) has another time")
+        expect(entry.remainingTime == its.end.map { $0 - now }, "\(key) has another time")
       }
     case 76..<80:
       let priority = EntryPriority.allCases[random.index(below: 3)]
       let isThere = cache.containsValue(forKey: key)
       expect(cache.setPriority(priority, forKey: key) == isThere, "\(key) is there, and cannot be made \(priority)")
       guard isThere, known[key]?.priority != priority else { break }
-      turn += 1
       known[key]?.priority = priority
-      known[key]?.turn = turn
+      noteTurn(key)
     case 80..<83:
       let its = known.removeValue(forKey: key)
       let removed = cache.removeValue(forKey: key)
@@ -209,7 +176,7 @@ private final class ObjectRun {
       if let its = known[key], let value = cache.peekValue(forKey: key) {
         var new = its
         new.value[0] &+= 1
-        (new.used, new.mayGo) = (now, false)
+        new.used = now
         if new.priority == .speculative { new.priority = .normal }
         expect(value == new.value, "\(key) was changed in another way")
         noteStore(key, new, keepsPin: true)
@@ -224,30 +191,23 @@ private final class ObjectRun {
       let entries = cache.entries
       expect(cache.count == entries.count, "\(cache.count) entries, and \(entries.count) that are not over")
       expect(cache.totalCost == entries.reduce(0) { $0 + $1.cost }, "costs of \(cache.totalCost)")
-    case 93..<94:
-      cache.trim(toCount: 30)
-      for key in known.keys { known[key]!.mayGo = true }
-    case 94..<95:
-      cache.trim(toCost: 5000)
-      for key in known.keys { known[key]!.mayGo = true }
+    case 93..<95:
+      if random.chance(1, of: 2) { cache.trim(toCount: 30) } else { cache.trim(toCost: 5000) }
+      mayGo.formUnion(known.keys)
     case 95..<96: _ = cache.sweep()
     case 96..<98:
-      let values = Dictionary(
-        uniqueKeysWithValues: (0..<3).map { (3 * random.index(below: 40) + $0, $0) }.map { ($0.0, value(of: $0.0)) })
+      // Three different ones.
+      let keys = (0..<3).map { 3 * random.index(below: 40) + $0 }
+      let values = Dictionary(uniqueKeysWithValues: keys.map { ($0, value(of: $0)) })
       expect(cache.setValues(values).isEmpty, "values were refused")
-      let expiry = cache.expiry ?? .never
       // In the order of the dictionary.
       for (key, value) in values {
-        noteStore(
-          key,
-          Known(
-            value: value, cost: 0, end: expiry.sinceCreation.map { now + $0 }, idle: expiry.sinceLastUse, used: now,
-            priority: .normal, turn: 0), keepsPin: true)
+        noteStore(key, KnownEntry(value, cost: 0, expiry: cache.expiry, at: now), keepsPin: true)
       }
     case 98..<99: for (name, value) in cache.snapshot() { check(name, value, "snapshot") }
     default:
       expect(cache.evictAll { $0.key % 11 == 3 } >= 0, "evictAll")
-      for key in known.keys where key % 11 == 3 { known[key]!.mayGo = true }
+      mayGo.formUnion(known.keys.filter { $0 % 11 == 3 })
       expect(cache.entries.allSatisfy { $0.key % 11 != 3 || $0.priority == .pinned }, "what the decider named is there")
     }
   }
@@ -256,15 +216,14 @@ private final class ObjectRun {
   private func checkOrder() {
     for priority in EntryPriority.allCases {
       let keys = cache.entries.filter { $0.priority == priority }.map(\.key)
-      expect(keys == keys.sorted { known[$0]?.turn ?? 0 < known[$1]?.turn ?? 0 }, "\(priority) entries are out of order")
+      expect(keys == keys.sorted { turns[$0, default: 0] < turns[$1, default: 0] }, "\(priority) entries are out of order")
     }
   }
 
   /// What changed since the last time, as it is told.
   private func checkChanges() {
     cache.deliverChanges()
-    let wrong = mirror.check(ofFirst: Self.keyCount) { cache.containsValue(forKey: $0) }
-    for wrong in wrong { expect(false, wrong) }
+    for wrong in mirror.check(ofFirst: Self.keyCount, isThere: { cache.containsValue(forKey: $0) }) { expect(false, wrong) }
     expect(mirror.untouchedCount == 0, "what was not stored was told as updated")
   }
 

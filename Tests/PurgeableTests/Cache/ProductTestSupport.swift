@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+// What the products of configurations have in common, of caches of bytes and of objects.
+
+import ToolSupport
+
+@testable import Purgeable
+
+extension SplitMix64 {
+  mutating func chance(_ one: Int, of all: Int) -> Bool { index(below: all) < one }
+}
+
+/// What a value is stored with; often nothing of it.
+struct GivenAttributes {
+  var expiry: Expiry?
+  var recomputeCost: Duration?
+  var priority: EntryPriority?
+
+  init() {}
+
+  init(_ random: inout SplitMix64) {
+    if random.chance(1, of: 4) {
+      expiry =
+        [
+          .never, .sinceCreation(.seconds(1 + random.index(below: 100))), .sinceLastUse(.seconds(1 + random.index(below: 30))),
+          Expiry(sinceCreation: .seconds(60), sinceLastUse: .seconds(10)),
+        ][random.index(below: 4)]
+    }
+    if random.chance(1, of: 3) { recomputeCost = .milliseconds(1 + random.index(below: 5000)) }
+    if random.chance(1, of: 4) { priority = EntryPriority.allCases[random.index(below: 3)] }
+  }
+}
+
+/// What a run knows of an entry that it has stored. Times are those of the run's clock.
+struct KnownEntry {
+  var value: [UInt8]
+  var cost: Int
+  var recomputeCost: Duration?
+  var version: String?
+  var priority: EntryPriority
+  var used: Duration
+  private let deadline: Duration?
+  /// How long after the last use its time is over.
+  private let idle: Duration?
+
+  /// `expiry`: the cache's, where none is given.
+  init(
+    _ value: [UInt8], cost: Int, _ given: GivenAttributes = GivenAttributes(), expiry: Expiry?, version: String? = nil,
+    at now: Duration
+  ) {
+    (self.value, self.cost, self.version, used) = (value, cost, version, now)
+    (recomputeCost, priority) = (given.recomputeCost, given.priority ?? .normal)
+    let expiry = given.expiry ?? expiry
+    deadline = expiry?.sinceCreation.map { now + $0 }
+    idle = expiry?.sinceLastUse
+  }
+
+  /// When its time is over, unless it is used again; nil: never.
+  var end: Duration? { [deadline, idle.map { $0 + used }].compactMap(\.self).min() }
+
+  func isOver(at now: Duration) -> Bool { end.map { $0 <= now } ?? false }
+}
