@@ -78,7 +78,7 @@ struct FileHeader: Equatable {
   private static let namesAt = 64
   static let nameByteCount = 1000
 
-  enum Problem: Equatable {
+  enum Problem: Error {
     case foreign, damaged
     case newer(UInt16)
   }
@@ -103,18 +103,18 @@ struct FileHeader: Equatable {
   }
 
   /// `bytes`: `CacheFile.headerByteCount`.
-  static func read(_ bytes: RawSpan) -> Result<FileHeader, ReadFailure> {
-    guard bytes.number(at: 0, as: UInt64.self) == CacheFile.magic else { return .failure(ReadFailure(.foreign)) }
+  static func read(_ bytes: RawSpan) -> Result<FileHeader, Problem> {
+    guard bytes.number(at: 0, as: UInt64.self) == CacheFile.magic else { return .failure(.foreign) }
     let identity = FileIdentity(low: bytes.number(at: 16, as: UInt64.self), high: bytes.number(at: 24, as: UInt64.self))
     guard CacheFile.sum(identity, bytes.extracting(0..<sumAt)) == bytes.number(at: sumAt, as: UInt32.self)
-    else { return .failure(ReadFailure(.damaged)) }
+    else { return .failure(.damaged) }
     let major = bytes.number(at: 8, as: UInt16.self)
-    guard major <= CacheFile.major else { return .failure(ReadFailure(.newer(major))) }
+    guard major <= CacheFile.major else { return .failure(.newer(major)) }
     var names: [String] = []
     var at = namesAt
     for _ in 0..<2 {
       let count = Int(bytes.number(at: at, as: UInt16.self))
-      guard count <= nameByteCount else { return .failure(ReadFailure(.damaged)) }
+      guard count <= nameByteCount else { return .failure(.damaged) }
       names.append(
         unsafe bytes.extracting(at + 2..<at + 2 + count).withUnsafeBytes { unsafe String(decoding: $0, as: UTF8.self) })
       at += 2 + count
@@ -123,11 +123,6 @@ struct FileHeader: Equatable {
       FileHeader(
         identity: identity, created: bytes.number(at: 32, as: Int64.self), keyType: names[0], valueType: names[1],
         format: bytes.number(at: 12, as: UInt32.self)))
-  }
-
-  struct ReadFailure: Error {
-    let problem: Problem
-    init(_ problem: Problem) { self.problem = problem }
   }
 }
 

@@ -288,13 +288,10 @@ import Glibc
     let header: FileHeader
     switch unsafe FileHeader.read(page.bytes) {
     case .success(let read): header = read
-    case .failure(let failure):
-      switch failure.problem {
-      case .foreign: throw refusal("is no saved cache")
-      case .damaged: throw refusal("is damaged: its header has another checksum")
-      case .newer(let major):
-        throw refusal("was written by a newer version: format \(major), and this one reads up to \(CacheFile.major)")
-      }
+    case .failure(.foreign): throw refusal("is no saved cache")
+    case .failure(.damaged): throw refusal("is damaged: its header has another checksum")
+    case .failure(.newer(let major)):
+      throw refusal("was written by a newer version: format \(major), and this one reads up to \(CacheFile.major)")
     }
     let footerAt = length - CacheFile.footerByteCount
     guard footerAt >= CacheFile.headerByteCount, footerAt % CacheFile.pageByteCount == 0,

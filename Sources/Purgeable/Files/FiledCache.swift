@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What caches of both kinds have in common when they are saved and restored. The public functions are declared by each of them.
 
-import CPurgeable
 import Glibc
 import Synchronization
 

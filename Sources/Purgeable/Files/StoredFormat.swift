@@ -72,8 +72,6 @@ public struct FileReport: Sendable, Hashable {
   /// Key and reason of the first hundred that were skipped, in words.
   public internal(set) var skipped: [String] = []
 
-  init() {}
-
   /// `count`: the entries that there were.
   mutating func noteLeftOut(of count: Int) { leftOutCount = max(0, count - entryCount - expiredCount - skippedCount) }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Calls that wait for the disk, for tasks: on a thread of their own, since the threads of tasks are few.
 
-import Glibc
 import Synchronization
 
 /// Runs `body` on a thread of its own. False where no thread can be made.

@@ -24,8 +24,6 @@
   private var lastNumber: UInt64 = 0
   private(set) var count = 0
 
-  init() {}
-
   var isEmpty: Bool { count == 0 }
 
   mutating func append(_ client: Client, _ link: ClientLink<Client>) {

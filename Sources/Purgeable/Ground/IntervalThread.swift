@@ -2,7 +2,6 @@
 // What a cache does again and again for the program: on a thread of the cache's own, since it is the program's code that runs.
 
 import Glibc
-import Synchronization
 
 /// Works that come back at intervals, by the machine's clock, one after the other on one thread. There is a thread while there is
 /// a work. It keeps this object alive, and nothing else: a work must not keep the owner alive.

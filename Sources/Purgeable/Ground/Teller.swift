@@ -2,7 +2,6 @@
 // Threads that tell the program what the library did by itself, and the role of each thread.
 
 import Glibc
-import Synchronization
 
 /// An object that tells news on a thread of its own. A thread is made when there is news, and ends when there is none: a
 /// subclass keeps count of both, under a mutex of its own.

@@ -17,18 +17,13 @@ final class LoadAnswer: Sendable {
   private let said = Guarded(LoadTerms?.none)
 
   var terms: LoadTerms? {
-    get {
-      said.lock()
-      defer { said.unlock() }
-      return said.whileHeld { $0 }
-    }
+    get { said.withLock { $0 } }
     set {
-      var new = newValue
-      // These terms lead to their answer, which would keep itself.
-      new?.answer = nil
-      said.lock()
-      defer { said.unlock() }
-      said.whileHeld { $0 = new }
+      said.withLock { said in
+        said = newValue
+        // These terms lead to their answer, which would keep itself.
+        said?.answer = nil
+      }
     }
   }
 }

@@ -231,15 +231,11 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   /// As `overtake`, for all keys.
   func overtakeAll() {
     if isIdle { return }
-    locked {
-      $0.restoring?.noteAll()
-      overtakeAll($0)
+    locked { books in
+      books.restoring?.noteAll()
+      Self.forEach(books) { $0.overtakings.add() }
     }
     forgetAbsent(endsKeys: true)
-  }
-
-  private func overtakeAll(_ books: LoadBooks) {
-    Self.forEach(books) { $0.overtakings.add() }
   }
 
   private static func forEach(_ books: LoadBooks, _ body: (LoadedKey) -> Void) {
@@ -388,8 +384,8 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   /// `rehearseFork` makes.
   func forgetInChild() {
     locked { books in
-      overtakeAll(books)
       Self.forEach(books) { loaded in
+        loaded.overtakings.add()
         loaded.isListed = false
         var at = 0
         while at < loaded.flights.count {

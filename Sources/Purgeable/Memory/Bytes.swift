@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Spans and raw memory: the few conversions that everything here is built from.
 
-#if canImport(Glibc)
-  import Glibc
-#elseif canImport(Musl)
-  import Musl
-#endif
+import Glibc
 
 extension Array where Element == UInt8 {
   /// Copies the bytes of a span, so that they outlive the access that lent it.

@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Descriptions of a PurgeableData, and reports of errors in its use.
 
+import Glibc
 import Synchronization
-
-#if canImport(Glibc)
-  import Glibc
-#elseif canImport(Musl)
-  import Musl
-#endif
 
 extension PurgeableData: CustomStringConvertible {
   private static let unbalancedEnds = Atomic<Int>(0)
@@ -52,10 +47,4 @@ extension PurgeableData: CustomStringConvertible {
 #endif
 
 /// A number that names the calling thread among those that live; never 0.
-func currentThread() -> UInt {
-  #if canImport(Musl)
-    UInt(bitPattern: pthread_self())
-  #else
-    UInt(pthread_self())
-  #endif
-}
+func currentThread() -> UInt { UInt(pthread_self()) }

@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: MIT
 // How the numbers of the C core become errors, and how programming errors stop the program.
 
-import CPurgeable
-
-#if canImport(Glibc)
-  import Glibc
-#elseif canImport(Musl)
-  import Musl
-#endif
+import Glibc
 
 extension PurgeableError {
   /// Translates a positive errno of the core.

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Looking up, storing, removing. What is fast is compiled into its callers, where the types are known.
 
-import Synchronization
-
 extension ObjectCache {
   // MARK: Looking up
 
@@ -200,7 +198,7 @@ extension ObjectCache {
     if condition: ObjectCondition? = nil
   ) -> (outcome: StoreOutcome?, old: Value?) {
     let cost = max(0, cost ?? store.cost(of: value))
-    if condition?.isPermit != true { store.overtakeLoad(of: key) }
+    if condition?.isPermit != true { loads.overtake(key) }
     if time.isOver { return refuse(value, key, cost, .expired, .expired, if: condition) }
     if store.refuses(cost) { return refuse(value, key, cost, .tooLarge, .tooLarge, if: condition) }
     let kind = ObjectQueue(hasCost: cost > 0, isDiscardable: store.isDiscardable(value), priority ?? .normal)
@@ -365,7 +363,7 @@ extension ObjectCache {
   /// Takes a key's entry out. The caller finishes it.
   @inlinable
   func take(_ key: Key, _ reason: DepartureReason, birth: UInt64? = nil) -> DepartedObject<Key, Value>? {
-    store.overtakeLoad(of: key)
+    loads.overtake(key)
     return store.hold(key) { shard, position, _ in
       guard position != noPosition, birth == nil || shard.table[position].birth == birth else { return nil }
       return store.remove(position, store.isOver(position, in: shard.table) ? .expired : reason, from: &shard)

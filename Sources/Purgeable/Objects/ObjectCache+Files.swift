@@ -2,9 +2,6 @@
 // Saving a cache of objects to a file, and restoring it. No code of the program's runs under a mutex: an object is encoded, and
 // decoded, under none.
 
-import CPurgeable
-import Synchronization
-
 extension ObjectCache where Key: PurgeableValue {
   /// Writes all entries to a new file, the most recently used first, and puts it in place of the old one when it is whole and on
   /// the disk. A kill, a full disk or a power cut at any moment leaves the old file or the new one.

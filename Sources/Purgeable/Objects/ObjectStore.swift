@@ -10,7 +10,6 @@
 //     for Swift's own types and what `isSurelyEqual` asks, not handlers, and no end of a key or value.
 //   - The stamps of oldest entries are published for those who look for the next to go, who check them under the mutex.
 
-import Glibc
 import Synchronization
 
 /// A mutex that threads are often after, and hold for less than it takes to sleep and to wake: `Guarded`'s, without a value, and
@@ -31,8 +30,6 @@ struct ObjectShard<Key: Hashable & Sendable, Value: Sendable>: ~Copyable {
   /// Keeps the next shard's fields out of this one's cache lines.
   private let space = InlineArray<8, UInt64>(repeating: 0)
 
-  init() {}
-
   /// Uses an entry, and counts that.
   @inlinable @inline(__always)
   mutating func hit(_ position: UInt32) -> (value: Value, isDiscardable: Bool, birth: UInt64) {
@@ -51,8 +48,6 @@ struct ObjectGate: ~Copyable, Sendable {
   private let space = InlineArray<8, UInt64>(repeating: 0)
   private let oldestStamps = InlineArray<12, Atomic<UInt64>> { _ in Atomic(.max) }
   private let moreSpace = InlineArray<8, UInt64>(repeating: 0)
-
-  init() {}
 
   /// The number of shards.
   @inlinable static var count: Int { 16 }
@@ -246,10 +241,6 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
       unsafe gate.pointee.publish(table.oldestStamp(queue), ofQueue: queue)
     }
   }
-
-  /// A load that is under way for the key will not be kept.
-  @usableFromInline
-  func overtakeLoad(of key: Key) { loads.overtake(key) }
 
   // MARK: Leaving
 

@@ -9,14 +9,12 @@ struct NotedObject<Key: Hashable & Sendable, Value: Sendable> {
   let hash: UInt32
   let stamp: UInt64
   let birth: UInt64
-  let isDiscardable: Bool
 
   /// Without `now`, the entry's remaining time has no meaning.
   init(_ table: borrowing ObjectTable<Key, Value>, _ position: UInt32, shard: Int, now: UInt64 = 0) {
     entry = CacheEntry(table, position, now: now)
     (self.shard, hash) = (shard, table[position].hash)
     (stamp, birth) = (table[position].stamp, table[position].birth)
-    isDiscardable = table[position].queue.isDiscardable
   }
 }
 

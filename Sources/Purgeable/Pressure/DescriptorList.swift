@@ -2,8 +2,6 @@
 // Descriptors to wait for, and those that are ready, where an array would take memory: the library's thread reacts when there is
 // none.
 
-import Glibc
-
 /// Up to 128 descriptors, in place. Who has more is asked once a second instead (`isFull`).
 struct DescriptorList: Sequence, Equatable {
   static let capacity = 128

@@ -11,7 +11,6 @@ package struct MachineMemory: Equatable, Sendable {
   /// The memory used for nothing, not even for cached files.
   package var freeBytes: UInt64
   package var swapTotalBytes: UInt64
-  package var swapFreeBytes: UInt64
   /// How much address space may be promised when overcommit is off (mode 2), and how much is.
   package var commitLimitBytes: UInt64
   package var committedBytes: UInt64
@@ -38,7 +37,6 @@ package struct MachineMemory: Equatable, Sendable {
     freeBytes = SmallFile.known(numbers.free) ?? 0
     availableBytes = SmallFile.known(numbers.available) ?? freeBytes
     swapTotalBytes = SmallFile.known(numbers.swap_total) ?? 0
-    swapFreeBytes = SmallFile.known(numbers.swap_free) ?? 0
     commitLimitBytes = SmallFile.known(numbers.commit_limit) ?? 0
     committedBytes = SmallFile.known(numbers.committed) ?? 0
   }

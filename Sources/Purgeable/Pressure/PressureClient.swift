@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Who is asked when memory is short: one protocol for all that holds memory, and the list of those who do.
 
-import Glibc
-
 /// A cache, the regions, or whatever else holds memory that can be made again. The library's thread calls all of this, under no
 /// mutex, and waits for it: code of the program has no place here.
 protocol PressureClient: ForkProtected {

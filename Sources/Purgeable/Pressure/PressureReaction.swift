@@ -10,9 +10,6 @@
 //
 // One call gives back slices as long as memory is short, for a fifth of a second at most; the next event goes on.
 
-import CPurgeable
-import Synchronization
-
 /// The result of one reaction, or of one call of `trim(level:)`.
 public struct PressureRelief: Sendable, Hashable {
   /// Bytes put on offer: the kernel may take them from now on.

@@ -18,14 +18,6 @@ public struct CacheEntry<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   /// The version that was given with it; nil: none.
   public let version: String?
 
-  init(
-    key: Key, value: Value, cost: Int, remainingTime: Duration? = nil, recomputeCost: Duration? = nil,
-    priority: EntryPriority = .normal, version: String? = nil
-  ) {
-    (self.key, self.value, self.cost) = (key, value, cost)
-    (self.remainingTime, self.recomputeCost, self.priority, self.version) = (remainingTime, recomputeCost, priority, version)
-  }
-
   @inlinable
   init(key: Key, value: Value, _ notes: EntryNotes) {
     (self.key, self.value, cost) = (key, value, notes.cost)

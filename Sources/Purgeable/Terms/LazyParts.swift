@@ -9,8 +9,6 @@ struct LazyParts: ~Copyable, Sendable {
   private let lazyBatches = AtomicLazyReference<BatchGate>()
   private let lazyFiles = AtomicLazyReference<FileGate>()
 
-  init() {}
-
   /// What the program wants done at intervals.
   var intervals: IntervalThread { lazyIntervals.load() ?? Self.publish(IntervalThread(), lazyIntervals) }
   var knownIntervals: IntervalThread? { lazyIntervals.load() }

@@ -2,7 +2,6 @@
 // Pressure for programs that want to follow it themselves.
 
 import Glibc
-import Synchronization
 
 /// Tells how short memory is, smoothed: the level rises at once, and falls one step at a time, each after two seconds.
 ///
@@ -98,10 +97,6 @@ final class MonitorCore: Teller, ForkProtected, @unchecked Sendable {
     let firstChange: Int
   }
 
-  /// Never used again, as an address would be.
-  let number: UInt64
-  private static let lastNumber = Atomic<UInt64>(0)
-
   let source: (any PressureSource)?
   /// Called by the telling thread, outside of every mutex.
   private let callback: (@Sendable (PressureLevel) -> Void)?
@@ -113,7 +108,6 @@ final class MonitorCore: Teller, ForkProtected, @unchecked Sendable {
   private let state: Guarded<State>
 
   init(source: (any PressureSource)?, callback: (@Sendable (PressureLevel) -> Void)?) {
-    number = Self.lastNumber.add(1, ordering: .relaxed).newValue
     self.source = source
     self.callback = callback
     let known = source == nil ? Maintainer.shared.currentLevel : .normal

@@ -186,18 +186,18 @@ extension HeldShard {
     _ note: (borrowing HeldShard, FoundSlot) -> Void
   ) -> Bool {
     guard let next = nextToGo(reason, resting: passes.resting(of: self)) else { return false }
-    guard case .entry(let entry) = next else { return true }
-    let slot = entry.found.slot
-    guard let digest = elements.digest(of: heap.reference(slot.place), from: 0, to: entry.facts.prefixByteCount) else {
-      drop(entry.found, elements.isGone(slot.place) ? .discarded : reason)
+    guard case .entry(let found, let facts) = next else { return true }
+    let slot = found.slot
+    guard let digest = elements.digest(of: heap.reference(slot.place), from: 0, to: facts.prefixByteCount) else {
+      drop(found, elements.isGone(slot.place) ? .discarded : reason)
       return true
     }
     candidate = EvictionCandidate(
       shard: shards.positions[UInt64(number)], queue: heap.queue(at: slot.place), slot: slot,
       generation: heap.reference(slot.place).generation,
-      byteCount: entry.facts.payloadByteCount + SlabHeap.elementOverhead, ghostIdentity: ghostIdentity(of: slot),
+      byteCount: facts.payloadByteCount + SlabHeap.elementOverhead, ghostIdentity: ghostIdentity(of: slot),
       keyDigest: digest)
-    note(self, entry.found)
+    note(self, found)
     return true
   }
 
@@ -213,7 +213,7 @@ extension HeldShard {
         // Behind the normal ones, also where it is speculative.
         entryOrder.putOff(position(of: found), as: .normal)
       } else if let facts = elements.facts(of: slot) {
-        _ = apply(.move(.main, counter: found.slot.counter), .busy, to: FoundEntry(found: found, facts: facts))
+        _ = apply(.move(.main, counter: found.slot.counter), .busy, to: found, facts)
       }
       return
     }

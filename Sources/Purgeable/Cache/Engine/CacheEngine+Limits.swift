@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Changing limits, and bringing the cache below them.
 
-import CPurgeable
 import Synchronization
 
 extension CacheEngine {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What a cache of bytes does in each step of a reaction (PressureReaction.swift).
 
-import CPurgeable
 import Synchronization
 
 extension CacheEngine: PressureClient {

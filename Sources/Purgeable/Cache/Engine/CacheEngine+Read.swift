@@ -135,7 +135,7 @@ extension CacheEngine {
 
   /// Notes a hit for an order that names entries, which has one shard.
   @inline(never)
-  private func noteHit(_ found: FoundSlot, in table: SlotIndex.Table?) {
+  private func noteHit(_ found: FoundSlot, in table: SlotIndex.Table) {
     shards.founder.held.withLock { held in held.noteHit(found, in: table) }
   }
 
@@ -213,50 +213,34 @@ extension CacheEngine {
   func lock(_ key: EngineKey, prefix: RawSpan) -> EngineLock {
     var reason: MissReason?
     let result = search(key, tries: 1000) { found, table, position -> Look<EngineLock> in
-      let look = lock(prefix, found, table)
-      switch look {
-      case .locked(let reference, let bytes):
-        base.indexes[position].countHit()
-        found.pointer.countUse(of: found.slot)
-        if !base.namesSlabs { noteHit(found, in: nil) }
-        return unsafe .isKeys(.locked(reference, bytes))
-      case .refused:
-        _ = miss(key, .lockLimit)
-        return .isKeys(.refused)
-      case .otherKey: return .otherKey
-      case .changed: return .changed
-      case .lost, .expired:
-        dropDead(found.slot, at: position)
-        reason = if case .lost = look { .discarded } else { .expired }
-        return .changed
-      }
+      lock(key, prefix, found, table, at: position, &reason)
     }
     if let result { return result }
     _ = miss(key, reason)
     return .absent
   }
 
-  @safe private enum SlotLock {
-    /// The key's value, for the caller to unlock.
-    case locked(purgeable_reference_t, UnsafeRawBufferPointer)
-    /// No more bytes may be locked.
-    case refused
-    case otherKey, changed, lost, expired
-  }
-
   /// Locks the element of a slot with the key's identity, and compares the key then: locked, its bytes can be looked at as they
-  /// are.
+  /// are. `reason`: set where the entry is dropped.
   @inline(__always)
-  private func lock(_ prefix: RawSpan, _ found: FoundSlot, _ table: SlotIndex.Table) -> SlotLock {
+  private func lock(
+    _ key: EngineKey, _ prefix: RawSpan, _ found: FoundSlot, _ table: SlotIndex.Table, at position: UInt64,
+    _ reason: inout MissReason?
+  ) -> Look<EngineLock> {
     let reference = heap.reference(found.slot.place)
     guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else { return .changed }
     let (outcome, payload) = unsafe heap.lock(reference)
     switch outcome {
     case .intact: break
-    case .discarded: return .lost
+    case .discarded:
+      dropDead(found.slot, at: position)
+      reason = .discarded
+      return .changed
     case .error where errno == EAGAIN:
       let compared = base.elements.compare(reference, hasHead: false, with: prefix)
-      return compared.outcome == .intact && !compared.matches ? .otherKey : .refused
+      if compared.outcome == .intact && !compared.matches { return .otherKey }
+      _ = miss(key, .lockLimit)
+      return .isKeys(.refused)
     default: return .changed
     }
     // The place may have got another entry before the lock. So the slot is looked at once more.
@@ -271,11 +255,19 @@ extension CacheEngine {
         let isStillSame = Slot(bits: found.pointer.relaxed).isSameEntry(as: found.slot)
         if isOver || !isStillSame {
           heap.unlock(reference)
-          return isStillSame ? .expired : .changed
+          if isStillSame {
+            dropDead(found.slot, at: position)
+            reason = .expired
+          }
+          return .changed
         }
         if let moment { lastUse.note(UseTime(moment)) }
       }
-      return unsafe .locked(reference, EntryPrefix.value(of: payload, behind: prefix.byteCount, hasHead: found.slot.hasHead))
+      base.indexes[position].countHit()
+      found.pointer.countUse(of: found.slot)
+      if !base.namesSlabs { noteHit(found, in: table) }
+      return unsafe .isKeys(
+        .locked(reference, EntryPrefix.value(of: payload, behind: prefix.byteCount, hasHead: found.slot.hasHead)))
     }
     heap.unlock(reference)
     return isSame ? .otherKey : .changed

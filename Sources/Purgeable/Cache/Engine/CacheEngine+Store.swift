@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Stores and removals.
 
-import CPurgeable
 import Glibc
 import Synchronization
 
@@ -100,21 +99,19 @@ extension CacheEngine {
 
   /// Removes everything. Other threads wait for a short while only (Shard/Removal.swift).
   func removeAll(_ reason: DepartureReason = .removed) {
-    if base.observer != nil { return removeAllTracked(reason) }
+    if base.observer != nil {
+      shards.visit { shard in
+        var removal = TrackedRemoval()
+        while !shards.hold(shard, { held in removal.removeSlice(reason, from: &held) }) {}
+      }
+      // Another call that gives back much may be in its handler, and slabs wait for its end: these go now.
+      return heap.givingBackTogether {}
+    }
     heap.givingBackTogether {
       base.removalCount.add(1, ordering: .relaxed)
       shards.visit { shard in shards.hold(shard) { held in held.detachAll(reason) } }
       base.giveBackRemoved()
       base.removalCount.subtract(1, ordering: .relaxed)
     }
-  }
-
-  private func removeAllTracked(_ reason: DepartureReason) {
-    shards.visit { shard in
-      var removal = TrackedRemoval()
-      while !shards.hold(shard, { held in removal.removeSlice(reason, from: &held) }) {}
-    }
-    // Another call that gives back much may be in its handler, and slabs wait for its end: these go now.
-    heap.givingBackTogether {}
   }
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Upkeep: offering, sweeping, trimming. Called by the library's thread, and by programs that want it now.
 
-import CPurgeable
 import Synchronization
 
 extension CacheEngine {
@@ -28,8 +27,9 @@ extension CacheEngine {
     if shards.areTooMany, !base.isOverLimits { enforceLimits() }
     shards.reviewOpening()
     let untilDue = dropDueSlabs()
-    guard let due = nextIdleRound() else { return heap.hasPending ? 0 : min(untilCore, untilDue) }
-    if base.clock.now() >= due { giveBackIdle() }
+    guard let idle = base.limits.budget.withLock({ $0.idleNanoseconds }), base.count > 0
+    else { return heap.hasPending ? 0 : min(untilCore, untilDue) }
+    if base.clock.now() >= lastIdleRound.load(ordering: .relaxed) + idle / 4 { giveBackIdle() }
     return 0
   }
 
@@ -89,13 +89,6 @@ extension CacheEngine {
   }
 
   // MARK: The eager mode
-
-  /// When the next idle round is due; nil when the mode is off or the cache is empty.
-  private func nextIdleRound() -> UInt64? {
-    guard let idle = base.limits.budget.withLock({ $0.idleNanoseconds }), base.count > 0
-    else { return nil }
-    return lastIdleRound.load(ordering: .relaxed) + idle / 4
-  }
 
   /// Runs an idle round in each shard. Returns how many bytes it gave back.
   @discardableResult
@@ -170,7 +163,8 @@ extension CacheEngine {
       isFruitful = false
       let open = shards.openCount
       var rounds = 0
-      // Smaller slices where values are copied to be told.
+      // Smaller slices where values are copied to be told by this thread.
+      let tellsValues = base.observer?.wantsValues == true && !ThreadRole.isLibrary
       let sliceLimit = tellsValues ? TellingLimits.sliceBytes : .max
       heap.givingBackTogether {
         shards.evictByAge(

@@ -32,7 +32,6 @@
 //     code runs under any of them: code of keys and values, and handlers, is called before the first is taken and after the last
 //     was released (Keys/KeySearch.swift, Keys/KeyTeller.swift).
 
-import CPurgeable
 import Synchronization
 
 final class CacheEngine: ForkProtected {
@@ -87,9 +86,6 @@ final class CacheEngine: ForkProtected {
     shards.reviewOpening()
     shards.rehearseChild()
   }
-
-  /// Whether entries that the present call takes out are told with their values.
-  var tellsValues: Bool { (base.observer?.wantsValues ?? false) && !ThreadRole.isLibrary }
 
   /// Ends all tracked keys, untold: called when the cache has ended, under no mutex. Entries that are left have none from here
   /// on.

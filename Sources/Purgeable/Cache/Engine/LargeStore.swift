@@ -78,9 +78,20 @@ import Glibc
 
   /// Makes room and allocates; nil, with what `run` returns in `failure`, where that fails.
   func begin(in engine: CacheEngine, _ failure: inout StoreOutcome?, _ due: inout DueAfterStore) -> FreshElement? {
-    engine.shards.hold(toStore: key) { held in
+    engine.shards.hold(toStore: key) { held -> FreshElement? in
       defer { due = held.takeDue(0) }
-      return begin(&held, engine.shards, &failure)
+      if let condition, !condition.mayHold {
+        failure = nil
+        return nil
+      }
+      let old = unsafe held.find(key, prefix.bytes)
+      if held.isRefused(size, key, old) {
+        failure = .tooLarge
+        return nil
+      }
+      if held.base.exceedsWholeLimit(size.cost, size.byteCount, beside: held.heap.writingBytes) { return nil }
+      if held.base.limits.areStrict { held.makeRoom(for: size.cost, of: key, replacing: old, among: engine.shards) }
+      return held.allocate(size.byteCount, nil, among: engine.shards)
     }
   }
 
@@ -89,51 +100,30 @@ import Glibc
 
   /// Has the index lead to the element, which has been written.
   func end(_ element: FreshElement, in engine: CacheEngine) -> StoreOutcome? {
-    let (outcome, due) = engine.shards.hold(toStore: key) { held in
-      (end(element, &held, engine.shards), unsafe held.takeDue(prefix.count + value.count))
+    var due = DueAfterStore()
+    let outcome = engine.shards.hold(toStore: key) { held -> StoreOutcome? in
+      defer { due = unsafe held.takeDue(prefix.count + value.count) }
+      if let condition, unsafe !condition.holds(key, prefix.bytes, in: &held) {
+        held.heap.free(element.reference)
+        return nil
+      }
+      let old = unsafe held.find(key, prefix.bytes)
+      let changesBefore = held.slots.changes
+      guard let destination = held.destination(of: key, size, head.priority, old) else {
+        held.heap.free(element.reference)
+        return held.pinRefusal
+      }
+      defer { held.base.totals.endReservation(destination.reserved) }
+      // Others may have used up the room meanwhile.
+      if held.base.limits.areStrict { held.makeRoom(for: size.cost, of: key, replacing: old, among: engine.shards) }
+      let lane = held.lane(destination.queue, head)
+      held.heap.move(held.heap.slab(of: element.reference), to: held.stream(lane))
+      held.noteBirth(element.reference, lane)
+      let replaced = held.slots.changes == changesBefore ? old : unsafe held.find(key, prefix.bytes)
+      return held.enter(
+        element, key, size, head, lane, replacing: replaced, hadOld: old != nil, isRemembered: destination.isRemembered)
     }
     if let outcome { engine.finishStore(key, outcome, due) }
     return outcome
-  }
-
-  private func begin(
-    _ held: inout HeldShard, _ shards: borrowing CacheShards, _ failure: inout StoreOutcome?
-  ) -> FreshElement? {
-    if let condition, !condition.mayHold {
-      failure = nil
-      return nil
-    }
-    let old = unsafe held.find(key, prefix.bytes)
-    if held.isRefused(size, key, old) {
-      failure = .tooLarge
-      return nil
-    }
-    if held.base.exceedsWholeLimit(size.cost, size.byteCount, beside: held.heap.writingBytes) { return nil }
-    if held.base.limits.areStrict { held.makeRoom(for: size.cost, of: key, replacing: old, among: shards) }
-    return held.allocate(size.byteCount, nil, among: shards)
-  }
-
-  private func end(
-    _ element: FreshElement, _ held: inout HeldShard, _ shards: borrowing CacheShards
-  ) -> StoreOutcome? {
-    if let condition, unsafe !condition.holds(key, prefix.bytes, in: &held) {
-      held.heap.free(element.reference)
-      return nil
-    }
-    let old = unsafe held.find(key, prefix.bytes)
-    let changesBefore = held.slots.changes
-    guard let destination = held.destination(of: key, size, head.priority, old) else {
-      held.heap.free(element.reference)
-      return held.pinRefusal
-    }
-    defer { held.base.totals.endReservation(destination.reserved) }
-    // Others may have used up the room meanwhile.
-    if held.base.limits.areStrict { held.makeRoom(for: size.cost, of: key, replacing: old, among: shards) }
-    let lane = held.lane(destination.queue, head)
-    held.heap.move(held.heap.slab(of: element.reference), to: held.stream(lane))
-    held.noteBirth(element.reference, lane)
-    let replaced = held.slots.changes == changesBefore ? old : unsafe held.find(key, prefix.bytes)
-    return held.enter(
-      element, key, size, head, lane, replacing: replaced, hadOld: old != nil, isRemembered: destination.isRemembered)
   }
 }

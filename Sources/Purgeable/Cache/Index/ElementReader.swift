@@ -30,12 +30,6 @@ struct FoundSlot {
   }
 }
 
-/// An entry as eviction meets it: its slot, and what its element tells.
-struct FoundEntry {
-  let found: FoundSlot
-  let facts: EntryFacts
-}
-
 /// What a read that compares the key comes to.
 struct MatchingRead {
   var outcome = purgeable_outcome_t.busy

@@ -14,16 +14,15 @@ enum EntryPrefix {
 
   static func lengthByteCount(ofKeyOf byteCount: Int) -> Int { byteCount < 128 ? 1 : 4 }
 
-  /// Writes a length; returns the bytes written.
+  /// Writes a length.
   @inline(__always)
-  static func writeLength(_ byteCount: Int, to bytes: UnsafeMutableRawBufferPointer) -> Int {
+  static func writeLength(_ byteCount: Int, to bytes: UnsafeMutableRawBufferPointer) {
     assert(byteCount >= 0 && byteCount <= keyByteLimit, "PurgeableCache: a key too long to encode")
     if byteCount < 128 {
       unsafe bytes[0] = UInt8(byteCount)
-      return 1
+    } else {
+      unsafe bytes.storeBytes(of: (UInt32(byteCount) | 0x8000_0000).bigEndian, as: UInt32.self)
     }
-    unsafe bytes.storeBytes(of: (UInt32(byteCount) | 0x8000_0000).bigEndian, as: UInt32.self)
-    return 4
   }
 
   static func writeTracked(_ number: UInt32, to bytes: UnsafeMutableRawBufferPointer) {
@@ -43,15 +42,10 @@ enum EntryPrefix {
     unsafe value.copy(to: bytes, at: prefix.byteCount + head.byteCount)
   }
 
-  /// Where the value begins in a payload whose pages stay, behind prefix and head.
-  static func valueStart(in payload: RawSpan, behind prefixByteCount: Int, hasHead: Bool) -> Int {
-    min(payload.byteCount, prefixByteCount + head(of: payload, behind: prefixByteCount, hasHead: hasHead).byteCount)
-  }
-
   /// The value in a payload that is locked.
   static func value(of payload: UnsafeRawBufferPointer, behind prefixByteCount: Int, hasHead: Bool) -> UnsafeRawBufferPointer {
-    unsafe UnsafeRawBufferPointer(
-      rebasing: payload[valueStart(in: payload.bytes, behind: prefixByteCount, hasHead: hasHead)...])
+    let head = unsafe head(of: payload.bytes, behind: prefixByteCount, hasHead: hasHead)
+    return unsafe UnsafeRawBufferPointer(rebasing: payload[min(payload.count, prefixByteCount + head.byteCount)...])
   }
 
   /// The head in a payload whose pages stay; empty where the slot has none.

@@ -345,13 +345,10 @@ import Synchronization
   // MARK: Changing (the shard's mutex held)
 
   /// Puts a slot into the emptier of its two buckets. Answers its number in the table; nil: both are full. `lastUse`: of its
-  /// entry, where that is kept.
-  func insert(_ slot: Slot, lastUse: UseTime? = nil) -> Int? {
+  /// entry, where that is kept. `table`: nil for the present one.
+  func insert(_ slot: Slot, lastUse: UseTime? = nil, into table: Table? = nil) -> Int? {
     assert(!slot.isEmpty, "PurgeableCache: an empty slot is inserted")
-    return insert(slot, lastUse, into: current())
-  }
-
-  private func insert(_ slot: Slot, _ lastUse: UseTime?, into table: Table) -> Int? {
+    let table = table ?? current()
     guard let slots = table.slots else { return nil }
     let (first, second) = table.buckets(of: slot.identity)
     let inFirst = Self.room(in: slots, at: first)
@@ -408,7 +405,7 @@ import Synchronization
     }
     let keepsLastUses = keepsLastUses
     func carry(_ number: Int) -> Int? {
-      insert(Slot(bits: slots[number].relaxed), keepsLastUses ? old.lastUse(at: number).time : nil, into: new)
+      insert(Slot(bits: slots[number].relaxed), lastUse: keepsLastUses ? old.lastUse(at: number).time : nil, into: new)
     }
     let isDone =
       if let order {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A tracked key: a block of ordinary memory of its own, in which the key follows this head.
 
-import Glibc
-
 struct KeyNode {
   var next: NodePointer?
   /// Of a living node: the hash of its key. Of a departed one: where the copy of its value is, 0 for none.
@@ -98,14 +96,8 @@ struct KeyNode {
 }
 
 extension ValueCopy {
-  fileprivate var absenceCode: UInt64 {
-    switch absence {
-    case nil: 0
-    case .discarded: 1
-    case .notKept: 2
-    case .undecodable: 3
-    }
-  }
+  /// 0 also for `undecodable`, which is found out when there is a copy.
+  fileprivate var absenceCode: UInt64 { absence == .discarded ? 1 : absence == .notKept ? 2 : 0 }
 
   fileprivate init(absenceCode: UInt64) {
     self.init(absence: absenceCode == 1 ? .discarded : absenceCode == 2 ? .notKept : nil)

@@ -94,8 +94,6 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
   var notKeptCount: UInt64 { notKept.load(ordering: .relaxed) }
   var waitingCount: Int { waiting.withLock { $0.list.count } }
 
-  override func run() { tellWaiting() }
-
   // MARK: Nodes
 
   func endsAtOnce(_ node: NodePointer) -> Bool {
@@ -245,7 +243,7 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
   }
 
   /// On the telling thread.
-  func tellWaiting() {
+  override func run() {
     let before = epoch.load(ordering: .relaxed)
     while epoch.load(ordering: .relaxed) == before {
       let entry = waiting.withLock { waiting -> NodePointer? in
@@ -266,11 +264,8 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
     let before = epoch.load(ordering: .relaxed)
     for _ in 0..<TellingLimits.helpCount {
       let entry = waiting.withLock { waiting -> NodePointer? in
-        if waiting.teller != 0, waiting.list.count <= TellingLimits.waitingCount {
-          needsHelp.store(false, ordering: .relaxed)
-          return nil
-        }
-        let entry = waiting.list.popFirst()
+        let isBehind = waiting.teller == 0 || waiting.list.count > TellingLimits.waitingCount
+        let entry = isBehind ? waiting.list.popFirst() : nil
         if entry == nil { needsHelp.store(false, ordering: .relaxed) }
         return entry
       }

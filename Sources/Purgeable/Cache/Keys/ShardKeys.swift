@@ -172,7 +172,13 @@ final class NodeMemory: Sendable {
       guard heads.grow() else { return false }
       headCount = SegmentedMemory.firstCapacity
     }
-    return firstFree != 0 || prepareNumber()
+    if firstFree == 0 {
+      // A number that was never taken.
+      guard numberCount < EngineKey.trackedNumberLimit, numberCount < numbers.capacity || numbers.grow() else { return false }
+      numberCount += 1
+      firstFree = UInt(numberCount)
+    }
+    return true
   }
 
   /// Gives a node a number and a stamp, and makes it the youngest.
@@ -192,17 +198,9 @@ final class NodeMemory: Sendable {
     memory?.byteCount.add(byteCount - before, ordering: .relaxed)
   }
 
-  /// Frees a number that was never taken.
-  private mutating func prepareNumber() -> Bool {
-    guard numberCount < EngineKey.trackedNumberLimit, numberCount < numbers.capacity || numbers.grow() else { return false }
-    numberCount += 1
-    firstFree = UInt(numberCount)
-    return true
-  }
-
   /// Takes a node out: it is the caller's from here on. nil where the number has none.
   mutating func takeOut(_ number: UInt32) -> NodePointer? {
-    guard let memory, let pointer = self[number] else { return nil }
+    guard let pointer = self[number] else { return nil }
     endHollow(number)
     let bucket = bucket(of: pointer.node.hash)
     if head(bucket) == pointer {
@@ -218,10 +216,7 @@ final class NodeMemory: Sendable {
     count -= 1
     assert(count >= 0, "PurgeableCache: more keys leave than came")
     // The first segments are small, and many a cache needs them again at once.
-    if count == 0, numbers.capacity > SegmentedMemory.firstCapacity {
-      memory.byteCount.subtract(byteCount, ordering: .relaxed)
-      forgetTables()
-    }
+    if count == 0, numbers.capacity > SegmentedMemory.firstCapacity { forgetTables() }
     return pointer
   }
 
@@ -233,12 +228,12 @@ final class NodeMemory: Sendable {
       pointer.node.depart(nil)
       list.append(pointer)
     }
-    memory?.byteCount.subtract(byteCount, ordering: .relaxed)
     forgetTables()
     return list
   }
 
   private mutating func forgetTables() {
+    memory?.byteCount.subtract(byteCount, ordering: .relaxed)
     numbers.release()
     heads.release()
     (numberCount, firstFree, headCount, count) = (0, 0, 0, 0)

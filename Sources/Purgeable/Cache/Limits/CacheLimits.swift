@@ -7,7 +7,6 @@
 //     pinned limit      the program's, or an eighth of the memory                         pins above it are refused
 //     locked limit      the program's, or half the memory; less while memory is short     locks above it are refused
 
-import CPurgeable
 import Synchronization
 
 /// The limits of a cache. `bytes` is computed from the budget; the other strict limits are as the program set them.

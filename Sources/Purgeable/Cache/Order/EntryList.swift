@@ -16,8 +16,6 @@ struct EntryList: ~Copyable {
   private var links = BookkeepingArray<Links>()
   private var slotCount = 0
 
-  init() {}
-
   var byteCount: Int { links.byteCount }
 
   /// As `EntryOrder.resize`.

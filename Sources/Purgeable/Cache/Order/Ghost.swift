@@ -10,8 +10,6 @@
 // What left main for a limit is remembered in the room that the others leave, and is none of the insertions that time is counted
 // in: so the others are remembered as long as if there were no such keys.
 
-import CPurgeable
-
 /// Its allocation may fail: then there is no ghost, or the old one stays. Only stores make it or let it grow
 /// (`HeldShard.readyGhost`), never code that gives memory back.
 struct Ghost: ~Copyable {
@@ -25,10 +23,10 @@ struct Ghost: ~Copyable {
 
   /// Where its bytes are counted.
   private let totals: CacheTotals?
+  /// There are some wherever `rememberedLimit` is above 0.
   private var entries = BookkeepingArray<UInt32>()
-  /// How many fingerprints there is room for.
-  private var slotCount: Int { entries.count }
-  private var capacity = 0
+  /// How many keys it remembers.
+  private(set) var rememberedLimit = 0
   private var insertionCount: UInt64 = 0
   private var stampUnit: UInt64 = 1
 
@@ -46,15 +44,12 @@ struct Ghost: ~Copyable {
 
   var byteCount: Int { entries.byteCount }
 
-  /// How many keys it remembers.
-  var rememberedLimit: Int { capacity }
-
   /// Whether `reserve` would do anything.
-  func isSmall(for newCapacity: Int) -> Bool { newCapacity > capacity + capacity / 2 }
+  func isSmall(for newCapacity: Int) -> Bool { newCapacity > rememberedLimit + rememberedLimit / 2 }
 
   /// Prefetches the bucket that `note` will touch.
   func prefetch(_ identity: UInt64) {
-    guard capacity > 0 else { return }
+    guard rememberedLimit > 0 else { return }
     entries.prefetch(bucket(of: Self.mixed(identity)))
   }
 
@@ -69,9 +64,9 @@ struct Ghost: ~Copyable {
     let buckets = (wanted + wanted / 3) / Self.bucketSize / 2 * 2 + 2
     guard let made = BookkeepingArray<UInt32>(zeros: buckets * Self.bucketSize) else { return }
     entries = made
-    capacity = wanted
-    // Rounded up: no key is forgotten for its age before `capacity` others have come.
-    stampUnit = (UInt64(capacity) + UInt64(Self.maximumAge) - 1) / UInt64(Self.maximumAge)
+    rememberedLimit = wanted
+    // Rounded up: no key is forgotten for its age before `rememberedLimit` others have come.
+    stampUnit = (UInt64(rememberedLimit) + UInt64(Self.maximumAge) - 1) / UInt64(Self.maximumAge)
     insertionCount = stampUnit
     noteBytes(since: before)
   }
@@ -83,12 +78,12 @@ struct Ghost: ~Copyable {
   mutating func shrink(toRemember count: Int) {
     let before = byteCount
     defer { noteBytes(since: before) }
-    while capacity >= 2 * max(16, count), slotCount % (4 * Self.bucketSize) == 0 {
+    while rememberedLimit >= 2 * max(16, count), entries.count % (4 * Self.bucketSize) == 0 {
       // In a table of half the size, two neighbouring buckets become one. Fingerprints are written in front of those that are
       // still to be read.
-      for start in stride(from: 0, to: slotCount, by: 2 * Self.bucketSize) { mergeBuckets(at: start) }
-      entries.shrink(to: slotCount / 2)
-      capacity /= 2
+      for start in stride(from: 0, to: entries.count, by: 2 * Self.bucketSize) { mergeBuckets(at: start) }
+      entries.shrink(to: entries.count / 2)
+      rememberedLimit /= 2
     }
   }
 
@@ -96,7 +91,7 @@ struct Ghost: ~Copyable {
   private mutating func mergeBuckets(at start: Int) {
     var both = InlineArray<16, UInt32>(repeating: 0)
     for i in 0..<2 * Self.bucketSize {
-      let entry = self[start + i]
+      let entry = entries[start + i]
       let itsAge = entry == 0 ? .max : age(entry)
       var at = i
       while at > 0, (both[at - 1] == 0 ? .max : age(both[at - 1])) > itsAge {
@@ -105,11 +100,11 @@ struct Ghost: ~Copyable {
       }
       both[at] = entry
     }
-    for i in 0..<Self.bucketSize { self[start / 2 + i] = both[i] }
+    for i in 0..<Self.bucketSize { entries[start / 2 + i] = both[i] }
   }
 
   mutating func note(_ identity: UInt64, _ reason: Reason) {
-    guard capacity > 0 else { return }
+    guard rememberedLimit > 0 else { return }
     if reason != .evictedFromMain || isBlank { insertionCount += 1 }
     insert(Self.mixed(identity), reason)
   }
@@ -122,22 +117,22 @@ struct Ghost: ~Copyable {
 
   /// The same, and how many entries have left since then, at most.
   func memory(of identity: UInt64) -> (reason: Reason, age: Int)? {
-    guard capacity > 0, !isBlank, let found = find(Self.mixed(identity)) else { return nil }
-    let entry = self[found]
+    guard rememberedLimit > 0, !isBlank, let found = find(Self.mixed(identity)) else { return nil }
+    let entry = entries[found]
     return Self.reason(of: entry).map { ($0, Int(UInt64(age(entry) + 1) * stampUnit)) }
   }
 
   /// Forgets a key that was stored again.
   mutating func forget(_ identity: UInt64) {
-    guard capacity > 0, !isBlank, let found = find(Self.mixed(identity)) else { return }
-    self[found] = 0
+    guard rememberedLimit > 0, !isBlank, let found = find(Self.mixed(identity)) else { return }
+    entries[found] = 0
   }
 
   mutating func removeAll() {
     let before = byteCount
     defer { noteBytes(since: before) }
     entries = BookkeepingArray()
-    capacity = 0
+    rememberedLimit = 0
   }
 
   // MARK: Inside
@@ -151,15 +146,9 @@ struct Ghost: ~Copyable {
   }
 
   private func bucket(of mixed: UInt64) -> Int {
-    assert(slotCount > 0 && slotCount % Self.bucketSize == 0, "PurgeableCache: a ghost without whole buckets")
-    let buckets = UInt64(slotCount / Self.bucketSize)
+    assert(entries.count > 0 && entries.count % Self.bucketSize == 0, "PurgeableCache: a ghost without whole buckets")
+    let buckets = UInt64(entries.count / Self.bucketSize)
     return Int((mixed &* buckets) >> Slot.tagBits) * Self.bucketSize
-  }
-
-  /// In bounds wherever `capacity` is above 0: there is memory then.
-  private subscript(index: Int) -> UInt32 {
-    get { entries[index] }
-    set { entries[index] = newValue }
   }
 
   private var stamp: UInt32 { UInt32(truncatingIfNeeded: insertionCount / stampUnit) & Self.stampMask }
@@ -170,7 +159,7 @@ struct Ghost: ~Copyable {
     let start = bucket(of: mixed)
     let fingerprint = UInt32(truncatingIfNeeded: mixed) & Self.fingerprintMask
     for i in start..<start + Self.bucketSize {
-      let entry = self[i]
+      let entry = entries[i]
       if entry != 0, entry >> Self.fingerprintAt == fingerprint, age(entry) <= Self.maximumAge { return i }
     }
     return nil
@@ -187,14 +176,14 @@ struct Ghost: ~Copyable {
     var victim = start
     var victimAge: UInt32 = 0
     for i in start..<start + Self.bucketSize {
-      if self[i] == 0 || self[i] >> Self.fingerprintAt == fingerprint {
+      if entries[i] == 0 || entries[i] >> Self.fingerprintAt == fingerprint {
         (victim, victimAge) = (i, .max)
         break
       }
-      let itsAge = age(self[i]) + (Self.reason(of: self[i]) == .evictedFromMain ? Self.maximumAge + 1 : 0)
+      let itsAge = age(entries[i]) + (Self.reason(of: entries[i]) == .evictedFromMain ? Self.maximumAge + 1 : 0)
       if itsAge >= victimAge { (victim, victimAge) = (i, itsAge) }
     }
     if reason == .evictedFromMain, victimAge <= Self.maximumAge { return }
-    self[victim] = entry
+    entries[victim] = entry
   }
 }

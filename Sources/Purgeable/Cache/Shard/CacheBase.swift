@@ -26,8 +26,6 @@ final class CacheBase: Sendable {
   let observer: (any EngineObserver)?
   let clock: MonotonicClock
   let sweepPace = SweepPace()
-  /// How many shards are in use.
-  let openCount = Atomic<Int>(1)
   /// How many entries have moved from one shard to another.
   let moveCount = Atomic<UInt64>(0)
   /// How many calls are removing everything right now, and may have slabs to give back (Shard/Removal.swift).
@@ -89,6 +87,9 @@ final class CacheBase: Sendable {
   /// The number of entries, and the sum of their costs. Each shard's part is as it was after the last change under its mutex.
   var count: Int { indexes.entryCount }
   var totalCost: UInt128 { indexes.totalCost }
+
+  /// The number of shards that keys belong to: of as many positions the mask is (ShardPositions.swift).
+  var openCount: Int { Int(indexes.mask.load(ordering: .relaxed) & (EngineKey.firstOther - 1)) + 1 }
 
   var heldBytes: Int { heap.heldBytes }
 
@@ -180,12 +181,6 @@ final class CacheBase: Sendable {
   func end(_ head: EntryHead, _ lastUse: UseTime?, asOf now: @autoclosure () -> UInt64) -> UInt64? {
     guard let time = head.sinceLastUse, let lastUse else { return head.deadline }
     return min(head.deadline ?? .max, lastUse.moment(asOf: now()) + time)
-  }
-
-  /// As above, of the entry at a place, which has a head, and is in a shard's index; nil also where the head cannot be read.
-  func end(at place: UInt64, in index: SlotIndex, asOf now: UInt64) -> UInt64? {
-    guard let facts = elements.facts(of: heap.reference(place)), let head = elements.head(at: place, facts) else { return nil }
-    return end(head, index.lastUse(identity: facts.identity, place: place), asOf: now)
   }
 
   /// Whether the time of an entry with this head is over. `moment`: nil for now.

@@ -54,10 +54,8 @@ extension CacheShards {
   /// The bit of the mask that says that the founder may have entries, though keys belong to the others. No hash of a key has it
   /// (`EngineKey.shardHash`), so it changes no position.
   static let draining: UInt64 = 1 << 5
-  /// What the mask has below that bit; above it, a version.
-  private static let positionBits = draining - 1
 
-  var isOpen: Bool { base.indexes.mask.load(ordering: .relaxed) & Self.positionBits != 0 }
+  var isOpen: Bool { openCount > 1 }
 
   // MARK: When
 
@@ -95,15 +93,6 @@ extension CacheShards {
   /// Called after limits may have changed, and in the rounds of the library's thread.
   func reviewOpening() { mayOpen.store(wantedShardCount > 1, ordering: .relaxed) }
 
-  /// Called where the cache has been brought below its limits: who closes before that would drop what was used with what was not.
-  /// Returns whether the shards have closed, for which bookkeeping may have grown. In a forked child that has not begun anew
-  /// there is nothing to close.
-  func closeIfTooMany() -> Bool {
-    guard areTooMany else { return false }
-    closeShards()
-    return !areTooMany
-  }
-
   /// Called after each store, with no mutex held.
   @inline(__always)
   func openIfLarge() {
@@ -122,13 +111,12 @@ extension CacheShards {
     hold(founder) { held in
       let wanted = wantedShardCount
       guard !isOpen else { return }
-      guard wanted > 1, let others = others.load() ?? makeOthers(wanted) else { return mayOpen.store(false, ordering: .relaxed) }
+      guard wanted > 1, made.load() != nil || makeOthers(wanted) else { return mayOpen.store(false, ordering: .relaxed) }
       // Those that were made first are all that there ever are.
-      let count = min(wanted, others.others.count)
+      let count = min(wanted, base.indexes.otherCount)
       for lane in held.usedLanes { held.end(lane) }
-      base.openCount.store(count, ordering: .relaxed)
       let opened = base.indexes.mask.load(ordering: .relaxed) | EngineKey.firstOther | UInt64(count - 1) | Self.draining
-      for queue in EvictionQueue.all where held.keys.count > 0 { bringTrackedHome(queue, from: &held, opened) }
+      if held.keys.count > 0 { bringTrackedHome(from: &held, opened) }
       // Release: pairs with the acquire of all who load the mask, who see the shards it leads to, and all of the founder's slots.
       base.indexes.mask.store(opened, ordering: .releasing)
     }
@@ -155,10 +143,11 @@ extension CacheShards {
 
   // MARK: Closing
 
-  /// Moves all entries to the founder. The limit that leaves room for so few shards has been enforced, so that takes
-  /// milliseconds.
-  @inline(never)
-  private func closeShards() {
+  /// Called where the cache has been brought below its limits: who closes before that would drop what was used with what was not.
+  /// Returns whether the shards have closed, for which bookkeeping may have grown. In a forked child that has not begun anew
+  /// there is nothing to close.
+  func closeIfTooMany() -> Bool {
+    guard areTooMany else { return false }
     var departed = DepartureList()
     lockAll()
     // Another thread may have closed them. In a forked child, they begin anew first.
@@ -171,12 +160,15 @@ extension CacheShards {
     unlockAll()
     base.heap.wipeDeferred()
     deliver(departed)
+    return !areTooMany
   }
 
+  /// Moves all entries to the founder. The limit that leaves room for so few shards has been enforced, so that takes
+  /// milliseconds.
   private func closeShards(_ founder: inout HeldShard) {
     let version = base.indexes.version + 1
     // Release, twice: pairs with the acquire of all who load the mask or its version.
-    let open = base.indexes.mask.load(ordering: .relaxed) & Self.positionBits
+    let open = base.indexes.mask.load(ordering: .relaxed) & (Self.draining - 1)
     base.indexes.mask.store(open | Self.draining | version << ShardIndexes.versionShift, ordering: .releasing)
     for shard in all.dropFirst() {
       shard.held.whileHeld { held in
@@ -195,7 +187,6 @@ extension CacheShards {
       all[i % shardLimit].held.whileHeld { $0.send(slab, to: &founder) }
     }
     for shard in all.dropFirst() { shard.held.whileHeld { $0.endClosing(&founder) } }
-    base.openCount.store(1, ordering: .relaxed)
     base.indexes.mask.store((version + 1) << ShardIndexes.versionShift, ordering: .releasing)
   }
 
@@ -231,9 +222,9 @@ extension CacheShards {
     }
   }
 
-  /// In the order of eviction.
-  private func bringTrackedHome(_ queue: EvictionQueue, from: inout HeldShard, _ mask: UInt64) {
-    for lane in from.usedLanes(of: queue) {
+  /// Lane by lane, each in the order of eviction.
+  private func bringTrackedHome(from: inout HeldShard, _ mask: UInt64) {
+    for lane in from.usedLanes {
       for slab in base.heap.slabs(of: from.stream(lane)) {
         var cursor: UInt32 = 0
         while let reference = base.heap.nextElement(of: slab, &cursor) {
@@ -244,7 +235,7 @@ extension CacheShards {
     }
     // Those that could not be read.
     var start: UInt32 = 0
-    while queue == .main, let number = from.keys.first(from: start) {
+    while let number = from.keys.first(from: start) {
       bringHome(EngineKey(trackedNumber: number, hash: 0).identity, from: &from, mask)
       start = number + 1
     }
@@ -258,7 +249,7 @@ extension CacheShards {
     let home = positions[hash & mask]
     assert(home.number > from.number, "PurgeableCache: the founder's entry is at home there")
     return home.whileHeld { held in
-      let outcome = held.takeOver(FoundEntry(found: found, facts: facts), from: &from, exceeds: exceeds)
+      let outcome = held.takeOver(found, facts, from: &from, exceeds: exceeds)
       from.departures.append(held.departures.take())
       return outcome
     }
@@ -276,8 +267,9 @@ private enum Homecoming {
 extension HeldShard {
   /// Takes an entry over from another shard, whose mutex is held too. Without memory it stays where it is. `exceeds`: the copy
   /// may exceed the byte limit by a slab.
-  fileprivate mutating func takeOver(_ entry: FoundEntry, from other: inout HeldShard, exceeds: Bool) -> Homecoming {
-    let (found, facts) = (entry.found, entry.facts)
+  fileprivate mutating func takeOver(
+    _ found: FoundSlot, _ facts: EntryFacts, from other: inout HeldShard, exceeds: Bool
+  ) -> Homecoming {
     guard let head = elements.head(of: found.slot, facts) else { return .lost }
     let (from, cost) = (heap.lane(at: found.slot.place), facts.cost(head))
     if other.hasPriorities, !makeLanes(for: from.queue, isTimed: false) { return .noMemory }
@@ -349,7 +341,7 @@ extension HeldShard {
       guard let facts = elements.facts(of: reference),
         let found = index.find(identity: facts.identity, place: reference.place)
       else { continue }
-      switch founder.takeOver(FoundEntry(found: found, facts: facts), from: &self, exceeds: true) {
+      switch founder.takeOver(found, facts, from: &self, exceeds: true) {
       case .isHome: break
       case .lost: drop(found, .discarded)
       case .noMemory, .noSlot: drop(found, base.refusalReason)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The shards of a cache: to which one a key belongs, how their mutexes are taken, and which one evicts next by age.
 
-import CPurgeable
 import Synchronization
 
 /// Part of one engine; lives as long as the engine.
@@ -12,7 +11,7 @@ struct CacheShards: ~Copyable, Sendable {
   let founder: EngineShard
   let positions: ShardPositions<EngineShard>
   /// All shards, once the others have been made.
-  let others = AtomicLazyReference<OtherShards>()
+  let made = AtomicLazyReference<AllShards>()
   private let alone: [EngineShard]
   /// Whether the limits allow other shards, as far as is known, and memory for them was not refused since the last review.
   let mayOpen = Atomic<Bool>(false)
@@ -32,13 +31,13 @@ struct CacheShards: ~Copyable, Sendable {
     positions.destroy()
   }
 
-  /// Makes the other shards; nil when there is no memory. The founder's mutex is held, and no mask leads to them yet.
-  func makeOthers(_ count: Int) -> OtherShards? {
+  /// Makes the other shards. False when there is no memory. The founder's mutex is held, and no mask leads to them yet.
+  func makeOthers(_ count: Int) -> Bool {
     var indexes: [SlotIndex] = []
     while indexes.count < count {
       guard let index = SlotIndex() else {
         for made in indexes { made.destroy() }
-        return nil
+        return false
       }
       indexes.append(index)
     }
@@ -47,18 +46,18 @@ struct CacheShards: ~Copyable, Sendable {
       EngineShard(Int(EngineKey.firstOther) + i, base, index, streamsOf: 1 + i)
     }
     for shard in shards { positions.set(shard.number, shard) }
-    let made = others.storeIfNil(OtherShards(founder: founder, others: shards))
-    base.indexes.publish(made)
-    return made
+    _ = made.storeIfNil(AllShards([founder] + shards))
+    base.indexes.publish(shards)
+    return true
   }
 
   // MARK: Which
 
   /// All shards, the founder first.
-  var all: [EngineShard] { others.load()?.all ?? alone }
+  var all: [EngineShard] { made.load()?.list ?? alone }
 
   /// The number of shards that keys belong to.
-  var openCount: Int { base.openCount.load(ordering: .relaxed) }
+  var openCount: Int { base.openCount }
 
   /// The shard that a key belongs to now.
   func shard(of key: EngineKey) -> EngineShard { positions[key.shardHash & base.indexes.mask.load(ordering: .acquiring)] }
@@ -69,21 +68,20 @@ struct CacheShards: ~Copyable, Sendable {
   /// that it caused.
   func hold<R>(_ shard: EngineShard, _ body: (inout HeldShard) -> R) -> R {
     var isNewChild = false
-    // The closure's result refers to nothing that the mutex guards.
-    let (result, departed) = shard.held.withLock { held in
+    let (result, departed) = shard.whileHeld { held in
       if held.index.isWiped {
         held.beginAnew()
         isNewChild = true
       }
       assert(held.number == shard.number, "PurgeableCache: another shard's mutex")
-      let result = Carried(body(&held))
+      let result = body(&held)
       if held.number == 0 { endDraining(&held) }
       return (result, held.departures.take())
     }
     base.heap.wipeDeferred()
     deliver(departed)
     if isNewChild { beginAnewInChild() }
-    return result.value
+    return result
   }
 
   /// As `hold(_:_:)`, for the shard that has the entry of a key with bytes; where none has one, for the shard that the key
@@ -142,8 +140,7 @@ struct CacheShards: ~Copyable, Sendable {
   /// Runs what a child will run when it begins anew (ForkGuard.swift says why), before any other thread knows of the shards,
   /// which are empty.
   func rehearseChild() {
-    founder.held.withLock { $0.beginAnew() }
-    hold(founder) { _ in }
+    hold(founder) { $0.beginAnew() }
     beginAnewInChild()
   }
 
@@ -199,24 +196,19 @@ struct CacheShards: ~Copyable, Sendable {
     evict: (inout HeldShard) -> Bool
   ) {
     againWhereClosed {
-      if !isDone() { evictByAgeOnce(sparing: spared, age: age, until: isDone, evict: evict) }
-    }
-  }
-
-  private func evictByAgeOnce(
-    sparing spared: Int?, age: (borrowing HeldShard) -> UInt64, until isDone: () -> Bool, evict: (inout HeldShard) -> Bool
-  ) {
-    let shards = all
-    // A single shard needs no age.
-    let isAlone = shards.count == 1
-    var ages = InlineArray<17, UInt64>(repeating: 0)
-    for (i, shard) in shards.enumerated() where !isAlone { ages[i] = hold(shard) { age($0) } }
-    while !isDone(), let oldest = oldest(of: ages, shards, sparing: spared) {
-      ages[oldest] = hold(shards[oldest]) { held in
-        // Checked again under the mutex: other threads may have made room meanwhile.
-        if isDone() { return ages[oldest] }
-        guard evict(&held) else { return .max }
-        return isAlone ? 0 : age(held)
+      if isDone() { return }
+      let shards = all
+      // A single shard needs no age.
+      let isAlone = shards.count == 1
+      var ages = InlineArray<17, UInt64>(repeating: 0)
+      for (i, shard) in shards.enumerated() where !isAlone { ages[i] = hold(shard) { age($0) } }
+      while !isDone(), let oldest = oldest(of: ages, shards, sparing: spared) {
+        ages[oldest] = hold(shards[oldest]) { held in
+          // Checked again under the mutex: other threads may have made room meanwhile.
+          if isDone() { return ages[oldest] }
+          guard evict(&held) else { return .max }
+          return isAlone ? 0 : age(held)
+        }
       }
     }
   }
@@ -282,10 +274,4 @@ struct CacheShards: ~Copyable, Sendable {
       if hasFreed { return .freed }
     }
   }
-}
-
-/// `@unchecked Sendable`: carries a result out of a mutex to the thread that was in it.
-struct Carried<Value>: @unchecked Sendable {
-  let value: Value
-  init(_ value: Value) { self.value = value }
 }

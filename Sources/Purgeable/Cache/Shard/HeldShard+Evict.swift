@@ -30,7 +30,7 @@ extension HeldShard {
       // The store itself takes the old value's cost off, unless the old value is evicted here first.
       var spared: UInt64 = 0
       if let slot = old?.slot {
-        spared = books.booked(slot, elements.facts(of: heap.reference(slot.place)), elements, index)?.cost ?? 0
+        spared = books.booked(slot, elements.facts(of: heap.reference(slot.place)))?.cost ?? 0
       }
       while true {
         if let old, !old.isInUse || heap.isLost(old.slot.place) { spared = 0 }
@@ -56,7 +56,7 @@ extension HeldShard {
   /// The queue that evicts next, measured in what the limit counts.
   func nextQueue(_ reason: DepartureReason) -> EvictionQueue {
     let (probation, main, pinned) = (books[.probation], books[.main], books[.pinned])
-    let open = base.openCount.load(ordering: .relaxed)
+    let open = base.openCount
     switch reason {
     case .count:
       let limit = base.limits.count.load(ordering: .relaxed) / open
@@ -79,17 +79,14 @@ extension HeldShard {
   /// Evicts the one entry that the order names. False when no entry could be evicted.
   mutating func evictEntry(_ reason: DepartureReason) -> Bool {
     if base.asks(reason) { return dropDead(for: reason) }
-    switch nextToGo(reason) {
-    case .entry(let entry):
-      drop(entry.found, reason, facts: entry.facts)
-      return true
-    case .gone: return true
-    case nil: return false
-    }
+    guard let next = nextToGo(reason) else { return false }
+    if case .entry(let found, let facts) = next { drop(found, reason, facts: facts) }
+    return true
   }
 
   enum NextToGo {
-    case entry(FoundEntry)
+    /// Its slot, and what its element tells.
+    case entry(FoundSlot, EntryFacts)
     /// Something has left on the way: lost or expired entries.
     case gone
   }
@@ -118,9 +115,8 @@ extension HeldShard {
         let byteCount = facts.payloadByteCount + SlabHeap.elementOverhead
         let fate = order.fate(
           counter: found.slot.counter, credit: credit(of: found.slot, facts), byteCount: byteCount, &rule)
-        let entry = FoundEntry(found: found, facts: facts)
-        if case .drop = fate { return .entry(entry) }
-        outcome = apply(fate, reason.cause, to: entry)
+        if case .drop = fate { return .entry(found, facts) }
+        outcome = apply(fate, reason.cause, to: found, facts)
       }
       switch outcome {
       case .left: return .gone
@@ -133,19 +129,13 @@ extension HeldShard {
     return slots.count < before ? .gone : nil
   }
 
+  /// The next living element of the first queue in turn that has one: of a queue the oldest of its lanes' next ones.
   private mutating func nextElement(_ reason: DepartureReason, _ resting: UInt8) -> purgeable_reference_t? {
     let turns = nextQueue(reason).turns
-    for i in turns.indices { if let reference = nextElement(turns[i], reason, resting) { return reference } }
-    return nil
-  }
-
-  /// The next living element of a queue, from where the last eviction stopped: the oldest of its lanes' next ones.
-  private mutating func nextElement(
-    _ queue: EvictionQueue, _ reason: DepartureReason, _ resting: UInt8
-  ) -> purgeable_reference_t? {
-    if resting & queue.bit != 0 { return nil }
-    if laneTimes.count > 1, let next = nextInTurn(queue), let reference = nextElement(next.lane, reason) { return reference }
-    for lane in usedLanes(of: queue) { if let reference = nextElement(lane, reason) { return reference } }
+    for i in turns.indices where resting & turns[i].bit == 0 {
+      if laneTimes.count > 1, let next = nextInTurn(turns[i]), let found = nextElement(next.lane, reason) { return found }
+      for lane in usedLanes(of: turns[i]) { if let found = nextElement(lane, reason) { return found } }
+    }
     return nil
   }
 
@@ -161,15 +151,10 @@ extension HeldShard {
     return next
   }
 
-  @inline(__always)
+  /// The next living element of a lane, from where the last eviction stopped.
   private mutating func nextElement(_ lane: Lane, _ reason: DepartureReason) -> purgeable_reference_t? {
     var cursor = lanes[lane].cursor
-    let reference = nextElement(&cursor, lane, reason)
-    lanes[lane].cursor = cursor
-    return reference
-  }
-
-  private func nextElement(_ cursor: inout EvictionCursor, _ lane: Lane, _ reason: DepartureReason) -> purgeable_reference_t? {
+    defer { lanes[lane].cursor = cursor }
     var wraps = 0
     while wraps < 2 {
       if cursor.slab.isNone {
@@ -213,19 +198,18 @@ extension HeldShard {
 
   /// Does to an entry what its fate says. `freesOld`: false when the caller frees the slab's elements afterwards.
   mutating func apply(
-    _ fate: S3FIFOOrder.Fate, _ cause: EvictionCause, to entry: FoundEntry, freesOld: Bool = true
+    _ fate: S3FIFOOrder.Fate, _ cause: EvictionCause, to found: FoundSlot, _ facts: EntryFacts, freesOld: Bool = true
   ) -> Outcome {
-    let found = entry.found
     switch fate {
     case .drop(let reason):
-      drop(found, reason, facts: entry.facts)
+      drop(found, reason, facts: facts)
       return .left
     case .stay(let counter):
       found.pointer.setCounter(counter)
       return .spared
     case .move(let queue, let counter):
-      guard let outcome = move(entry, to: queue, counter: counter, freesOld: freesOld) else {
-        return apply(order.fate(unmoved: found.slot.counter, cause), cause, to: entry)
+      guard let outcome = move(found, facts, to: queue, counter: counter, freesOld: freesOld) else {
+        return apply(order.fate(unmoved: found.slot.counter, cause), cause, to: found, facts)
       }
       // Most likely a later page of the entry, and its header's page is not lost: this entry goes alone.
       guard outcome == .lost, elements.isGone(found.slot.place) else { return outcome }
@@ -237,9 +221,8 @@ extension HeldShard {
   /// Moves an entry to the young end of a queue: a large one with its slab, any other by copying. nil where there is no memory
   /// for the copy.
   mutating func move(
-    _ entry: FoundEntry, to queue: EvictionQueue, counter: UInt64, freesOld: Bool
+    _ found: FoundSlot, _ facts: EntryFacts, to queue: EvictionQueue, counter: UInt64, freesOld: Bool
   ) -> Outcome? {
-    let (found, facts) = (entry.found, entry.facts)
     let slot = found.slot
     assert(facts.identity == slot.identity, "PurgeableCache: a slot that leads to another entry")
     let old = heap.reference(slot.place)
@@ -320,15 +303,10 @@ extension HeldShard {
   func oldestSlabAge() -> UInt64 {
     if keys.hollowCount > 0 { return 0 }
     let turns = nextQueue(.bytes).turns
-    for i in turns.indices { if let age = oldestSlabAge(turns[i]) { return turn(age, turns[i]) } }
-    return slots.count > 0 ? .max - 1 : .max
-  }
-
-  private func oldestSlabAge(_ queue: EvictionQueue) -> UInt64? {
-    var oldest: UInt64?
-    for lane in usedLanes(of: queue) {
-      if let age = heap.firstAge(ofOldestIn: stream(lane)) { oldest = min(oldest ?? .max, age) }
+    for i in turns.indices {
+      let oldest = usedLanes(of: turns[i]).reduce(UInt64.max) { min($0, heap.firstAge(ofOldestIn: stream($1)) ?? .max) }
+      if oldest != .max { return turn(oldest, turns[i]) }
     }
-    return oldest
+    return slots.count > 0 ? .max - 1 : .max
   }
 }

@@ -194,8 +194,7 @@ extension HeldShard {
       let fate = order.fate(
         counter: found.slot.counter, credit: credit(of: found.slot, facts), byteCount: byteCount, &rule)
       if case .drop = fate { continue }
-      let entry = FoundEntry(found: found, facts: facts)
-      if apply(fate, victim.rule.cause, to: entry, freesOld: !victim.endsWhole) != .lost { notes.setDone(i) }
+      if apply(fate, victim.rule.cause, to: found, facts, freesOld: !victim.endsWhole) != .lost { notes.setDone(i) }
     }
     assert(rule.room >= 0, "PurgeableCache: more was spared than there is room for")
   }
@@ -324,29 +323,37 @@ extension HeldShard {
   mutating func compactIfDue() {
     guard isCompactionDue else { return }
     compaction.stored = 0
-    let open = base.openCount.load(ordering: .relaxed)
+    let open = base.openCount
     guard order.wantsCompaction(livingBytes: livingBytes * open, heldBytes: heap.heldBytes) else { return }
-    // There, no slab may be sparse though half of all is dead.
-    if entryOrder != nil {
-      compactSparsest()
-      return
+    // A quarter: as `S3FIFOOrder.isSparse`. With an order that names entries no slab may be so sparse though half of all is dead.
+    if entryOrder == nil { compactSparsest(below: 0.25) } else { compactSparsest() }
+  }
+
+  /// Of some slabs from where the last search stopped, moves together what lives in the one with the fewest living bytes, if
+  /// they are less than this share of it.
+  mutating func compactSparsest(below most: Double = 0.95) {
+    var next = heap.information(compaction.cursor) == nil ? nextSlab(after: nil) : compaction.cursor
+    var sparsest: (slab: purgeable_slab_t, living: Double)?
+    for _ in 0..<S3FIFOOrder.compactionLooks {
+      guard let slab = next, let facts = heap.information(slab)?.facts else { break }
+      next = nextSlab(after: slab)
+      let living = Double(facts.livingBytes) / Double(max(1, facts.heldBytes))
+      if !facts.isOpen, !facts.isLarge, !facts.isLocked, living < sparsest?.living ?? most { sparsest = (slab, living) }
     }
-    for lane in usedLanes {
-      var at = compaction.cursor.isNone ? heap.oldest(of: stream(lane)) : compaction.cursor
-      compaction.cursor = .none
-      for _ in 0..<S3FIFOOrder.compactionLooks {
-        guard let slab = at, let information = heap.information(slab) else {
-          at = nil
-          break
-        }
-        if order.isSparse(information.facts) {
-          _ = run(over: slab, .compaction)
-          return
-        }
-        at = heap.next(after: slab)
-      }
-      compaction.cursor = at ?? .none
+    compaction.cursor = next ?? .none
+    if let sparsest { _ = run(over: sparsest.slab, .compaction) }
+  }
+
+  /// The slab after one, lane by lane; nil begins with the first.
+  private func nextSlab(after slab: purgeable_slab_t?) -> purgeable_slab_t? {
+    var lanes = usedLanes
+    if let slab {
+      if let next = heap.next(after: slab) { return next }
+      let last = heap.lane(at: heap.start(of: slab))
+      while let lane = lanes.next(), lane != last {}
     }
+    while let lane = lanes.next() { if let oldest = heap.oldest(of: stream(lane)) { return oldest } }
+    return nil
   }
 
   /// Overlapping readers of an entry keep its slab from ever being idle. The entries that they use move to a fresh slab, so that

@@ -138,8 +138,10 @@ extension HeldShard {
     let (before, base, index) = (slots.count, base, index)
     var (first, last) = (UInt64.max, UInt64(0))
     _ = run(over: slab, .expiry) { place in
-      // In such a lane all have a head with a deadline.
-      guard let end = base.end(at: place, in: index, asOf: now) else { return dropsLost }
+      // In such a lane all have a head with a deadline, which may be lost.
+      guard let facts = base.elements.facts(of: base.heap.reference(place)), let head = base.elements.head(at: place, facts),
+        let end = base.end(head, index.lastUse(identity: facts.identity, place: place), asOf: now)
+      else { return dropsLost }
       if end > now { (first, last) = (min(first, end), max(last, end)) }
       return end <= now
     }

@@ -9,7 +9,7 @@ struct PeekedEntry: Equatable {
   let head: EntryHead
   let cost: UInt64
   /// Of the value's bytes; 0 where it was not asked for.
-  fileprivate(set) var digest: Int
+  let digest: Int
   let priority: EntryPriority
   /// When its time is over, unless it is used meanwhile; nil: never.
   let end: UInt64?
@@ -69,16 +69,7 @@ extension HeldShard {
     _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,
     version: RawSpan? = nil, removes: Bool = false
   ) -> BufferRead {
-    var (found, read) = (FoundSlot?.none, MatchingRead())
-    return unsafe self.read(
-      key, prefix, into: buffer, countsAsUse: countsAsUse, version: version, removes: removes, at: &found, &read)
-  }
-
-  /// As above. `place`: where a hit was; `read`: what was read there.
-  private mutating func read(
-    _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool, version: RawSpan?,
-    removes: Bool, at place: inout FoundSlot?, _ read: inout MatchingRead
-  ) -> BufferRead {
+    var read = MatchingRead()
     func count(_ reason: DepartureReason) -> UInt64 { counters.departures[reason.rawValue] }
     let before = (lost: count(.discarded), expired: count(.expired))
     if let found = unsafe find(key, prefix, into: buffer, &read) {
@@ -95,7 +86,6 @@ extension HeldShard {
           noteLastUse(of: found, read.head)
         }
         if removes { drop(found, .removed) }
-        place = found
         return .hit(byteCount: byteCount)
       }
       if isWanted == false {
@@ -121,17 +111,16 @@ extension HeldShard {
     return nil
   }
 
-  /// As `read`, without counting as a use.
+  /// As `read`, without counting as a use; a miss is given no reason.
   mutating func peek(
     _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, digests: Bool,
     _ peeked: inout PeekedEntry?
   ) -> BufferRead {
-    var (found, matching) = (FoundSlot?.none, MatchingRead())
-    let read = unsafe read(
-      key, prefix, into: buffer, countsAsUse: false, version: nil, removes: false, at: &found, &matching)
-    guard case .hit = read else { return read }
-    peeked = found.flatMap { peekedEntry($0, matching, prefixByteCount: prefix.byteCount, digests: digests) }
-    return peeked == nil ? .miss(.discarded) : read
+    var read = MatchingRead()
+    guard let found = unsafe find(key, prefix, into: buffer, &read) else { return .miss(.unknown) }
+    if read.byteCount > buffer.count { return .bufferTooSmall(needed: read.byteCount) }
+    peeked = peekedEntry(found, read, prefixByteCount: prefix.byteCount, digests: digests)
+    return peeked == nil ? .miss(.unknown) : .hit(byteCount: read.byteCount)
   }
 
   /// nil where the key has no entry, or it is lost.
@@ -176,15 +165,9 @@ extension HeldShard {
     // A version's text is told by its digest.
     guard let head = read.head.version == nil ? read.head : elements.head(of: found.slot, facts) else { return nil }
     let end = base.end(head, lastUse(of: found.slot), asOf: base.clock.now())
-    var peeked = PeekedEntry(
-      head: head, cost: facts.cost(head), digest: 0, priority: priority(of: found.slot), end: end)
-    guard digests else { return peeked }
-    guard
-      let digest = elements.digest(
-        of: heap.reference(found.slot.place), from: facts.payloadByteCount - read.byteCount, to: facts.payloadByteCount)
-    else { return nil }
-    peeked.digest = digest
-    return peeked
+    let (reference, start) = (heap.reference(found.slot.place), facts.payloadByteCount - read.byteCount)
+    guard let digest = digests ? elements.digest(of: reference, from: start, to: facts.payloadByteCount) : 0 else { return nil }
+    return PeekedEntry(head: head, cost: facts.cost(head), digest: digest, priority: priority(of: found.slot), end: end)
   }
 
   /// The reason of a miss: the known one, else the ghost's. `counts`: for the statistics.
@@ -228,7 +211,7 @@ extension HeldShard {
     for found in index.current().candidates(of: key.identity) {
       let place = found.slot.place
       if elements.isIntact(place) { return !isExpired(found.slot) }
-      if heap.isLost(place) { books.unbookLostPage(place, heap.queue(at: place)) }
+      if heap.isLost(place) { books.unbookPage(place, heap.queue(at: place), isLost: true) }
     }
     return false
   }

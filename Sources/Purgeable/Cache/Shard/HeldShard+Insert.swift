@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Inserting a slot into a shard's index, which may have to grow for it, or to evict another entry.
 
-import CPurgeable
 import Synchronization
 
 extension HeldShard {

@@ -8,7 +8,6 @@
 //
 // What may be pinned is limited in bytes, over all shards: whoever pins reserves room first (CacheTotals).
 
-import CPurgeable
 import Synchronization
 
 /// Where a new value goes.
@@ -57,9 +56,9 @@ extension HeldShard {
     let oldQueue = old.map { heap.queue(at: $0.slot.place) }
     switch priority {
     case .pinned:
-      return reserve(size.byteCount, replacing: old, oldQueue).map { EntryDestination(queue: .pinned, reserved: $0) }
+      return reserve(size.byteCount, replacing: old).map { EntryDestination(queue: .pinned, reserved: $0) }
     case nil where oldQueue == .pinned:
-      if let reserved = reserve(size.byteCount, replacing: old, oldQueue) {
+      if let reserved = reserve(size.byteCount, replacing: old) {
         return EntryDestination(queue: .pinned, reserved: reserved)
       }
     case .speculative:
@@ -75,10 +74,10 @@ extension HeldShard {
   }
 
   /// Reserves room for a pinned value. nil above the limit, or without memory for the lanes.
-  mutating func reserve(_ byteCount: Int, replacing old: FoundSlot?, _ oldQueue: EvictionQueue?) -> Int? {
+  mutating func reserve(_ byteCount: Int, replacing old: FoundSlot? = nil) -> Int? {
     guard makeLanes(for: .pinned, isTimed: false) else { return nil }
-    let given = oldQueue == .pinned ? old.flatMap { elements.length(heap.reference($0.slot.place)) } ?? 0 : 0
-    let wanted = max(0, byteCount - given)
+    let given = old.flatMap { isPinned($0.slot.place) ? elements.length(heap.reference($0.slot.place)) : nil }
+    let wanted = max(0, byteCount - (given ?? 0))
     return base.totals.reservePinned(wanted, limit: base.limits.pinned.load(ordering: .relaxed)) ? wanted : nil
   }
 
@@ -94,20 +93,18 @@ extension HeldShard {
     guard let found = find(key, prefix), elements.isIntact(found.slot.place), let facts = elements.facts(of: found.slot)
     else { return .absent }
     if self.priority(of: found.slot) == priority { return .done }
-    let (entry, old) = (FoundEntry(found: found, facts: facts), heap.queue(at: found.slot.place))
     var (queue, counter, reserved) = (EvictionQueue.main, found.slot.counter, 0)
     switch priority {
     case .pinned:
       queue = .pinned
-      guard let room = reserve(facts.payloadByteCount, replacing: nil, nil)
-      else { return pinRefusal == .pinnedByteLimit ? .noRoom : .noMemory }
+      guard let room = reserve(facts.payloadByteCount) else { return pinRefusal == .pinnedByteLimit ? .noRoom : .noMemory }
       reserved = room
     case .speculative: (queue, counter) = (.speculative, 0)
-    case .normal: if old == .speculative, entryOrder == nil { queue = .probation }
+    case .normal: if heap.queue(at: found.slot.place) == .speculative, entryOrder == nil { queue = .probation }
     }
     defer { base.totals.endReservation(reserved) }
     guard makeLanes(for: queue, isTimed: heap.lane(at: found.slot.place).number > 0),
-      let outcome = move(entry, to: queue, counter: counter, freesOld: true)
+      let outcome = move(found, facts, to: queue, counter: counter, freesOld: true)
     else { return .noMemory }
     switch outcome {
     case .left: return .absent

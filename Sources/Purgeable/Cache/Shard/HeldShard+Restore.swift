@@ -23,9 +23,7 @@ struct RestoredRank {
 }
 
 /// The youngest slabs of a shard's lanes when a batch began.
-struct RestoreMarks {
-  fileprivate var youngest = EachLane<purgeable_slab_t>(repeating: .none)
-}
+typealias RestoreMarks = EachLane<purgeable_slab_t>
 
 extension HeldShard {
   /// Stores an entry of a file, unless its key has a value. Evicts nothing.
@@ -41,7 +39,13 @@ extension HeldShard {
       base.totalCost + UInt128(size.cost) <= UInt128(base.limits.cost.load(ordering: .relaxed)),
       size.byteCount <= base.growthLimit - min(base.growthLimit, base.chargedBytes), hasIndexRoom
     else { return .full }
-    let (queue, reserved) = restoredQueue(size, rank)
+    // One that may not be pinned is a normal one.
+    var (queue, reserved) = (entryOrder != nil || rank.isMain ? EvictionQueue.main : .probation, 0)
+    switch rank.priority {
+    case .pinned: if let room = reserve(size.byteCount) { (queue, reserved) = (.pinned, room) }
+    case .speculative: if makeLanes(for: .speculative, isTimed: false) { queue = .speculative }
+    case .normal: break
+    }
     defer { base.totals.endReservation(reserved) }
     let lane = lane(queue, head)
     guard let element = allocateWithinLimit(size.byteCount, lane) else { return .full }
@@ -50,25 +54,13 @@ extension HeldShard {
     return outcome == .outOfMemory ? .full : .stored
   }
 
-  /// Where an entry goes, and what is reserved for it of the pinned bytes. One that may not be pinned is a normal one.
-  private mutating func restoredQueue(_ size: EntrySize, _ rank: RestoredRank) -> (EvictionQueue, reserved: Int) {
-    switch rank.priority {
-    case .pinned:
-      if let reserved = reserve(size.byteCount, replacing: nil, nil) { return (.pinned, reserved) }
-    case .speculative:
-      if makeLanes(for: .speculative, isTimed: false) { return (.speculative, 0) }
-    case .normal: break
-    }
-    return (entryOrder != nil || rank.isMain ? .main : .probation, 0)
-  }
-
   // MARK: Batches
 
   mutating func beginRestoring() -> RestoreMarks {
-    var marks = RestoreMarks()
+    var marks = RestoreMarks(repeating: .none)
     for lane in usedLanes {
       heap.seal(stream(lane))
-      marks.youngest[lane.index] = heap.youngest(of: stream(lane)) ?? .none
+      marks[lane.index] = heap.youngest(of: stream(lane)) ?? .none
     }
     return marks
   }
@@ -78,7 +70,7 @@ extension HeldShard {
   mutating func endRestoring(_ marks: RestoreMarks, _ ages: Range<UInt64>) {
     for lane in usedLanes {
       let stream = stream(lane)
-      let mark = marks.youngest[lane.index]
+      let mark = marks[lane.index]
       heap.seal(stream)
       // Nothing came to this lane, which may be long.
       if let youngest = heap.youngest(of: stream), youngest.isSame(as: mark) { continue }
@@ -121,7 +113,7 @@ extension CacheBase {
 extension CacheShards {
   /// Runs `body`, which restores a batch, coldest first, and tells of how many entries.
   func restoring(_ body: () -> Int) {
-    var marks = InlineArray<17, RestoreMarks>(repeating: RestoreMarks())
+    var marks = InlineArray<17, RestoreMarks>(repeating: RestoreMarks(repeating: .none))
     for (i, shard) in all.enumerated() { marks[i] = hold(shard) { $0.beginRestoring() } }
     let count = UInt64(body())
     let oldest = base.oldestAge.subtract(count, ordering: .relaxed).newValue

@@ -105,7 +105,7 @@ extension HeldShard {
   @inline(never)
   private func fillsMain(with size: EntrySize, _ byteLimit: Int) -> Bool {
     let (countLimit, costLimit) = (base.limits.count.load(ordering: .relaxed), base.limits.cost.load(ordering: .relaxed))
-    let open = base.openCount.load(ordering: .relaxed)
+    let open = base.openCount
     let share = QueueSums(cost: UInt128(costLimit) / UInt128(open), count: countLimit / open, byteCount: byteLimit / open)
     // A shard that opens later has evicted nothing itself, for as long as the founder gives for it.
     return (number == 0 || !base.indexes[0].remembersKeys)
@@ -151,17 +151,8 @@ extension HeldShard {
   /// Exchanges an entry's slot for one with the new place. Readers see either the old value or the new one.
   private mutating func replace(_ old: FoundSlot, by slot: Slot, _ lastUse: UseTime?) {
     assert(old.slot.identity == slot.identity, "PurgeableCache: another key's entry is replaced")
-    let place = old.slot.place
-    let reference = heap.reference(place)
-    var copy = ValueCopy.discarded
-    let facts = elements.facts(of: reference)
-    if let booked = books.booked(old.slot, facts, elements, index) {
-      books.unbook(place, heap.queue(at: place), cost: booked.cost, byteCount: booked.byteCount)
-      if let facts { copy = old.slot.isTracked ? departures.valueCopy(of: old.slot, facts, elements) : .unwanted }
-    } else {
-      books.unbookLostPage(place, heap.queue(at: place))
-      books.addLost(-1)
-    }
+    let reference = heap.reference(old.slot.place)
+    let copy = unbook(old.slot, elements.facts(of: reference), from: heap.queue(at: old.slot.place), .replaced)
     // Release: a reader that sees the slot sees the committed element.
     old.pointer.store(releasing: slot.bits)
     if let lastUse { index.current().lastUse(of: old.pointer).set(lastUse) }

@@ -18,7 +18,7 @@ extension HeldShard {
   mutating func passLost(_ reference: purgeable_reference_t) -> Bool {
     let before = books.count
     if heap.isLost(reference.place) {
-      books.unbookLostPage(reference.place, heap.queue(at: reference.place))
+      books.unbookPage(reference.place, heap.queue(at: reference.place), isLost: true)
       // An element that is passed again counts too: a queue with few others would be passed again and again.
       passedLostCount += max(1, before - books.count)
       if passedLostCount > slots.count / 16 { sweepLost() }

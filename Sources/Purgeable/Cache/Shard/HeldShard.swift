@@ -116,7 +116,7 @@ struct HeldShard: ~Copyable {
     self.index = index
     self.place = place
     entryOrder = base.makeEntryOrder()
-    books = ShardBooks(base.pageSums, base.totals, index, keepsLost: base.keepsLost)
+    books = ShardBooks(base, index)
     ghost = Ghost(countedIn: base.totals)
     keys = ShardKeys(base.observer?.nodes)
     departures = ShardDepartures(base.observer)
@@ -175,27 +175,30 @@ struct HeldShard: ~Copyable {
   mutating func drop(_ found: FoundSlot, _ reason: DepartureReason, facts known: EntryFacts? = nil) {
     let slot = found.slot
     assert(Slot(bits: found.pointer.relaxed).isSameEntry(as: slot), "PurgeableCache: an entry that has left already")
-    let place = slot.place
-    let reference = heap.reference(place)
-    let queue = heap.queue(at: place)
-    var copy = ValueCopy.unwanted
-    let isLost = heap.isLost(place)
+    let (reference, queue) = (heap.reference(slot.place), heap.queue(at: slot.place))
+    let isLost = heap.isLost(slot.place)
     let facts = isLost ? nil : known ?? elements.facts(of: reference)
     // Whatever it leaves for, it had expired before.
     let reason = laneTimes.count > 1 && !isLost && isExpired(slot, facts: facts) ? .expired : reason
-    if !isLost, let booked = books.booked(slot, facts, elements, index) {
-      if slot.isTracked {
-        if let facts { copy = departures.valueCopy(of: slot, facts, elements) } else { copy = .discarded }
-      }
-      books.unbook(place, queue, cost: booked.cost, byteCount: booked.byteCount)
-      if reason == .discarded { books.addLost(1) }
-    } else {
-      // The entry's page is lost, whether the core has noted the loss or not.
-      books.unbookLostPage(place, queue)
-      copy = .discarded
-      if reason != .discarded { books.addLost(-1) }
-    }
+    let copy = unbook(slot, facts, from: queue, reason, isLost: isLost)
     leave(found, reason, from: queue, copy, freeing: reference)
+  }
+
+  /// Takes an entry that leaves off the books. Returns a copy of its value, where that is to be told. `isLost`: its page is known
+  /// to be lost.
+  mutating func unbook(
+    _ slot: Slot, _ facts: EntryFacts?, from queue: EvictionQueue, _ reason: DepartureReason, isLost: Bool = false
+  ) -> ValueCopy {
+    guard !isLost, let booked = books.booked(slot, facts) else {
+      // The entry's page is lost, whether the core has noted the loss or not.
+      books.unbookPage(slot.place, queue, isLost: true)
+      if reason != .discarded { books.addLost(-1) }
+      return .discarded
+    }
+    books.unbook(slot.place, queue, cost: booked.cost, byteCount: booked.byteCount)
+    if reason == .discarded { books.addLost(1) }
+    if !slot.isTracked { return .unwanted }
+    return facts.map { departures.valueCopy(of: slot, $0, elements) } ?? .discarded
   }
 
   /// Empties an entry's slot, frees its element, notes the entry in the ghost and reports it. Its part in the books is the
@@ -254,9 +257,7 @@ struct HeldShard: ~Copyable {
     let limit = base.limits.count.load(ordering: .relaxed)
     // A shard at its count limit has about its share. Another limit may leave far fewer entries than a large count limit allows.
     let lives =
-      limit == .max
-      ? max(slots.count, 64)
-      : min(max(1, limit / base.openCount.load(ordering: .relaxed)), max(slots.count + slots.count / 8, 64))
+      limit == .max ? max(slots.count, 64) : min(max(1, limit / base.openCount), max(slots.count + slots.count / 8, 64))
     let wanted = order.rememberedCount(ofLiving: lives)
     return base.limits.hasFeltPressure ? max(wanted, min(4 * slots.count, cheapGhost)) : wanted
   }
@@ -271,7 +272,7 @@ struct HeldShard: ~Copyable {
   /// reaction, a sixteenth of all entries. 0.3 bytes an entry.
   mutating func prepareGhost() {
     let limit = base.limits.count.load(ordering: .relaxed)
-    let lives = limit == .max ? index.current().slotCount : limit / base.openCount.load(ordering: .relaxed)
+    let lives = limit == .max ? index.current().slotCount : limit / base.openCount
     ghost.reserve(limit == .max ? max(64, lives / 16) : min(64, order.rememberedCount(ofLiving: lives)))
   }
 }
@@ -290,7 +291,7 @@ final class EngineShard: Sendable {
 
   deinit { index.destroy() }
 
-  /// Runs `body` under the mutex, for who holds that of a shard with a lower number, and delivers what `body` takes out
+  /// Runs `body` under the mutex, for who holds that of no shard with a higher number, and delivers what `body` takes out
   /// (`CacheShards.hold`).
   func whileHeld<R>(_ body: (inout HeldShard) -> R) -> R {
     held.lock()

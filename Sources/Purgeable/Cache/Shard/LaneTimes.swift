@@ -8,8 +8,7 @@
 
 struct LaneTimes {
   /// How many lanes each queue has.
-  var count: Int { Int(used) }
-  private var used: UInt8 = 1
+  private(set) var count = 1
   /// The logarithm of the shortest time of each; lane 0 has none.
   private var octaves = InlineArray<4, UInt8>(repeating: 0)
 
@@ -20,7 +19,7 @@ struct LaneTimes {
     for lane in 1..<count where octaves[lane] == octave { return lane }
     if count < most {
       octaves[count] = octave
-      used += 1
+      count += 1
       return count - 1
     }
     var (coarser, longest) = (0, 1)

@@ -11,14 +11,17 @@
 // memory is still there: so a store that finds nothing left to evict gives removed slabs back itself (`giveBackRemoved`).
 
 import CPurgeable
-import Synchronization
 
 extension HeldShard {
   /// Removes all entries, none of which may have a tracked key. Their slabs are the removed stream's then. About 1 us for a slab,
   /// and one system call.
   mutating func detachAll(_ reason: DepartureReason) {
     assert(base.observer == nil || slots.count == 0, "PurgeableCache: a tracked entry leaves untold")
-    if reason != .removed { rememberAll() }
+    if reason != .removed {
+      // What was trimmed may be asked for again.
+      let (index, heap) = (index, heap)
+      index.forEachSlot { slot in remember(slot.identity, heap.isLost(slot.place) ? .discarded : .evicted) }
+    }
     counters.departures[reason.rawValue] += UInt64(slots.count)
     // The index first: a reader that is still looking at it finds its version raised before any element is freed.
     index.empty()
@@ -33,12 +36,6 @@ extension HeldShard {
     books.forgetAll()
     forgetEntries(keepingGhost: reason != .removed)
     assert(books.count == 0 && books.cost == 0, "PurgeableCache: a shard that was emptied has entries")
-  }
-
-  /// What was trimmed may be asked for again.
-  private mutating func rememberAll() {
-    let (index, heap) = (index, heap)
-    index.forEachSlot { slot in remember(slot.identity, heap.isLost(slot.place) ? .discarded : .evicted) }
   }
 }
 

@@ -7,21 +7,16 @@ import Synchronization
 
 /// Used under the shard's mutex.
 struct ShardBooks: ~Copyable {
-  private let pageSums: PageSums
-  private let totals: CacheTotals
-  private(set) var sums = EachQueue<QueueSums>(repeating: QueueSums())
+  private let base: CacheBase
+  /// Where the sums are published.
   private let index: SlotIndex
-  /// Whether entries whose values are lost stay.
-  private let keepsLost: Bool
+  private(set) var sums = EachQueue<QueueSums>(repeating: QueueSums())
   /// Lost entries that stay: the hollow ones, and those that no pass has made hollow yet.
   private(set) var lostCount = 0
   /// The index's bytes as they are in the totals. Not kept in the index itself, which is wiped in a forked child.
   private var indexBytes = 0
 
-  /// `index`: where the sums are published.
-  init(_ pageSums: PageSums, _ totals: CacheTotals, _ index: SlotIndex, keepsLost: Bool) {
-    (self.pageSums, self.totals, self.index, self.keepsLost) = (pageSums, totals, index, keepsLost)
-  }
+  init(_ base: CacheBase, _ index: SlotIndex) { (self.base, self.index) = (base, index) }
 
   subscript(queue: EvictionQueue) -> QueueSums { sums[queue.rawValue] }
 
@@ -41,7 +36,7 @@ struct ShardBooks: ~Copyable {
 
   /// Adds a new entry.
   mutating func book(_ place: UInt64, _ queue: EvictionQueue, cost: UInt64, byteCount: Int) {
-    pageSums.withSum(at: place) { sum in
+    base.pageSums.withSum(at: place) { sum in
       // The page was lost before: this is the first entry since then.
       if sum.isLost { sum = PageSum() }
       sum.cost &+= UInt128(cost)
@@ -54,7 +49,7 @@ struct ShardBooks: ~Copyable {
   /// Takes off an entry that leaves.
   mutating func unbook(_ place: UInt64, _ queue: EvictionQueue, cost: UInt64, byteCount: Int) {
     var wasLost = false
-    pageSums.withSum(at: place) { sum in
+    base.pageSums.withSum(at: place) { sum in
       wasLost = sum.isLost
       if wasLost { return }
       assert(sum.count > 0 && sum.cost >= UInt128(cost), "PurgeableCache: more leaves a page than came")
@@ -66,27 +61,16 @@ struct ShardBooks: ~Copyable {
     add(-1, -Int128(cost), -byteCount, queue)
   }
 
-  /// Takes off all entries of a lost page at once, when the first of them is found lost.
-  mutating func unbookLostPage(_ place: UInt64, _ queue: EvictionQueue) {
-    guard let lost = emptyPage(at: place, leaving: .lost) else { return }
-    if keepsLost { lostCount += Int(lost.count) }
-    add(-Int(lost.count), -Int128(lost.cost), -Int(lost.byteCount), queue)
-  }
-
-  /// Takes off all entries of a page that is not lost.
-  mutating func unbookPage(_ place: UInt64, _ queue: EvictionQueue) {
-    guard let all = emptyPage(at: place, leaving: PageSum()), all.count > 0 else { return }
-    add(-Int(all.count), -Int128(all.cost), -Int(all.byteCount), queue)
-  }
-
-  /// What the sum of a page was; nil, with nothing changed, where the page was lost before.
-  private func emptyPage(at place: UInt64, leaving rest: PageSum) -> PageSum? {
-    var all: PageSum?
-    pageSums.withSum(at: place) { sum in
+  /// Takes off all entries of a page at once, unless that was done before. `isLost`: when the first of them is found lost.
+  mutating func unbookPage(_ place: UInt64, _ queue: EvictionQueue, isLost: Bool = false) {
+    var all = PageSum()
+    base.pageSums.withSum(at: place) { sum in
       if sum.isLost { return }
-      (all, sum) = (sum, rest)
+      (all, sum) = (sum, isLost ? .lost : PageSum())
     }
-    return all
+    if all.count == 0 { return }
+    if isLost, base.keepsLost { lostCount += Int(all.count) }
+    add(-Int(all.count), -Int128(all.cost), -Int(all.byteCount), queue)
   }
 
   private mutating func add(_ count: Int, _ cost: Int128, _ byteCount: Int, _ queue: EvictionQueue) {
@@ -97,7 +81,7 @@ struct ShardBooks: ~Copyable {
     let old = sums[at].cost
     let magnitude = cost.magnitude
     sums[at].cost = cost >= 0 ? old + magnitude : old - min(old, magnitude)
-    if queue == .pinned { totals.pinnedBytes.add(byteCount, ordering: .relaxed) }
+    if queue == .pinned { base.totals.pinnedBytes.add(byteCount, ordering: .relaxed) }
     publish()
   }
 
@@ -105,7 +89,7 @@ struct ShardBooks: ~Copyable {
 
   /// Called when a lost entry that stays comes, or leaves.
   mutating func addLost(_ count: Int) {
-    if !keepsLost { return }
+    if !base.keepsLost { return }
     lostCount += count
     assert(lostCount >= 0, "PurgeableCache: more lost entries leave than came")
     publish()
@@ -123,7 +107,7 @@ struct ShardBooks: ~Copyable {
   /// Called after the index was made, grew, shrank, or began anew in a forked child.
   mutating func noteIndexBytes(_ now: Int) {
     assert(now >= SlotIndex.homeBytes, "PurgeableCache: an index has fewer bytes than its home")
-    totals.indexBytes.add(now - indexBytes, ordering: .relaxed)
+    base.totals.indexBytes.add(now - indexBytes, ordering: .relaxed)
     indexBytes = now
   }
 
@@ -131,13 +115,10 @@ struct ShardBooks: ~Copyable {
 
   /// The length and the cost with which an entry is in the books. nil when its header's page is lost: then all entries of that
   /// page have to be taken off at once.
-  func booked(
-    _ slot: Slot, _ facts: EntryFacts?, _ elements: ElementReader, _ index: SlotIndex
-  ) -> (byteCount: Int, cost: UInt64)? {
-    if let facts, let cost = elements.cost(of: slot, facts) { return (facts.payloadByteCount, cost) }
+  func booked(_ slot: Slot, _ facts: EntryFacts?) -> (byteCount: Int, cost: UInt64)? {
+    if let facts, let cost = base.elements.cost(of: slot, facts) { return (facts.payloadByteCount, cost) }
     // Key or cost lie on a later page, and that page is lost.
-    guard let length = elements.length(elements.heap.reference(slot.place)),
-      let cost = costLeftOver(at: slot.place, elements, index)
+    guard let length = base.elements.length(base.heap.reference(slot.place)), let cost = costLeftOver(at: slot.place)
     else { return nil }
     return (length, cost)
   }
@@ -145,9 +126,9 @@ struct ShardBooks: ~Copyable {
   /// The cost of an entry that can no longer be read though its header's page is intact: the page's sum less the costs of its
   /// other entries. Only the last element of a page reaches beyond the page, so all others can be read. nil when the page is lost
   /// by now.
-  private func costLeftOver(at place: UInt64, _ elements: ElementReader, _ index: SlotIndex) -> UInt64? {
-    guard let sum = pageSums.sum(at: place), !sum.isLost else { return nil }
-    let heap = elements.heap
+  private func costLeftOver(at place: UInt64) -> UInt64? {
+    guard let sum = base.pageSums.sum(at: place), !sum.isLost else { return nil }
+    let (heap, elements) = (base.heap, base.elements)
     var cost = sum.cost
     if sum.count > 1 {
       let slab = heap.slab(of: heap.reference(place))

@@ -1,21 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Departures from a shard, collected under its mutex and told after its release.
 
-import CPurgeable
-
-/// The tracked key that a store is under way for.
-private struct KeyInStore {
-  let number: UInt32
-  /// The departure of its old value, if that has left.
-  var departure: EngineDeparture?
-}
-
 /// Used under the shard's mutex.
 struct ShardDepartures {
   private let observer: (any EngineObserver)?
   /// Tracked entries that left since the mutex was taken.
   private(set) var list = DepartureList()
-  private var keyInStore: KeyInStore?
+  /// The tracked key that a store is under way for, and the departure of its old value, if that has left.
+  private var keyInStore: (number: UInt32, departure: EngineDeparture?)?
 
   init(_ observer: (any EngineObserver)?) { self.observer = observer }
 
@@ -38,7 +30,7 @@ struct ShardDepartures {
   /// Begins a store under a key. The key stays in its table, whatever becomes of its old value.
   mutating func beginStore(_ number: UInt32) {
     assert(keyInStore == nil, "PurgeableCache: another store has not ended")
-    keyInStore = KeyInStore(number: number)
+    keyInStore = (number, nil)
   }
 
   /// Ends the store. Returns the departure of the old value; nil when none has left.

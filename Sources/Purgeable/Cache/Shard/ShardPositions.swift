@@ -9,16 +9,12 @@
 
 import Synchronization
 
-/// All shards but the founder, made together.
-final class OtherShards: Sendable {
-  let others: [EngineShard]
+/// All shards of a cache that has others than the founder, which are made together.
+final class AllShards: Sendable {
   /// The founder first, then the others: in order of their numbers, in which their mutexes are taken.
-  let all: [EngineShard]
+  let list: [EngineShard]
 
-  init(founder: EngineShard, others: [EngineShard]) {
-    self.others = others
-    all = [founder] + others
-  }
+  init(_ list: [EngineShard]) { self.list = list }
 }
 
 /// The shards, or indexes, by position: a look-up touches no reference count on its way to a slot. `@unchecked Sendable`: a
@@ -61,11 +57,11 @@ struct ShardIndexes: ~Copyable, Sendable {
   init(_ founder: SlotIndex) { positions = ShardPositions(founder) }
 
   /// Adds the indexes of all shards but the founder, together and once.
-  func publish(_ shards: OtherShards) {
+  func publish(_ shards: [EngineShard]) {
     assert(otherCount == 0, "PurgeableCache: shards are published twice")
-    for shard in shards.others { positions.set(shard.number, shard.index) }
+    for shard in shards { positions.set(shard.number, shard.index) }
     // Release: pairs with the acquire in `otherCount`, so that who sees the number sees the positions.
-    others.store(shards.others.count, ordering: .releasing)
+    others.store(shards.count, ordering: .releasing)
   }
 
   @inline(__always) subscript(position: UInt64) -> SlotIndex { positions[position] }

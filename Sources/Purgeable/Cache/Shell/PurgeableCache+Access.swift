@@ -268,8 +268,6 @@ extension PurgeableCache {
   /// As `lookUp`, for values that are arrays of bytes: without anything generic.
   @inlinable @inline(__always)
   func lookUpBytes(_ read: (UnsafeMutableRawBufferPointer) -> BufferRead) -> [UInt8]? {
-    // Most values fit into a buffer on the stack. For a larger one the read says how many bytes it needs, and may need more when
-    // it is read again.
     var needed = 0
     while true {
       var found: BufferRead = .miss(.unknown)
@@ -331,11 +329,7 @@ extension PurgeableCache {
     if VersionLimit.isExceeded(by: version) { return .notEncodable }
     loads.overtake(key)
     let lifetime = expiry?.lifetime
-    if lifetime?.isOver == true {
-      _ = withEntry(key) { engineKey, prefix, held in held.remove(engineKey, prefix, .replaced) }
-      countRefusal()
-      return .expired
-    }
+    if lifetime?.isOver == true { return refuseAtOnce(key, if: nil) }
     var head = engine.base.head(
       cost: cost, lifetime: lifetime, recomputeCost: recomputeCost.flatMap { $0 < .zero ? nil : $0.wholeNanoseconds })
     head.priority = priority

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Enumerating: keys by a walk (Shard/EntryWalk.swift), and what lies under them by peeks.
 
-import CPurgeable
-
 extension PurgeableCache {
   // MARK: Walks
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Entries whose time is over (Shard/HeldShard+Expire.swift).
 
-import Synchronization
-
 extension PurgeableCache {
   /// How long entries are valid that are stored without an expiry of their own; nil: for ever.
   public var expiry: Expiry? { Expiry(engine.base.limits.lifetime.value) }

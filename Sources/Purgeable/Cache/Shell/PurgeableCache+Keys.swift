@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Encoding keys for the engine: as bytes on the stack, or as a number of their shard.
 
-import CPurgeable
 import Synchronization
 
 extension PurgeableCache {
@@ -52,7 +51,7 @@ extension PurgeableCache {
     precondition(key.byteCount <= EntryPrefix.keyByteLimit, "PurgeableCache: a key of \(key.byteCount) bytes is too long")
     let lengthByteCount = EntryPrefix.lengthByteCount(ofKeyOf: key.byteCount)
     return unsafe withUnsafeTemporaryAllocation(byteCount: lengthByteCount + key.byteCount, alignment: 8) { prefix in
-      _ = unsafe EntryPrefix.writeLength(key.byteCount, to: prefix)
+      unsafe EntryPrefix.writeLength(key.byteCount, to: prefix)
       unsafe key.copy(to: prefix, at: lengthByteCount)
       return unsafe body(engine.base.elements.keys.key(prefix: prefix.bytes), prefix.bytes)
     }
@@ -78,7 +77,10 @@ extension PurgeableCache {
         switch search.step(in: &held.keys, under: engine.base.indexes.mask.load(ordering: .relaxed)) {
         case .found(let number):
           let engineKey = EngineKey(trackedNumber: number, hash: hash)
-          Self.withPrefix(of: number) { prefix in result = body(engineKey, prefix, &held) }
+          unsafe withUnsafeTemporaryAllocation(byteCount: EntryPrefix.trackedByteCount, alignment: 8) { prefix in
+            unsafe EntryPrefix.writeTracked(number, to: prefix)
+            unsafe result = body(engineKey, prefix.bytes, &held)
+          }
           return false
         case .candidate: return true
         case .absent: return false
@@ -147,14 +149,6 @@ extension PurgeableCache {
       if engine.makesRoom(engineKey, outcome, due, &search) { continue }
       engine.finishStore(engineKey, outcome, due)
       return outcome
-    }
-  }
-
-  /// Calls `body` with the prefix of a tracked key's elements.
-  private static func withPrefix<R>(of number: UInt32, _ body: (RawSpan) -> R) -> R {
-    unsafe withUnsafeTemporaryAllocation(byteCount: EntryPrefix.trackedByteCount, alignment: 8) { prefix in
-      unsafe EntryPrefix.writeTracked(number, to: prefix)
-      return unsafe body(prefix.bytes)
     }
   }
 }

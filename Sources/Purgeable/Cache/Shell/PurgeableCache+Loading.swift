@@ -195,8 +195,7 @@ extension PurgeableCache: Loading {
 
   @usableFromInline
   func keep(_ value: Value, forKey key: Key, _ terms: LoadTerms, _ permit: LoadPermit, recomputeCost: UInt64) {
-    let condition = terms.announce.map { StoreCondition.announced(permit, $0) } ?? .permit(permit)
-    let outcome = keep(value, forKey: key, terms, if: condition, recomputeCost: recomputeCost)
+    let outcome = keep(value, forKey: key, terms, if: .announced(permit, terms.announce), recomputeCost: recomputeCost)
     guard let announce = terms.announce, !outcome.isStored else { return }
     // The second tier may take what this one does not; then no older value is to be here.
     if permit.take() { _ = announce() }
@@ -217,7 +216,7 @@ extension PurgeableCache: Loading {
       if terms.refreshTime != nil { head.made = now - min(now, terms.age) }
       // Without the permit it counts as replaced by what overtook it.
       if terms.lifetime?.isOver == true {
-        outcome = refuseAtOnce(key, condition)
+        outcome = refuseAtOnce(key, if: condition)
       } else if !VersionLimit.isExceeded(by: terms.version) {
         outcome = store(span, forKey: key, head, terms.version, if: condition) ?? .replaced
       }
@@ -267,10 +266,10 @@ extension PurgeableCache: Loading {
     } ?? false
   }
 
-  /// What was loaded is valid for no time: an older value goes all the same.
-  private func refuseAtOnce(_ key: Key, _ condition: StoreCondition) -> StoreOutcome {
+  /// The value is valid for no time: an older one goes all the same.
+  func refuseAtOnce(_ key: Key, if condition: StoreCondition?) -> StoreOutcome {
     _ = withEntry(key) { engineKey, prefix, held in
-      condition.holds(engineKey, prefix, in: &held) && held.remove(engineKey, prefix, .replaced)
+      (condition?.holds(engineKey, prefix, in: &held) ?? true) && held.remove(engineKey, prefix, .replaced)
     }
     countRefusal()
     return .expired

@@ -5,8 +5,6 @@
 //   find       the slots that have its tag, mostly one; the slab's word and the element are prefetched
 //   read       as in a single look-up
 
-import CPurgeable
-
 /// Some keys, encoded, in memory of the caller's: first 16 of `EncodedKey`, then their prefixes of 64 bytes each.
 @usableFromInline @safe
 struct KeyGroup {

@@ -33,9 +33,7 @@ extension PurgeableCache {
   }
 
   /// Has the kernel discard `byteCount` bytes or a little more of what is on offer now (MADV_PAGEOUT), as shortage would. Returns
-  /// how many it took. The lost entries are found as after any discard.
-  ///
-  /// - Throws: `PurgeableError` of kind `notSupported` on a kernel without MADV_PAGEOUT (before 5.4), or `outOfMemory`.
+  /// how many it took. The lost entries are found as after any discard. Throws as `pageOut()`.
   @discardableResult
   package func pageOut(_ byteCount: Int = .max, hand: inout PageOutHand) throws(PurgeableError) -> Int {
     var discarded = 0

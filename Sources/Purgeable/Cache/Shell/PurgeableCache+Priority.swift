@@ -26,10 +26,9 @@ extension PurgeableCache {
     case .absent, nil: return false
     case .noRoom, .noMemory:
       let limit = engine.base.limits.pinned.load(ordering: .relaxed)
-      let isLimit = if case .noRoom = change { true } else { false }
       throw PurgeableError(
         .outOfMemory, in: "PurgeableCache '\(name)'.setPriority", errorNumber: outOfMemoryNumber,
-        explanation: isLimit
+        explanation: change == .noRoom
           ? "more than \(limit) bytes would be pinned; raise pinnedByteLimit, or make others normal"
           : "there is no memory to copy the value off offer")
     }

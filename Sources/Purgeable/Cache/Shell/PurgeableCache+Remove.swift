@@ -20,7 +20,12 @@ extension PurgeableCache {
     loads.overtake(key)
     var buffer = [UInt8](repeating: 0, count: 1024)
     while true {
-      let found = unsafe buffer.withUnsafeMutableBytes { bytes in unsafe remove(forKey: key, copyingTo: bytes) }
+      // The entry stays where the buffer is too small.
+      let found = unsafe buffer.withUnsafeMutableBytes { bytes -> BufferRead in
+        withEntry(key) { engineKey, prefix, held in
+          unsafe held.read(engineKey, prefix, into: bytes, countsAsUse: false, removes: true)
+        } ?? .miss(.unknown)
+      }
       switch found {
       case .hit(let byteCount): return unsafe Value(purgeableBytes: buffer.span.bytes.extracting(first: byteCount))
       case .bufferTooSmall(let byteCount):
@@ -39,12 +44,5 @@ extension PurgeableCache {
   public func removeAll() {
     loads.overtakeAll()
     engine.removeAll()
-  }
-
-  /// Copies a value and removes its entry, unless the buffer is too small.
-  private func remove(forKey key: Key, copyingTo buffer: UnsafeMutableRawBufferPointer) -> BufferRead {
-    withEntry(key) { engineKey, prefix, held in
-      unsafe held.read(engineKey, prefix, into: buffer, countsAsUse: false, removes: true)
-    } ?? .miss(.unknown)
   }
 }

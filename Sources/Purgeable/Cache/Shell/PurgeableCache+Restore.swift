@@ -2,8 +2,6 @@
 // Restoring a saved cache: a batch of the file is checked and decoded under no mutex, and each entry is stored behind all others,
 // unless its key has a value or had one since the restore began (Shard/HeldShard+Restore.swift).
 
-import CPurgeable
-
 extension PurgeableCache where Key: PurgeableValue {
   /// Stores the entries of a file, the hottest first, while there is room without an eviction, with cost, expiry, recompute
   /// cost, priority and version. Each can be read as soon as it is stored. A file that is not there is an empty one.
@@ -101,18 +99,16 @@ extension PurgeableCache where Key: PurgeableValue {
     var validity = RestoredValidity()
     guard let key: Key = report.key(of: item, record, in: batch, times, &validity) else { return true }
     let content = unsafe batch.content(item, record).bytes
-    let versionStart = record.keyByteCount
     var head = EntryHead(cost: record.cost, recomputeCost: record.recomputeCost)
     (head.deadline, head.sinceLastUse, head.made) = (validity.deadline, validity.sinceLastUse, record.made.map(times.moment))
-    let valueStart = versionStart + (record.versionByteCount ?? 0)
-    if record.versionByteCount != nil {
-      guard valueStart - versionStart <= VersionLimit.byteCount else {
+    if let byteCount = record.versionByteCount {
+      guard byteCount <= VersionLimit.byteCount else {
         report.skip("\(key)", because: "its version is too long")
         return true
       }
-      head.version = VersionText(lending: content.extracting(versionStart..<valueStart))
+      head.version = VersionText(lending: content.extracting(record.keyByteCount..<record.keyByteCount + byteCount))
     }
-    let stored = content.extracting(valueStart..<valueStart + record.valueByteCount)
+    let stored = content.extracting(last: record.valueByteCount)
     let rank = RestoredRank(
       priority: record.priority, isMain: record.isMain, useCount: min(record.useCount, Slot.highestCounter),
       lastUse: record.lastUse.map { UseTime(times.moment($0)) })

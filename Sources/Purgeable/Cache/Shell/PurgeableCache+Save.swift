@@ -2,8 +2,6 @@
 // Saving a whole cache: a walk against the order of eviction. Some entries at a time are copied under their shard's mutex, and
 // encoded and written under none.
 
-import CPurgeable
-
 extension PurgeableCache where Key: PurgeableValue {
   /// Writes all entries to a new file, the hottest first, and puts it in place of the old one when it is whole and on the disk. A
   /// kill, a full disk or a power cut at any moment leaves the old file or the new one.
@@ -101,14 +99,11 @@ extension PurgeableCache where Key: PurgeableValue {
     for _ in 0..<8 {
       guard let before = peeked() else { return }
       var text = InlineArray<255, UInt8>(repeating: 0)
-      var textByteCount = 0
+      var copied: Int? = 0
       if before.head.version != nil {
-        let count = withEntry(key) { engineKey, prefix, held in
-          held.copyVersion(engineKey, prefix, into: &text)
-        }
-        guard let count = count ?? nil else { continue }
-        textByteCount = count
+        copied = withEntry(key) { engineKey, prefix, held in held.copyVersion(engineKey, prefix, into: &text) } ?? nil
       }
+      guard let textByteCount = copied else { continue }
       var byteCount = 0
       let none = unsafe UnsafeMutableRawBufferPointer(start: nil, count: 0)
       if case .bufferTooSmall(let needed) = unsafe read(key, into: none, countsAsUse: false) { byteCount = needed }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Upkeep on demand: trimming, sweeping, offering, numbers (CacheStatistics.swift).
 
-import CPurgeable
-
 extension PurgeableCache {
   /// The cache in numbers; numbers by reason are empty when there is no memory for them. Any thread. Cost: a walk over the slabs,
   /// and a mincore for each chunk of 64 MiB.
