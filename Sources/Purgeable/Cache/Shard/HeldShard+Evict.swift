@@ -282,6 +282,8 @@ extension HeldShard {
     lanes[marksOf: from].removeAll(at: slab)
     // A cursor at the slab would lead into another lane: eviction begins again at the front of this one.
     if lanes[from].cursor.slab.index == slab.index { lanes[from].cursor = EvictionCursor() }
+    // So would the search for sparse slabs, perhaps into a lane of another shard.
+    if compaction.cursor.index == slab.index { compaction.cursor = .none }
   }
 
   // MARK: Age
