@@ -48,24 +48,13 @@ struct ProductOfConfigurations: Sequence, Sendable {
   }
 }
 
-private final class ProductRun {
+private final class ProductRun: RandomRun {
   private let configuration: ProductOfConfigurations.One
   private let cache: PurgeableCache<Int, [UInt8]>
-  private let clock = ManualClock()
-  private var now = Duration.zero
-  private var random: SplitMix64
-  private var known: [Int: KnownEntry] = [:]
-  private let told = Departures<Int, [UInt8]>()
-  private let mirror = ChangeMirror()
-  private(set) var failures: [String] = []
-  private(set) var hits = 0
-  private var version: UInt32 = 0
-
-  private static let keyCount = 150
 
   init(_ configuration: ProductOfConfigurations.One, seed: UInt64) throws {
     self.configuration = configuration
-    random = SplitMix64(seed: seed)
+    let (clock, told) = (ManualClock(), Departures<Int, [UInt8]>())
     var options = CacheOptions()
     switch configuration.limit {
     case .none: break
@@ -79,18 +68,14 @@ private final class ProductRun {
     options.clock = clock
     options.core = configuration.core
     if configuration.hasExpiry { options.expiry = Expiry(sinceCreation: .seconds(50), sinceLastUse: .seconds(20)) }
-    let told = told
     cache =
       configuration.keys == .told
       ? try PurgeableCache(options) { told.note($0) } : try PurgeableCache(options)
+    super.init(seed: seed, clock, told)
     if configuration.asks { cache.shouldEvict = { key, _ in key % 7 != 0 } }
     if configuration.isWatched {
       try cache.setChangeHandler(every: .seconds(100_000), mirror.handler)
     }
-  }
-
-  private func expect(_ condition: Bool, _ what: @autoclosure () -> String) {
-    if !condition, failures.count < 5 { failures.append(what()) }
   }
 
   /// What a look-up found.
@@ -110,9 +95,8 @@ private final class ProductRun {
   }
 
   private func store(_ key: Int) {
-    version &+= 1
-    let size = random.chance(1, of: 40) ? 2_000 + random.index(below: 10_000) : random.index(below: 400)
-    let value = described(UInt32(key), version: version, count: size)
+    let value = newValue(
+      of: key, byteCount: random.chance(1, of: 40) ? 2_000 + random.index(below: 10_000) : random.index(below: 400))
     let cost: Int? = random.chance(1, of: 3) ? random.index(below: 600) : nil
     let given = GivenAttributes(&random)
     let before = cache.peekEntry(forKey: key)
@@ -182,9 +166,7 @@ private final class ProductRun {
       } else {
         check(key, nil, "modify")
       }
-    case 88..<91:
-      clock.advance(by: .seconds(3))
-      now += .seconds(3)
+    case 88..<91: passTime()
     case 91..<93: _ = cache.removeExpired()
     case 93..<94: if random.chance(1, of: 2) { _ = cache.trimUntimed(level: .warning) } else { cache.trim(toCount: 30) }
     case 94..<96: cache.offerIdle()

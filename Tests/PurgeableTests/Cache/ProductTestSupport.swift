@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What the products of configurations have in common, of caches of bytes and of objects.
 
+import PurgeableTestSupport
 import ToolSupport
 
 @testable import Purgeable
@@ -58,4 +59,40 @@ struct KnownEntry {
   var end: Duration? { [deadline, idle.map { $0 + used }].compactMap(\.self).min() }
 
   func isOver(at now: Duration) -> Bool { end.map { $0 <= now } ?? false }
+}
+
+/// A run of random operations over one configuration, whatever the cache.
+class RandomRun {
+  static let keyCount = 150
+
+  private let clock: ManualClock
+  let told: Departures<Int, [UInt8]>
+  let mirror = ChangeMirror()
+  /// By the run's clock.
+  private(set) var now = Duration.zero
+  var random: SplitMix64
+  var known: [Int: KnownEntry] = [:]
+  var failures: [String] = []
+  var hits = 0
+  private var version: UInt32 = 0
+
+  /// `clock` and `told`: those of the cache.
+  init(seed: UInt64, _ clock: ManualClock, _ told: Departures<Int, [UInt8]>) {
+    (self.clock, self.told, random) = (clock, told, SplitMix64(seed: seed))
+  }
+
+  func expect(_ condition: Bool, _ what: @autoclosure () -> String) {
+    if !condition, failures.count < 5 { failures.append(what()) }
+  }
+
+  /// A value like no other of the key.
+  func newValue(of key: Int, byteCount: Int) -> [UInt8] {
+    version &+= 1
+    return described(UInt32(key), version: version, count: byteCount)
+  }
+
+  func passTime() {
+    clock.advance(by: .seconds(3))
+    now += .seconds(3)
+  }
 }

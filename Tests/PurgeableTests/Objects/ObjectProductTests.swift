@@ -29,44 +29,29 @@ struct ProductOfObjects: Sendable, CustomTestStringConvertible {
   var costLimit: Int? { limit == .cost || limit == .both ? 20_000 : nil }
 }
 
-private final class ObjectRun {
+private final class ObjectRun: RandomRun {
   private let configuration: ProductOfObjects
   private let cache: ObjectCache<Int, [UInt8]>
-  private let clock = ManualClock()
-  private var now = Duration.zero
-  private var random: SplitMix64
-  private var known: [Int: KnownEntry] = [:]
   /// Keys that may have gone at the run's own wish, and were not seen since.
   private var mayGo: Set<Int> = []
   private var turn = 0
   /// When each key was used last: the number of that use.
   private var turns: [Int: Int] = [:]
-  private let told = Departures<Int, [UInt8]>()
-  private let mirror = ChangeMirror()
-  private(set) var failures: [String] = []
-  private(set) var hits = 0
-  private var version: UInt32 = 0
-
-  private static let keyCount = 150
 
   init(_ configuration: ProductOfObjects, seed: UInt64) throws {
     self.configuration = configuration
-    random = SplitMix64(seed: seed)
+    let (clock, told) = (ManualClock(), Departures<Int, [UInt8]>())
     var options = CacheOptions(countLimit: configuration.countLimit, costLimit: configuration.costLimit)
     options.clock = clock
     if configuration.hasExpiry { options.expiry = Expiry(sinceCreation: .seconds(50), sinceLastUse: .seconds(20)) }
-    let told = told
     cache = try ObjectCache(options) { told.note($0) }
+    super.init(seed: seed, clock, told)
     cache.staysAlone()
     if configuration.asks { cache.shouldEvict = { key, _ in !Self.isKept(key) } }
     if configuration.isWatched { try cache.setChangeHandler(every: .seconds(100_000), mirror.handler) }
   }
 
   private static func isKept(_ key: Int) -> Bool { key % 7 == 0 }
-
-  private func expect(_ condition: Bool, _ what: @autoclosure () -> String) {
-    if !condition, failures.count < 5 { failures.append(what()) }
-  }
 
   private func mayBeGone(_ key: Int, _ known: KnownEntry) -> Bool {
     if known.isOver(at: now) { return true }
@@ -97,10 +82,7 @@ private final class ObjectRun {
     if its.priority == .speculative { known[key]?.priority = .normal }
   }
 
-  private func value(of key: Int) -> [UInt8] {
-    version &+= 1
-    return described(UInt32(key), version: version, count: random.index(below: 300))
-  }
+  private func value(of key: Int) -> [UInt8] { newValue(of: key, byteCount: random.index(below: 300)) }
 
   private func noteStore(_ key: Int, _ new: KnownEntry, keepsPin: Bool) {
     var new = new
@@ -183,9 +165,7 @@ private final class ObjectRun {
       } else {
         check(key, nil, "modify")
       }
-    case 88..<91:
-      clock.advance(by: .seconds(3))
-      now += .seconds(3)
+    case 88..<91: passTime()
     case 91..<93:
       _ = cache.removeExpired()
       let entries = cache.entries

@@ -54,6 +54,9 @@ struct SlabFacts: Equatable {
   var isOpen = false
   var isLarge = false
   var isLocked = false
+
+  /// Whether what lives in it can move elsewhere, so that it goes back.
+  var mayBeEmptied: Bool { !isOpen && !isLarge && !isLocked }
 }
 
 extension DepartureReason {
@@ -302,8 +305,11 @@ struct S3FIFOOrder: Sendable {
   /// Whether a slab is sparse, and so goes before all others. Its living entries move within their queue, and keep their
   /// counters.
   func isSparse(_ slab: SlabFacts) -> Bool {
-    !slab.isOpen && !slab.isLarge && !slab.isLocked && slab.livingBytes * 4 < slab.heldBytes
+    slab.mayBeEmptied && Double(slab.livingBytes) < Self.sparseShare * Double(slab.heldBytes)
   }
+
+  /// A slab is sparse where less than this share of what it holds lives.
+  static let sparseShare = 0.25
 
   /// Whether so much of what is held is dead that a search for sparse slabs is worth while.
   func wantsCompaction(livingBytes: Int, heldBytes: Int) -> Bool { livingBytes * 2 < heldBytes }

@@ -88,7 +88,7 @@ final class CacheBase: Sendable {
   var count: Int { indexes.entryCount }
   var totalCost: UInt128 { indexes.totalCost }
 
-  /// The number of shards that keys belong to: of as many positions the mask is (ShardPositions.swift).
+  /// The number of shards that keys belong to. The lowest bits of the mask are one less (CacheShards+Opening.swift).
   var openCount: Int { Int(indexes.mask.load(ordering: .relaxed) & (EngineKey.firstOther - 1)) + 1 }
 
   var heldBytes: Int { heap.heldBytes }

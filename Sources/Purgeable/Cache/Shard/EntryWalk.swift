@@ -67,7 +67,7 @@ final class ShardNotes {
   private var notes: BookkeepingArray<UInt64>
   private var slabs: BookkeepingArray<Slab>
   /// The number of slabs that have had their turn.
-  fileprivate var passed = 0
+  private var passed = 0
   private let isReversed: Bool
 
   init(_ number: Int, _ notes: consuming BookkeepingArray<UInt64>, _ slabs: consuming BookkeepingArray<Slab>, isReversed: Bool) {
@@ -79,6 +79,9 @@ final class ShardNotes {
   /// The age of the slab whose turn it is; nil after the last.
   var age: UInt64? { passed < slabs.count ? slabs[slab].age : nil }
   private var slab: Int { isReversed ? slabs.count - 1 - passed : passed }
+
+  func nextSlab() { passed += 1 }
+  func beginAgain() { passed = 0 }
 
   /// Takes the next notes of the slab with a counter. nil when there is no memory.
   func take(_ counter: UInt64, into batch: inout WalkBatch) -> Int? {
@@ -151,7 +154,7 @@ struct EntryWalk {
         if current != nil { continue }
         passed += 1
         guard passed <= Slot.highestCounter else { return nil }
-        for notes in shards { notes.passed = 0 }
+        for notes in shards { notes.beginAgain() }
         continue
       }
       guard let count = notes.take(counter, into: &batch) else {
@@ -159,7 +162,7 @@ struct EntryWalk {
         return nil
       }
       if count > 0 { return (notes.number, count) }
-      notes.passed += 1
+      notes.nextSlab()
       current = nil
     }
   }

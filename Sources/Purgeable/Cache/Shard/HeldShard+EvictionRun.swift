@@ -325,8 +325,8 @@ extension HeldShard {
     compaction.stored = 0
     let open = base.openCount
     guard order.wantsCompaction(livingBytes: livingBytes * open, heldBytes: heap.heldBytes) else { return }
-    // A quarter: as `S3FIFOOrder.isSparse`. With an order that names entries no slab may be so sparse though half of all is dead.
-    if entryOrder == nil { compactSparsest(below: 0.25) } else { compactSparsest() }
+    // With an order that names entries no slab may be so sparse though half of all is dead.
+    if entryOrder == nil { compactSparsest(below: S3FIFOOrder.sparseShare) } else { compactSparsest() }
   }
 
   /// Of some slabs from where the last search stopped, moves together what lives in the one with the fewest living bytes, if
@@ -338,7 +338,7 @@ extension HeldShard {
       guard let slab = next, let facts = heap.information(slab)?.facts else { break }
       next = nextSlab(after: slab)
       let living = Double(facts.livingBytes) / Double(max(1, facts.heldBytes))
-      if !facts.isOpen, !facts.isLarge, !facts.isLocked, living < sparsest?.living ?? most { sparsest = (slab, living) }
+      if facts.mayBeEmptied, living < sparsest?.living ?? most { sparsest = (slab, living) }
     }
     compaction.cursor = next ?? .none
     if let sparsest { _ = run(over: sparsest.slab, .compaction) }
