@@ -384,7 +384,7 @@
     private func read(_ key: Key, _ version: String?) -> (result: TierResult<Value>, number: UInt32) {
       guard let key = Self.storeKey(key) else { return (.absent(), 0) }
       let (read, number) = database.read(key)
-      guard let record = read, version == nil || record.version == version else {
+      guard let record = read, version == nil || VersionLimit.isSame(record.version, version) else {
         database.noteLookUp(isHit: false)
         return (.absent(), number)
       }

@@ -32,6 +32,21 @@
       await TestRun.comes { store.cache.statistics.loadCount == count && store.cache.loads.waiterCount(of: "a") == 0 }
     }
 
+    @Test("what was read back by a look-up that loads nothing is loaded anew when it is due")
+    func readBack() async throws {
+      let (place, source) = (try StorePlace(), Source())
+      defer { place.folder.remove() }
+      let store = try place.open()
+      #expect(await source.ask(store, .found([1])) == [1])
+      try await store.flush()
+      store.cache.removeAll()
+      #expect(await store.value(forKey: "a") == [1])
+      place.clock.pass(.seconds(60))
+      #expect(await source.ask(store, .found([2])) == [1])
+      #expect(await TestRun.comes { store.cache.peekValue(forKey: "a") == [2] })
+      try store.close()
+    }
+
     @Test("what is found is in both, with what its load says; unchanged, it begins anew in both, over a restart; absent, it goes")
     func reloads() async throws {
       let (place, source) = (try StorePlace(), Source())

@@ -44,6 +44,13 @@ import Glibc
     let (folder, name) = try split(path, operation: operation)
     let directory = unsafe open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
     guard directory >= 0 else { throw failure("open", errno, operation, "the directory \(folder) cannot be opened") }
+    // A rename would put the file in place of a device, too.
+    var status = stat()
+    if unsafe fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) == 0, ![S_IFREG, S_IFLNK].contains(status.st_mode & S_IFMT) {
+      close(directory)
+      throw PurgeableError(
+        .invalidArgument("path"), in: operation, explanation: "\(path) is there, and is not a file: it stays as it is")
+    }
     removeAbandoned(besides: name, in: directory)
     let made = temporaryFile(for: name, in: directory, permissions)
     guard case .made(let file, let isDirect, let temporaryName) = made else {

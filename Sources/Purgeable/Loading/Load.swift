@@ -41,6 +41,9 @@ struct LoadPermit: Sendable {
   /// value without the mutex, may find none: he has to wait for this load, and not to begin another.
   var isCurrent: Bool { overtakings.count.load(ordering: .relaxed) - count < Overtakings.step }
 
+  /// Whether `take` would say yes now.
+  var mayBeTaken: Bool { overtakings.count.load(ordering: .relaxed) == count }
+
   /// Whether nothing has come since `take` said yes.
   var isKept: Bool { overtakings.count.load(ordering: .relaxed) == count + 1 }
 

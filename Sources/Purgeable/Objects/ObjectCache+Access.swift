@@ -63,7 +63,7 @@ extension ObjectCache {
         if store.isOver(position, in: shard.table) {
           reason = .expired
           shard.counters.expiredMisses += 1
-        } else if shard.table.notes(at: position)?.version != version {
+        } else if !VersionLimit.isSame(shard.table.notes(at: position)?.version, version) {
           reason = .outdated
           shard.counters.outdatedMisses += 1
         } else {

@@ -52,7 +52,8 @@ extension ObjectCache {
   }
 
   /// Evicts the entries for which the closure says so: as `removeAll(where:)`, but they leave for the reason `decider`, and
-  /// pinned ones are not asked about. What the verdicts go by is what the closure captures. Returns how many left.
+  /// pinned ones and discarded content are not asked about. What the verdicts go by is what the closure captures. Returns how
+  /// many left.
   @discardableResult
   public func evictAll<E: Error>(where isEvictable: (CacheEntry<Key, Value>) throws(E) -> Bool) throws(E) -> Int {
     try takeOutAll(.decider, where: isEvictable)
@@ -64,8 +65,10 @@ extension ObjectCache {
     let now = moment
     var count = 0
     for noted in store.all({ NotedObject($0, $1, shard: $2, now: now) }) {
-      guard !noted.entry.isOver, reason == .removed || noted.entry.priority != .pinned, try mayGo(noted.entry) else { continue }
-      loads.overtake(noted.entry.key)
+      let entry = noted.entry
+      if entry.isOver || reason != .removed && (entry.priority == .pinned || isLeaving(entry.value)) { continue }
+      guard try mayGo(entry) else { continue }
+      loads.overtake(entry.key)
       if store.remove(noted, reason, evenIfUsed: true) { count += 1 }
     }
     return count

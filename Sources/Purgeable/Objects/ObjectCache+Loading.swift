@@ -174,7 +174,7 @@ extension ObjectCache: Reloading {
 
   @usableFromInline
   func peekListed(_ key: Key, _ version: String?) -> Value? {
-    guard let entry = peekEntry(forKey: key), version == nil || entry.version == version else { return nil }
+    guard let entry = peekEntry(forKey: key), version == nil || VersionLimit.isSame(entry.version, version) else { return nil }
     return entry.value
   }
 

@@ -16,11 +16,15 @@ private final class FIFOOrder: EntryOrder {
   func resize(slotCount: Int, _ carry: (UInt32) -> UInt32?) -> Bool { list.resize(slotCount: slotCount, carry) }
   func entered(_ position: UInt32, as priority: EntryPriority) { list.append(position, priority) }
   func restored(_ position: UInt32, as priority: EntryPriority) { list.prepend(position, priority) }
-  func used(_ position: UInt32, as priority: EntryPriority) {}
+  func used(_ position: UInt32, as priority: EntryPriority) { list.passed = nil }
   func putOff(_ position: UInt32, as priority: EntryPriority) { list.moveToEnd(position, priority) }
   func left(_ position: UInt32) { list.remove(position) }
   func removeAll() { list = EntryList() }
   func next(after position: UInt32?) -> UInt32? { list.next(after: position) }
+  var passed: UInt32? {
+    get { list.passed }
+    set { list.passed = newValue }
+  }
 }
 
 private final class Told: Sendable {
@@ -37,6 +41,7 @@ private final class Simulated {
   /// The keys by their last use, and the other way round.
   private var turns: [Int: Int] = [:]
   private var keys: [Int: Int] = [:]
+  private var costs: [Int: Int] = [:]
   private var now = 0
   private var first = 0
   private(set) var evictedCount = 0
@@ -70,24 +75,26 @@ private final class Simulated {
       defer { told = [] }
       return told
     }
-    let evicted = departures.filter { $0.reason != .replaced && $0.reason != .removed }.map(\.key)
-    let losesOld = stored.map { evicted.contains($0) } ?? false
-    for key in evicted where key != stored {
-      if oldest == stored, losesOld { leave(stored!) }
-      guard oldest == key else { return false }
+    let evicted = departures.filter { $0.reason != .replaced && $0.reason != .removed }
+    let losesOld = evicted.last { $0.key == stored }
+    for (key, reason) in evicted where key != stored {
+      if losesOld != nil, oldest(reason, storing: stored) == stored { leave(stored!) }
+      guard oldest(reason, storing: stored) == key else { return false }
       leave(key)
       evictedCount += 1
     }
-    if losesOld, turns[stored!] != nil {
-      guard oldest == stored else { return false }
+    if let reason = losesOld?.reason, turns[stored!] != nil {
+      guard oldest(reason, storing: stored) == stored else { return false }
       leave(stored!)
     }
     return true
   }
 
-  private var oldest: Int? {
+  /// The key that goes next: for costs, of those that cost something, and not the one that is being stored.
+  private func oldest(_ reason: DepartureReason, storing stored: Int?) -> Int? {
     while keys[first] == nil, first <= now { first += 1 }
-    return keys[first]
+    if reason != .cost { return keys[first] }
+    return (first...max(first, now)).lazy.compactMap { self.keys[$0] }.first { self.costs[$0] != 0 && $0 != stored }
   }
 
   func store(_ key: Int, byteCount: Int, cost: Int? = nil) -> Bool {
@@ -95,6 +102,7 @@ private final class Simulated {
     cache.setValue(pattern(byteCount), forKey: key, cost: cost)
     guard takeEvictions(storing: key) else { return false }
     if turns[key] == nil { enter(key) }
+    costs[key] = cost
     return true
   }
 
@@ -146,7 +154,9 @@ struct CacheEntryOrderTests {
       let key = random.index(below: random.index(below: 2) == 0 ? 200 : 2000)
       let isRight =
         switch random.index(below: 16) {
-        case 0..<6: simulated.store(key, byteCount: random.index(below: 1200), cost: limit == 1 ? random.index(below: 60) : nil)
+        case 0..<6:
+          simulated.store(
+            key, byteCount: random.index(below: 1200), cost: limit == 1 ? max(0, random.index(below: 80) - 20) : nil)
         case 6: simulated.store(key, byteCount: random.index(below: 60_000), cost: limit == 1 ? 10 : nil)
         case 7..<12: simulated.read(key)
         case 12: simulated.lend(key)

@@ -35,6 +35,59 @@ extension PurgeableCache {
 
 @Suite("cache: expiry")
 struct CacheExpiryTests {
+  @Test(
+    "in a cache of few slabs, too, what has expired goes, and first where room is wanted", arguments: [false, true],
+    EvictionOrder.allCases)
+  func fewSlabs(tracksKeys: Bool, order: EvictionOrder) throws {
+    let clock = ManualClock()
+    let departures = Departures<Int, [UInt8]>()
+    let cache = try makeExpiringCache(
+      clock, order, tracksKeys: tracksKeys, countLimit: 60, byteLimit: 60_000, departures: departures)
+    func store(_ keys: Range<Int>, for seconds: Int? = nil, sinceUse: Bool = false) {
+      for key in keys {
+        let time = seconds.map { Duration.seconds($0) }
+        cache.setValue([1], forKey: key, expiry: time.map { sinceUse ? .sinceLastUse($0) : .sinceCreation($0) } ?? .never)
+      }
+    }
+    store(0..<20)
+    store(20..<40, for: 5)
+    store(40..<60, for: 5, sinceUse: true)
+    clock.advance(by: .seconds(4))
+    for key in 50..<60 { #expect(cache[key] != nil) }
+    #expect(cache.removeExpired() == 0 && cache.count == 60)
+    clock.advance(by: .seconds(2))
+    store(60..<70)
+    #expect(departures.count(of: .count) == 0 && departures.count(of: .expired) >= 10)
+    _ = cache.removeExpired()
+    #expect(departures.take().map { $0.key }.sorted() == Array(20..<50))
+    #expect(cache.count == 40 && cache.removeExpired() == 0)
+    clock.advance(by: .seconds(4))
+    // As the library's thread does.
+    cache.engine.dropDueSlabs()
+    #expect(departures.take().map { $0.key }.sorted() == Array(50..<60))
+    #expect(cache.engine.dropDueSlabs() == .max && Set(cache.keys) == Set([Int](0..<20) + [Int](60..<70)))
+    cache.checkBooksSwept()
+  }
+
+  @Test("what has expired goes before what lives, wherever it is", arguments: EvictionOrder.allCases)
+  func expiredBehindOthers(order: EvictionOrder) throws {
+    let clock = ManualClock()
+    let departures = Departures<Int, [UInt8]>()
+    let cache = try makeExpiringCache(clock, order, countLimit: 1200, departures: departures)
+    func store(_ keys: Range<Int>, for seconds: (Int) -> Int) {
+      for key in keys {
+        cache.setValue([UInt8](repeating: 1, count: 1000), forKey: key, expiry: .sinceCreation(.seconds(seconds(key))))
+      }
+    }
+    // Of one octave: in one lane.
+    store(0..<600) { _ in 119 }
+    store(600..<1200) { $0 % 30 == 0 ? 119 : 70 }
+    clock.advance(by: .seconds(71))
+    store(1200..<1300) { _ in 119 }
+    #expect(departures.count(of: .expired) >= 100 && departures.count(of: .count) == 0)
+    cache.checkBooksSwept()
+  }
+
   // MARK: What is returned
 
   @Test(

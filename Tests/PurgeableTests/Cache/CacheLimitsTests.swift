@@ -171,9 +171,9 @@ struct CacheLimitsTests {
     cache.checkBooksSwept()
   }
 
-  @Test("entries of no cost are passed over when cost is short", arguments: [false, true])
-  func noCost(tracksKeys: Bool) throws {
-    let cache = try PurgeableCache<Int, [UInt8]>(costLimit: 100, tracksKeys: tracksKeys)
+  @Test("entries of no cost are passed over when cost is short", arguments: [false, true], EvictionOrder.allCases)
+  func noCost(tracksKeys: Bool, order: EvictionOrder) throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(costLimit: 100, evictionOrder: order, tracksKeys: tracksKeys)
     for i in 0..<300 { cache.setValue([1], forKey: -1 - i, cost: 0) }
     for i in 0..<300 {
       #expect(cache.setValue([2], forKey: i, cost: 10) == .stored)
@@ -181,6 +181,42 @@ struct CacheLimitsTests {
     }
     #expect((0..<300).count { cache.containsValue(forKey: -1 - $0) } == 300)
     #expect(cache.totalCost == 100)
+    if order == .lru { #expect(Array(cache.keys.suffix(10)) == Array(290..<300)) }
+    // What was passed over and costs something now goes in its turn, wherever it is: also before what is passed over.
+    for i in 0..<300 {
+      cache.setValue([3], forKey: -1 - i, cost: i % 2 * 10, priority: i % 3 == 0 ? .speculative : .normal)
+      #expect(cache.totalCost <= 100)
+      if i % 7 == 0 { cache.remove(forKey: -1 - i) }
+    }
+    #expect((0..<300).count { cache.containsValue(forKey: -1 - $0) && $0 % 2 == 0 } == 300 / 2 - 22)
+    try cache.setCostLimit(0)
+    #expect(cache.totalCost == 0 && cache.count == 300 / 2 - 22)
+    cache.checkBooksSwept()
+  }
+
+  @Test("a value that makes room for another one under its own key leaves as replaced", arguments: EvictionOrder.allCases)
+  func replacedForRoom(order: EvictionOrder) throws {
+    let departures = Departures<Int, [UInt8]>()
+    let cache = try PurgeableCache<Int, [UInt8]>(costLimit: 10, evictionOrder: order) { departures.note($0) }
+    for (key, cost) in [(1, 4), (2, 3), (3, 3)] { cache.setValue([1], forKey: key, cost: cost) }
+    #expect(cache.setValue([2], forKey: 1, cost: 7) == .replaced)
+    #expect(departures.take().map { "\($0.key) \($0.reason)" }.sorted() == ["1 replaced", "2 cost limit"])
+    // Alone in its queue.
+    #expect(cache.setValue([2], forKey: 1, cost: 10) == .replaced)
+    #expect(departures.take().map { "\($0.key) \($0.reason)" }.sorted() == ["1 replaced", "3 cost limit"])
+    #expect(cache.statistics.replacementCount == 2 && cache.statistics.insertionCount == 3 && cache.totalCost == 10)
+    cache.checkBooksSwept()
+  }
+
+  @Test("what is given back for bytes is what was asked for, and a slab", arguments: EvictionOrder.allCases)
+  func noMoreThanAsked(order: EvictionOrder) throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(evictionOrder: order)
+    cache.staysInOneShard()
+    for key in 0..<6000 { cache[key] = [UInt8](repeating: 1, count: 1000) }
+    let (count, held) = (cache.count, cache.byteCount)
+    cache.trim(toBytes: held / 20 * 19)
+    #expect(cache.byteCount <= held / 20 * 19)
+    #expect(cache.count >= count / 20 * 19 - 100, "\(cache.count) of \(count) are left")
     cache.checkBooksSwept()
   }
 

@@ -14,6 +14,26 @@ private typealias Cache = PurgeableCache<Int, [UInt8]>
 struct CachePriorityTests {
   enum Keys: CaseIterable { case bytes, tracked }
 
+  @Test("a store that is refused beside what is pinned would be refused again: no room is left unseen", arguments: [70, 80])
+  func refusedTwice(percent: Int) throws {
+    let limit = 1 << 20
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: limit)
+    let pinned = limit / 100 * percent / 560
+    for key in 0..<pinned {
+      #expect(cache.setValue([UInt8](repeating: 1, count: 500), forKey: key, priority: .pinned) == .stored)
+    }
+    for key in 0..<limit / 500 { cache[1_000_000 + key] = [UInt8](repeating: 1, count: 500) }
+    var (cured, key) = (0, 0)
+    for _ in 0..<pinned {
+      // In an order that leaves holes everywhere.
+      key = (key + 7919) % pinned
+      let value = [UInt8](repeating: 2, count: 500)
+      if cache.setValue(value, forKey: key) != .replaced, cache.setValue(value, forKey: key) == .replaced { cured += 1 }
+    }
+    #expect(cured == 0)
+    cache.checkBooksSwept()
+  }
+
   private func makeCache(
     _ order: EvictionOrder = .s3FIFO, _ keys: Keys = .bytes, countLimit: Int? = nil, costLimit: Int? = nil,
     byteLimit: Int? = nil, pinnedByteLimit: Int? = nil, clock: (any Clock<Duration>)? = nil

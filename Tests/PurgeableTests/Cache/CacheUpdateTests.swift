@@ -22,6 +22,40 @@ private struct Mute: PurgeableValue {
 
 @Suite("Cache: changes in one step")
 struct CacheUpdateTests {
+  @Test(
+    "a value that is too large does not take the place of one that was stored meanwhile", arguments: [1000, 140_000, 300_000])
+  func tooLargeMeanwhile(byteCount: Int) throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(costLimit: byteCount / 2)
+    cache.modifyValue(forKey: 1) { value in
+      if value == nil {
+        cache[1] = [1, 2, 3]
+        value = [UInt8](repeating: 7, count: byteCount)
+      } else {
+        value?.append(4)
+      }
+    }
+    #expect(cache[1] == [1, 2, 3, 4])
+    // Of two loads, the first to end is kept.
+    let loaded = cache.value(forKey: 2) { () -> [UInt8] in
+      #expect(cache.value(forKey: 3) { [3] } == [3])
+      cache[2] = [2]
+      return [UInt8](repeating: 7, count: byteCount)
+    }
+    #expect(loaded.count == byteCount && cache[2] == [2])
+  }
+
+  @Test("an update that finds no room returns nothing: the old value stays", arguments: [false, true])
+  func refusedUpdate(tracksKeys: Bool) throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 1 << 20, tracksKeys: tracksKeys)
+    var key = 0
+    while cache.setValue([UInt8](repeating: 1, count: 3000), forKey: key, priority: .pinned) == .stored { key += 1 }
+    let larger = [UInt8](repeating: 2, count: 60_000)
+    #expect(cache.setValue(larger, forKey: 0) == .outOfMemory)
+    #expect(cache.updateValue(larger, forKey: 0) == nil && cache.updateValue(larger, forKey: 0) == nil)
+    #expect(cache.removeValue(forKey: 0) == [UInt8](repeating: 1, count: 3000))
+    cache.checkBooksSwept()
+  }
+
   @Test("an update returns the value that it replaced, to one thread of several", arguments: [false, true])
   func updates(tracksKeys: Bool) throws {
     let cache = try PurgeableCache<Int, Int>(tracksKeys: tracksKeys)

@@ -185,6 +185,24 @@ struct SaveFaultTests {
     }
   }
 
+  @Test("a save leaves alone what is not a file, and says so before it writes")
+  func noFile() throws {
+    try withFolder { folder in
+      let (pipe, inner) = (folder.path + "/pipe", folder.path + "/inner")
+      #expect(unsafe mkfifo(pipe, 0o600) == 0)
+      try FileManager.default.createDirectory(atPath: inner, withIntermediateDirectories: false)
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      cache[1] = [1]
+      for path in [pipe, inner] {
+        let error = #expect(throws: PurgeableError.self) { try cache.save(to: path) }
+        #expect(error?.kind == .invalidArgument("path") && error?.description.contains(path) == true)
+      }
+      var status = stat()
+      #expect(unsafe lstat(pipe, &status) == 0 && status.st_mode & S_IFMT == S_IFIFO)
+      #expect(try names(in: folder).sorted() == ["inner", "pipe"])
+    }
+  }
+
   @Test("a symbolic link is replaced by the file, and what it led to stays")
   func symbolicLink() throws {
     try withFolder { folder in

@@ -18,6 +18,18 @@ struct ObjectNotesTests {
     return try Cache(options)
   }
 
+  @Test("versions are told by their bytes, as in a cache of bytes, also where Swift calls two of them equal")
+  func versionBytes() throws {
+    let (one, other) = ("\u{e9}", "e\u{301}")
+    #expect(one == other)
+    let (objects, bytes) = (try ObjectCache<Int, [UInt8]>(), try PurgeableCache<Int, [UInt8]>())
+    objects.setValue([1], forKey: 1, version: one)
+    bytes.setValue([1], forKey: 1, version: one)
+    #expect(objects.value(forKey: 1, version: one) == [1] && bytes.value(forKey: 1, version: one) == [1])
+    #expect(MissReason.of(objects.lookUpValue(forKey: 1, version: other)) == .outdated)
+    #expect(MissReason.of(bytes.lookUpValue(forKey: 1, version: other)) == .outdated)
+  }
+
   private func noteCount(of cache: Cache) -> Int {
     (0..<ObjectGate.count).reduce(0) { $0 + cache.store.hold(shard: $1) { $0.table.notes.count } }
   }

@@ -11,6 +11,23 @@ import ToolSupport
 struct ObjectWalkTests {
   private typealias Cache = ObjectCache<Int, any Sendable>
 
+  @Test("nobody is asked whether an object may go whose content was discarded; it may be removed")
+  func discardedContent() throws {
+    let cache = try ObjectCache<Int, PurgeableData>()
+    for key in 0..<3 { cache[key] = try PurgeableData([UInt8(key)]) }
+    let gone = try #require(cache.peekValue(forKey: 1))
+    for key in 0..<3 { cache.peekValue(forKey: key)?.endContentAccess() }
+    gone.discardContentIfPossible()
+    #expect(gone.isContentDiscarded)
+    var asked: [Int] = []
+    func ask(_ entry: CacheEntry<Int, PurgeableData>) -> Bool {
+      asked.append(entry.key)
+      return false
+    }
+    #expect(cache.evictAll(where: ask) == 0 && cache.removeAll(where: ask) == 0)
+    #expect(asked == [0, 2, 0, 1, 2] && cache.entries.map { $0.key } == [0, 2])
+  }
+
   /// An entry as it was when the walk began.
   private struct Mark: Hashable {
     let key: Int

@@ -80,7 +80,7 @@ import Glibc
   func begin(in engine: CacheEngine, _ failure: inout StoreOutcome?, _ due: inout DueAfterStore) -> FreshElement? {
     engine.shards.hold(toStore: key) { held -> FreshElement? in
       defer { due = held.takeDue(0) }
-      if let condition, !condition.mayHold {
+      if let condition, unsafe !condition.mayHold(key, prefix.bytes, in: &held) {
         failure = nil
         return nil
       }

@@ -15,6 +15,8 @@ struct EntryList: ~Copyable {
   /// By position; leftovers where no entry is. Behind them the links that close the rings.
   private var links = BookkeepingArray<Links>()
   private var slotCount = 0
+  /// As `EntryOrder.passed`; or the link behind which that ring begins. No entry comes before it.
+  var passed: UInt32?
 
   var byteCount: Int { links.byteCount }
 
@@ -53,6 +55,7 @@ struct EntryList: ~Copyable {
   mutating func append(_ position: UInt32, _ priority: EntryPriority) { append(position, Self.ring(priority)) }
 
   mutating func prepend(_ position: UInt32, _ priority: EntryPriority) {
+    passed = nil
     let end = end(Self.ring(priority))
     let first = self[end].next
     self[position] = Links(previous: end, next: first)
@@ -62,17 +65,20 @@ struct EntryList: ~Copyable {
 
   mutating func remove(_ position: UInt32) {
     let its = self[position]
+    if passed == position { passed = its.previous }
     self[its.previous].next = its.next
     self[its.next].previous = its.previous
   }
 
   mutating func moveToEnd(_ position: UInt32, _ priority: EntryPriority) {
+    if passed == position { passed = self[position].previous }
     if self[end(Self.ring(priority))].previous == position { return }
     remove(position)
     append(position, priority)
   }
 
   private mutating func append(_ position: UInt32, _ ring: Int) {
+    if ring == 0 { passed = nil }
     let end = end(ring)
     let last = self[end].previous
     self[position] = Links(previous: last, next: end)

@@ -34,6 +34,9 @@ protocol EntryOrder: AnyObject {
   /// The entry that goes before all others, or that goes after another one; nil when there is none. Changes nothing: walks and
   /// checks ask, too.
   func next(after position: UInt32?) -> UInt32?
+  /// The last of the first entries that a limit on costs passes over, because they cost nothing; nil where it begins with the
+  /// first of all. A store that is `used` may have given an entry another cost: where it keeps its place, this begins anew.
+  var passed: UInt32? { get set }
 }
 
 extension EvictionOrder {

@@ -6,6 +6,10 @@ final class LRUOrder: EntryOrder {
   private var list = EntryList()
 
   var byteCount: Int { list.byteCount }
+  var passed: UInt32? {
+    get { list.passed }
+    set { list.passed = newValue }
+  }
 
   func resize(slotCount: Int, _ carry: (UInt32) -> UInt32?) -> Bool { list.resize(slotCount: slotCount, carry) }
   func entered(_ position: UInt32, as priority: EntryPriority) { list.append(position, priority) }

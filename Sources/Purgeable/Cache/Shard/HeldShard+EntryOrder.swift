@@ -27,25 +27,34 @@ extension HeldShard {
   func position(of found: FoundSlot) -> UInt32 { UInt32(truncatingIfNeeded: index.number(of: found.pointer)) }
 
   /// As `nextToGo`.
-  mutating func next(by entryOrder: any EntryOrder) -> NextToGo? {
-    guard let position = entryOrder.next(after: nil), let slots = index.current().slots else { return nil }
-    let pointer = slots[Int(position)]
-    let slot = Slot(bits: pointer.relaxed)
-    assert(!slot.isEmpty, "PurgeableCache: the order names an entry that has left")
-    if isPinned(slot.place) { return nil }
-    let found = FoundSlot(pointer: pointer, slot: slot)
-    guard !elements.isGone(slot.place), let facts = elements.facts(of: slot) else {
-      drop(found, .discarded)
-      return .gone
+  mutating func next(by entryOrder: any EntryOrder, _ reason: DepartureReason, sparing own: UInt64?) -> NextToGo? {
+    var (last, hasPassedOwn) = (reason == .cost ? entryOrder.passed : nil, false)
+    while let position = entryOrder.next(after: last), let slots = index.current().slots {
+      let pointer = slots[Int(position)]
+      let slot = Slot(bits: pointer.relaxed)
+      assert(!slot.isEmpty, "PurgeableCache: the order names an entry that has left")
+      if isPinned(slot.place) { return nil }
+      let found = FoundSlot(pointer: pointer, slot: slot)
+      guard !elements.isGone(slot.place), let facts = elements.facts(of: slot) else {
+        drop(found, .discarded)
+        return .gone
+      }
+      // Its eviction would free no cost.
+      let isFree = reason == .cost && elements.cost(of: slot, facts) == 0
+      if slot.place != own, !isFree { return .entry(found, facts) }
+      last = position
+      // Its own cost is about to change.
+      if slot.place == own { hasPassedOwn = true }
+      if !hasPassedOwn { entryOrder.passed = position }
     }
-    return .entry(found, facts)
+    return nil
   }
 
   /// Gives back so many bytes at least, counting the entries that are copied. False when nothing could be given back.
   mutating func evictEntries(ofBytes byteCount: Int, _ reason: DepartureReason) -> Bool {
     let (countBefore, heldBefore) = (slots.count, heap.heldBytes)
     let goal = heldBefore - min(heldBefore, byteCount)
-    while livingBytes > goal / 4 * 3, evictEntry(reason) {}
+    while heap.heldBytes > goal, livingBytes > goal / 4 * 3, evictEntry(reason) {}
     // Slabs that are three quarters alive give memory back with the fourth that moves; those whose entries leave gaps that no
     // other fits, never.
     var (fruitless, least) = (0, heap.heldBytes)

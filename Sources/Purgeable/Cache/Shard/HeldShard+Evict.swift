@@ -38,7 +38,9 @@ extension HeldShard {
         let others = total - min(total, UInt128(spared))
         guard others + UInt128(cost) > UInt128(costLimit) else { break }
         readyGhost()
-        guard shards.evictFromFounder(.cost, before: &self) || evictEntry(.cost) else { break }
+        // The old value leaves as replaced.
+        let own = old.flatMap { $0.isInUse ? Slot(bits: $0.pointer.relaxed).place : nil }
+        guard shards.evictFromFounder(.cost, before: &self) || evictEntry(.cost, sparing: own) else { break }
       }
     }
   }
@@ -76,10 +78,10 @@ extension HeldShard {
 
   // MARK: One entry
 
-  /// Evicts the one entry that the order names. False when no entry could be evicted.
-  mutating func evictEntry(_ reason: DepartureReason) -> Bool {
+  /// Evicts the one entry that the order names. False when no entry could be evicted. `spared`: as in `nextToGo`.
+  mutating func evictEntry(_ reason: DepartureReason, sparing spared: UInt64? = nil) -> Bool {
     if base.asks(reason) { return dropDead(for: reason) }
-    guard let next = nextToGo(reason) else { return false }
+    guard let next = nextToGo(reason, sparing: spared) else { return false }
     if case .entry(let found, let facts) = next { drop(found, reason, facts: facts) }
     return true
   }
@@ -92,19 +94,26 @@ extension HeldShard {
   }
 
   /// The entry that goes next for a reason; those before it that the order spares have been moved. nil where none can go.
-  /// `resting`: a bit for each queue that is passed over.
-  mutating func nextToGo(_ reason: DepartureReason, resting: UInt8 = 0) -> NextToGo? {
+  /// `resting`: a bit for each queue that is passed over. `own`: the place of an entry of a queue that is.
+  mutating func nextToGo(_ reason: DepartureReason, resting: UInt8 = 0, sparing own: UInt64? = nil) -> NextToGo? {
     if dropDead(for: reason) { return .gone }
     let before = slots.count
     if case .limit = reason.cause { index.noteEviction() }
     if reason == .cost, books.cost == 0 { return nil }
-    if let entryOrder { return next(by: entryOrder) }
+    if let entryOrder { return next(by: entryOrder, reason, sparing: own) }
     var spared = 0
+    var (resting, hasPassed) = (resting, false)
     // Every entry can be spared three times at most; beyond that the books and the queues disagree.
     var looks = 4 * before + 1024
     while slots.count > 0, looks > 0 {
       looks -= 1
       guard let reference = nextElement(reason, resting) else { break }
+      if reference.place == own {
+        // Its queue may have nothing else.
+        if hasPassed { resting |= heap.queue(at: reference.place).bit }
+        hasPassed = true
+        continue
+      }
       var outcome = Outcome.lost
       if let facts = elements.facts(of: reference) {
         guard let found = index.find(identity: facts.identity, place: reference.place) else { continue }

@@ -8,8 +8,9 @@
 //   slab due       its last deadline is over: all its entries go, and its memory goes back; where some were used meanwhile, these
 //                  stay, and it is due again with the last of them. In a lane slabs become due in about the order in which they
 //                  were filled: whoever needs room looks at the oldest, upkeep at all
-//   entries        whoever needs room for one entry searches the oldest slab of each lane too, `removeExpired` all slabs whose
-//                  first deadline is over
+//   small cache    has one lane, in whose slabs entries without a deadline lie too: such a slab is due with its first deadline,
+//                  and what has expired there goes
+//   entries        whoever needs room for one entry searches slabs whose first deadline is over too, `removeExpired` all of them
 
 import CPurgeable
 
@@ -25,15 +26,17 @@ extension HeldShard {
   @inline(never)
   private mutating func timedLane(_ queue: EvictionQueue, _ head: EntryHead) -> Lane {
     if head.sinceLastUse != nil { keepLastUses() }
-    // In a small cache, open slabs of many lanes would leave no room.
-    let slabCount = base.limits.bytes.load(ordering: .relaxed) / heap.slabBytes
-    let most = slabCount < 4 ? 1 : slabCount < 32 ? 2 : Lane.numberLimit
-    // Without a lane, it leaves when it is looked up, or as any other does.
-    guard most > 1, makeLanes(for: queue, isTimed: true) else { return Lane(queue) }
     base.hasDeadlines.store(true, ordering: .relaxed)
     let now = base.clock.now()
     let deadline = base.end(head, UseTime(now), asOf: now) ?? .max
     nextSearch = min(nextSearch, deadline)
+    // In a small cache, open slabs of many lanes would leave no room.
+    let slabCount = base.limits.bytes.load(ordering: .relaxed) / heap.slabBytes
+    let most = slabCount < 4 ? 1 : slabCount < 32 ? 2 : Lane.numberLimit
+    guard most > 1, makeLanes(for: queue, isTimed: true) else {
+      laneTimes.sharesFirst = true
+      return Lane(queue)
+    }
     let (heap, place) = (heap, place)
     let number = laneTimes.lane(for: deadline - min(deadline, now), most: most) { number in
       EvictionQueue.all.allSatisfy { heap.oldest(of: heap.streams[Lane($0, number), place]) == nil }
@@ -68,20 +71,27 @@ extension HeldShard {
 
   // MARK: Slabs that are due
 
+  private var hasTimedLanes: Bool { laneTimes.count > 1 || laneTimes.sharesFirst }
+  private var firstTimedLane: Int { laneTimes.sharesFirst ? 0 : 1 }
+
+  /// When a slab of a lane is due; nil where it never is.
+  private func due(_ slab: purgeable_slab_t, in lane: Lane) -> UInt64? {
+    base.slabNotes[deadlinesOf: slab].map { lane.number > 0 ? $0.last : $0.first }
+  }
+
   /// Drops the entries of a slab that have all expired, and gives the slab back. False where none of the oldest slabs is due.
-  mutating func dropDueSlab() -> Bool { laneTimes.count > 1 && dropDueSlab(now: base.clock.now(), looks: 8) }
+  mutating func dropDueSlab() -> Bool { hasTimedLanes && dropDueSlab(now: base.clock.now(), looks: 8) }
 
   /// `looks`: at so many slabs of each lane at most. A lane with entries of other times has slabs that are due behind others.
   mutating func dropDueSlab(now: UInt64, looks: Int = .max) -> Bool {
-    for lane in usedLanes where lane.number > 0 {
+    for lane in usedLanes where lane.number >= firstTimedLane {
+      let isTimed = lane.number > 0
       for slab in heap.slabs(of: stream(lane)).prefix(looks) {
-        guard let range = base.slabNotes[deadlinesOf: slab], range.last <= now, let information = heap.information(slab) else {
-          continue
-        }
-        if information.is_open { heap.seal(stream(lane)) }
+        guard let due = due(slab, in: lane), due <= now, let information = heap.information(slab) else { continue }
+        if isTimed, information.is_open { heap.seal(stream(lane)) }
         let before = slots.count
-        if index.keepsLastUses {
-          _ = dropExpired(in: slab, now: now, dropsLost: true)
+        if index.keepsLastUses || !isTimed {
+          _ = dropExpired(in: slab, now: now, dropsLost: isTimed)
         } else {
           _ = run(over: slab, .expiry)
         }
@@ -94,11 +104,11 @@ extension HeldShard {
   /// When a slab is due next; nil where no entry has a deadline.
   var nextDue: UInt64? {
     var next: UInt64?
-    for lane in usedLanes where lane.number > 0 {
+    for lane in usedLanes where lane.number >= firstTimedLane {
       for slab in heap.slabs(of: stream(lane)) {
-        // Without a range it is never due; nor without entries, which are left where a reader has locked one.
-        guard let range = base.slabNotes[deadlinesOf: slab], heap.information(slab)?.element_count ?? 0 > 0 else { continue }
-        next = min(next ?? .max, range.last)
+        // Without entries it is never due: they are left where a reader has locked one.
+        guard let due = due(slab, in: lane), due != .max, heap.information(slab)?.element_count ?? 0 > 0 else { continue }
+        next = min(next ?? .max, due)
       }
     }
     return next
@@ -109,12 +119,14 @@ extension HeldShard {
   /// Drops entries that have expired, if some are found with a few looks at the oldest slabs, which are not looked at again for a
   /// part of their entries' time. For evictions of single entries.
   mutating func dropExpiredForRoom() -> Bool {
-    guard laneTimes.count > 1, base.clock.hasReached(nextSearch) else { return false }
+    guard hasTimedLanes, base.clock.hasReached(nextSearch) else { return false }
     let now = base.clock.now()
     if dropDueSlab(now: now, looks: 8) { return true }
-    for lane in usedLanes where lane.number > 0 {
-      guard let slab = heap.nextInUse(after: nil, of: stream(lane)), isDue(slab, now) else { continue }
-      if dropExpired(in: slab, now: now) > 0 { return true }
+    for lane in usedLanes where lane.number >= firstTimedLane {
+      // A look reads two words.
+      for slab in heap.slabs(of: stream(lane)).prefix(256) where isDue(slab, now) {
+        if dropExpired(in: slab, now: now) > 0 { return true }
+      }
     }
     nextSearch = now + min(laneTimes.shortest / 16, 1_000_000_000)
     return false
@@ -123,7 +135,7 @@ extension HeldShard {
   /// Drops all that has expired in one slab of those where something has. Returns how many entries; nil where there is no such
   /// slab.
   mutating func dropExpiredInNextSlab(now: UInt64) -> Int? {
-    for lane in usedLanes where lane.number > 0 {
+    for lane in usedLanes where lane.number >= firstTimedLane {
       for slab in heap.slabs(of: stream(lane)) where isDue(slab, now) { return dropExpired(in: slab, now: now) }
     }
     return nil
@@ -135,13 +147,14 @@ extension HeldShard {
 
   /// Drops the entries of a slab that have expired, and notes the deadlines of those that live.
   private mutating func dropExpired(in slab: purgeable_slab_t, now: UInt64, dropsLost: Bool = false) -> Int {
-    let (before, base, index) = (slots.count, base, index)
+    let (before, base, index, elements) = (slots.count, base, index, elements)
     var (first, last) = (UInt64.max, UInt64(0))
     _ = run(over: slab, .expiry) { place in
-      // In such a lane all have a head with a deadline, which may be lost.
-      guard let facts = base.elements.facts(of: base.heap.reference(place)), let head = base.elements.head(at: place, facts),
-        let end = base.end(head, index.lastUse(identity: facts.identity, place: place), asOf: now)
+      guard let facts = elements.facts(of: base.heap.reference(place)),
+        let found = index.find(identity: facts.identity, place: place), let head = elements.head(of: found.slot, facts)
       else { return dropsLost }
+      let use = index.keepsLastUses ? index.current().lastUse(of: found.pointer).time : nil
+      guard let end = base.end(head, use, asOf: now) else { return false }
       if end > now { (first, last) = (min(first, end), max(last, end)) }
       return end <= now
     }

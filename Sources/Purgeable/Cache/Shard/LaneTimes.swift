@@ -9,6 +9,8 @@
 struct LaneTimes {
   /// How many lanes each queue has.
   private(set) var count = 1
+  /// Whether lane 0 has entries with a deadline, too: in a small cache, and where there was no memory for a lane.
+  var sharesFirst = false
   /// The logarithm of the shortest time of each; lane 0 has none.
   private var octaves = InlineArray<4, UInt8>(repeating: 0)
 

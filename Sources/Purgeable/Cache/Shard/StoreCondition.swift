@@ -10,11 +10,11 @@ indirect enum StoreCondition {
   /// The key's entry is as it was peeked at, with a digest; nil: there is none.
   case unchanged(PeekedEntry?)
 
-  /// Whether it may still hold. For stores that write the value before they ask.
-  var mayHold: Bool {
+  /// Whether it would hold now. For stores that write the value before they ask.
+  func mayHold(_ key: EngineKey, _ prefix: RawSpan, in held: inout HeldShard) -> Bool {
     switch self {
-    case .announced(let permit, _): permit?.isCurrent ?? true
-    case .unchanged: true
+    case .announced(let permit, _): permit?.mayBeTaken ?? true
+    case .unchanged(let peeked): held.peeked(key, prefix, digests: true) == peeked
     }
   }
 

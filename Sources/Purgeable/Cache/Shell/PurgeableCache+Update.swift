@@ -11,7 +11,12 @@ extension PurgeableCache {
     let head = engine.base.head(cost: cost.map { UInt64(max(0, $0)) })
     while true {
       let (old, peeked) = whatIsThere(key)
-      if store(value, forKey: key, head, nil, ifUnchanged: peeked) { return old?.value }
+      guard let outcome = store(value, forKey: key, head, nil, ifUnchanged: peeked) else { continue }
+      switch outcome {
+      case .stored, .replaced, .tooLarge, .expired: return old?.value
+      // The old one stays, or was evicted to make room.
+      case .outOfMemory, .notEncodable, .pinnedByteLimit: return nil
+      }
     }
   }
 
@@ -37,7 +42,7 @@ extension PurgeableCache {
         var head = (old == nil ? nil : peeked?.head) ?? engine.base.head()
         // It is what the program made, and is not loaded anew.
         head.made = nil
-        if store(value, forKey: key, head, old?.version, ifUnchanged: peeked) { return result }
+        if store(value, forKey: key, head, old?.version, ifUnchanged: peeked) != nil { return result }
       } else {
         guard let peeked else {
           // A key that was kept without its value.
@@ -71,10 +76,10 @@ extension PurgeableCache {
     }
   }
 
-  /// False, with nothing stored, where the entry is no longer as it was peeked at.
+  /// nil, with nothing stored, where the entry is no longer as it was peeked at.
   private func store(
     _ value: Value, forKey key: Key, _ head: EntryHead, _ version: String?, ifUnchanged peeked: PeekedEntry?
-  ) -> Bool {
+  ) -> StoreOutcome? {
     loads.overtake(key)
     var byteCount = 0
     var outcome: StoreOutcome? = .notEncodable
@@ -82,9 +87,9 @@ extension PurgeableCache {
       byteCount = span.byteCount
       outcome = store(span, forKey: key, head, version, if: .unchanged(peeked))
     }
-    guard let outcome else { return false }
+    guard let outcome else { return nil }
     noteRefusal(outcome, of: value, forKey: key, cost: head.cost ?? UInt64(byteCount))
-    return true
+    return outcome
   }
 
   /// Takes an entry out, if it is as it was peeked at.

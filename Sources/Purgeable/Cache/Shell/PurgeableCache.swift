@@ -64,7 +64,9 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   ///   as long as there are any to tell. The thread has the default stack of the process's threads, and all signals are blocked
   ///   in it. If no thread can be made, the program's next calls tell.
   /// - So the handler may be called on several threads at a time. It may take its time, use this cache and any other, make
-  ///   caches, end this one, and fork. Only the call that caused the departure and this cache's other departures wait for it.
+  ///   caches, end this one, and fork. Only the call that caused the departure and this cache's other departures wait for it;
+  ///   and where that call is a load, who waits for what it loads. Two handlers that load what the other's call is loading wait
+  ///   for ever.
   /// - 1 MiB of values may wait for the thread, and 8 MiB of values in all. Beyond that, or without memory for a copy, a
   ///   departure is told without its value (`Departure.absence` is `notKept`, and `CacheStatistics.notKeptValueCount` counts it).
   ///   No departure itself is dropped: each waits in the entry of its key. When more than 65,536 wait
