@@ -8,7 +8,7 @@ struct LoadTerms: Sendable {
   @usableFromInline var lifetime: Lifetime?
   /// How long it is remembered that the load found nothing, in nanoseconds; 0 for not at all.
   var absenceTime: UInt64 = 0
-  /// From which age on, in nanoseconds, a value is loaded anew; nil: its age is not noted.
+  /// From which age on, in nanoseconds, a value is loaded anew; nil: never.
   var refreshTime: UInt64?
   /// How old the value is when it is kept, in nanoseconds.
   var age: UInt64 = 0
@@ -26,6 +26,9 @@ struct LoadTerms: Sendable {
   @usableFromInline var recomputeCost: UInt64?
   /// Where the load itself says how what it makes is kept.
   var answer: LoadAnswer?
+
+  /// Whether it is noted how old the value is. Who asks next for what a second tier had may want it loaded anew when it is due.
+  var notesAge: Bool { refreshTime != nil || !countsAsLoad }
 
   /// As the load itself said, where it did.
   @usableFromInline var said: LoadTerms { answer?.terms ?? self }

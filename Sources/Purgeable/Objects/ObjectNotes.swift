@@ -21,7 +21,7 @@ struct ObjectNotes: Sendable {
     if VersionLimit.isExceeded(by: terms.version) { return nil }
     (version, self.recomputeCost) = (terms.version, recomputeCost)
     // 0: before the clock began.
-    if terms.refreshTime != nil {
+    if terms.notesAge {
       let now = now()
       made = now - min(now, terms.age)
     }

@@ -383,9 +383,12 @@ import Synchronization
     return nil
   }
 
-  /// The last use of an entry whose place is known, where last uses are kept.
+  /// The last use of an entry that was found in the present table, where last uses are kept.
+  func lastUse(of found: FoundSlot) -> UseTime? { keepsLastUses ? current().lastUse(of: found.pointer).time : nil }
+
+  /// The same of an entry whose place is known.
   func lastUse(identity: UInt64, place: UInt64) -> UseTime? {
-    keepsLastUses ? find(identity: identity, place: place).map { current().lastUse(of: $0.pointer).time } : nil
+    keepsLastUses ? find(identity: identity, place: place).flatMap { lastUse(of: $0) } : nil
   }
 
   /// Moves every slot into the table of another size. False, with nothing changed, when there is no memory or the slots do not

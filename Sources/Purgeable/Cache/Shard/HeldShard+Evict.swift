@@ -78,10 +78,10 @@ extension HeldShard {
 
   // MARK: One entry
 
-  /// Evicts the one entry that the order names. False when no entry could be evicted. `spared`: as in `nextToGo`.
-  mutating func evictEntry(_ reason: DepartureReason, sparing spared: UInt64? = nil) -> Bool {
+  /// Evicts the one entry that the order names. False when no entry could be evicted. `own`: as in `nextToGo`.
+  mutating func evictEntry(_ reason: DepartureReason, sparing own: UInt64? = nil) -> Bool {
     if base.asks(reason) { return dropDead(for: reason) }
-    guard let next = nextToGo(reason, sparing: spared) else { return false }
+    guard let next = nextToGo(reason, sparing: own) else { return false }
     if case .entry(let found, let facts) = next { drop(found, reason, facts: facts) }
     return true
   }
@@ -94,7 +94,8 @@ extension HeldShard {
   }
 
   /// The entry that goes next for a reason; those before it that the order spares have been moved. nil where none can go.
-  /// `resting`: a bit for each queue that is passed over. `own`: the place of an entry of a queue that is.
+  /// `resting`: a bit for each queue that is passed over. `own`: the place of an entry that is passed over, since another value
+  /// is being stored under its key.
   mutating func nextToGo(_ reason: DepartureReason, resting: UInt8 = 0, sparing own: UInt64? = nil) -> NextToGo? {
     if dropDead(for: reason) { return .gone }
     let before = slots.count

@@ -71,8 +71,9 @@ extension HeldShard {
 
   // MARK: Slabs that are due
 
-  private var hasTimedLanes: Bool { laneTimes.count > 1 || laneTimes.sharesFirst }
-  private var firstTimedLane: Int { laneTimes.sharesFirst ? 0 : 1 }
+  /// Whether entries of a lane may have a deadline.
+  private func mayBeDue(_ lane: Lane) -> Bool { lane.number >= laneTimes.firstTimed }
+  private var hasTimedLanes: Bool { laneTimes.firstTimed < laneTimes.count }
 
   /// When a slab of a lane is due; nil where it never is.
   private func due(_ slab: purgeable_slab_t, in lane: Lane) -> UInt64? {
@@ -84,7 +85,7 @@ extension HeldShard {
 
   /// `looks`: at so many slabs of each lane at most. A lane with entries of other times has slabs that are due behind others.
   mutating func dropDueSlab(now: UInt64, looks: Int = .max) -> Bool {
-    for lane in usedLanes where lane.number >= firstTimedLane {
+    for lane in usedLanes where mayBeDue(lane) {
       let isTimed = lane.number > 0
       for slab in heap.slabs(of: stream(lane)).prefix(looks) {
         guard let due = due(slab, in: lane), due <= now, let information = heap.information(slab) else { continue }
@@ -104,7 +105,7 @@ extension HeldShard {
   /// When a slab is due next; nil where no entry has a deadline.
   var nextDue: UInt64? {
     var next: UInt64?
-    for lane in usedLanes where lane.number >= firstTimedLane {
+    for lane in usedLanes where mayBeDue(lane) {
       for slab in heap.slabs(of: stream(lane)) {
         // Without entries it is never due: they are left where a reader has locked one.
         guard let due = due(slab, in: lane), due != .max, heap.information(slab)?.element_count ?? 0 > 0 else { continue }
@@ -122,7 +123,7 @@ extension HeldShard {
     guard hasTimedLanes, base.clock.hasReached(nextSearch) else { return false }
     let now = base.clock.now()
     if dropDueSlab(now: now, looks: 8) { return true }
-    for lane in usedLanes where lane.number >= firstTimedLane {
+    for lane in usedLanes where mayBeDue(lane) {
       // A look reads two words.
       for slab in heap.slabs(of: stream(lane)).prefix(256) where isDue(slab, now) {
         if dropExpired(in: slab, now: now) > 0 { return true }
@@ -135,7 +136,7 @@ extension HeldShard {
   /// Drops all that has expired in one slab of those where something has. Returns how many entries; nil where there is no such
   /// slab.
   mutating func dropExpiredInNextSlab(now: UInt64) -> Int? {
-    for lane in usedLanes where lane.number >= firstTimedLane {
+    for lane in usedLanes where mayBeDue(lane) {
       for slab in heap.slabs(of: stream(lane)) where isDue(slab, now) { return dropExpired(in: slab, now: now) }
     }
     return nil
@@ -153,8 +154,7 @@ extension HeldShard {
       guard let facts = elements.facts(of: base.heap.reference(place)),
         let found = index.find(identity: facts.identity, place: place), let head = elements.head(of: found.slot, facts)
       else { return dropsLost }
-      let use = index.keepsLastUses ? index.current().lastUse(of: found.pointer).time : nil
-      guard let end = base.end(head, use, asOf: now) else { return false }
+      guard let end = base.end(head, index.lastUse(of: found), asOf: now) else { return false }
       if end > now { (first, last) = (min(first, end), max(last, end)) }
       return end <= now
     }

@@ -189,7 +189,8 @@ extension HeldShard {
   /// Sets `missedRoom`, which `takeDue` resets.
   mutating func allocate(_ byteCount: Int, _ lane: Lane?, among shards: borrowing CacheShards) -> FreshElement? {
     var (hasEvicted, refusalsByMachine) = (false, 0)
-    var copies: UInt64? = counters.copies
+    // Until a compaction has been noticed.
+    var copiesBefore: UInt64? = counters.copies
     // Slow growth after pressure is no strict limit: it yields when nothing is left to evict, and to the copies that an eviction
     // makes.
     let isAsking = base.isAsking.load(ordering: .relaxed)
@@ -240,8 +241,8 @@ extension HeldShard {
       case .nothing: break
       }
       // What lives in slabs with holes has moved together: the slab that took it may have room.
-      if let before = copies, counters.copies != before {
-        copies = nil
+      if let before = copiesBefore, counters.copies != before {
+        copiesBefore = nil
         continue
       }
       // What was evicted did not go back: another thread is offering it.
@@ -296,7 +297,7 @@ extension HeldShard {
     let now = base.indexes.birthCount
     heap.noteAge(of: slab, first: now, last: information.is_large ? now : 0)
     noteCore(slab, in: lane)
-    if lane.number > 0 || laneTimes.sharesFirst { base.slabNotes[deadlinesOf: slab] = nil }
+    if lane.number >= laneTimes.firstTimed { base.slabNotes[deadlinesOf: slab] = nil }
     if information.is_large { return }
     heap.noteAge(of: lanes[lane].youngest, first: 0, last: now)
     lanes[lane].youngest = slab

@@ -11,6 +11,8 @@ struct LaneTimes {
   private(set) var count = 1
   /// Whether lane 0 has entries with a deadline, too: in a small cache, and where there was no memory for a lane.
   var sharesFirst = false
+  /// The first lane that may have entries with a deadline.
+  var firstTimed: Int { sharesFirst ? 0 : 1 }
   /// The logarithm of the shortest time of each; lane 0 has none.
   private var octaves = InlineArray<4, UInt8>(repeating: 0)
 

@@ -20,9 +20,8 @@ indirect enum StoreCondition {
 
   /// Asked once.
   func holds(_ key: EngineKey, _ prefix: RawSpan, in held: inout HeldShard) -> Bool {
-    switch self {
-    case .announced(let permit, let announce): (permit?.take() ?? true) && (announce?() ?? true)
-    case .unchanged(let peeked): held.peeked(key, prefix, digests: true) == peeked
-    }
+    guard mayHold(key, prefix, in: &held) else { return false }
+    guard case .announced(let permit, let announce) = self else { return true }
+    return (permit?.take() ?? true) && (announce?() ?? true)
   }
 }

@@ -213,7 +213,7 @@ extension PurgeableCache: Loading {
       let now = moment
       var head = engine.base.head(cost: terms.cost, lifetime: terms.lifetime, recomputeCost: recomputeCost, at: now)
       // 0: before the clock began.
-      if terms.refreshTime != nil { head.made = now - min(now, terms.age) }
+      if terms.notesAge { head.made = now - min(now, terms.age) }
       // Without the permit it counts as replaced by what overtook it.
       if terms.lifetime?.isOver == true {
         outcome = refuseAtOnce(key, if: condition)

@@ -194,8 +194,6 @@ extension LoadAnswer {
       (said.cost, said.recomputeCost) = (found.cost.map { UInt64(max(0, $0)) }, found.recomputeCost)
       (said.lifetime, said.version, said.age) = (found.expiry?.lifetime, found.version, found.age.wholeNanoseconds)
       (said.announce, said.countsAsLoad) = (found.announce, found.isMade)
-      // With its age: who asks for it later may want it loaded anew (`refreshAfter`).
-      if !found.isMade { said.refreshTime = said.refreshTime ?? .max }
       return found.value
     }
   }
