@@ -376,7 +376,7 @@ struct CachePriorityTests {
 
   @Test("a snapshot, keys and entries have pinned entries, and they are last to go", arguments: EvictionOrder.allCases)
   func enumerated(order: EvictionOrder) throws {
-    let cache = try makeCache(order)
+    let cache = try cacheWithoutTwins(300, of: [UInt8].self, order: order)
     for key in 0..<300 {
       cache.setValue(pattern(50), forKey: key, priority: key % 3 == 0 ? .pinned : key % 3 == 1 ? .speculative : nil)
     }

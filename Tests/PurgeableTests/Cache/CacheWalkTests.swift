@@ -43,12 +43,13 @@ private func scattered(_ numbers: Range<Int>) -> [Int] {
 
 /// A cache in which each of the first numbers has an identity of its own: such keys come exactly in order.
 func cacheWithoutTwins<Value>(
-  _ count: Int, of value: Value.Type, tracksKeys: Bool = false, entryOrder: (@Sendable () -> any EntryOrder)? = nil
+  _ count: Int, of value: Value.Type, countLimit: Int? = nil, order: EvictionOrder = .s3FIFO, tracksKeys: Bool = false
 ) throws -> PurgeableCache<Int, Value> {
+  var options = CacheOptions(countLimit: countLimit)
+  (options.evictionOrder, options.tracksKeys) = (order, tracksKeys)
   var seed = chosenSeed
   while true {
-    let cache = try PurgeableCache<Int, Value>(
-      tracksKeys: tracksKeys, clock: .system, hashSeed: seed, entryOrder: entryOrder)
+    let cache = try PurgeableCache<Int, Value>(options, clock: nil, hashSeed: seed, onDeparture: nil)
     if cache.twins(among: 0..<count).isEmpty { return cache }
     seed &+= 1
   }
@@ -94,7 +95,7 @@ struct CacheWalkTests {
 
   @Test("where the order is exactly least recently used, keys come in the order of their last use", arguments: [false, true])
   func orderOfLastUse(tracksKeys: Bool) throws {
-    let cache = try cacheWithoutTwins(3000, of: [UInt8].self, tracksKeys: tracksKeys) { LRUOrder() }
+    let cache = try cacheWithoutTwins(3000, of: [UInt8].self, order: .lru, tracksKeys: tracksKeys)
     for key in 0..<3000 { cache[key] = pattern(60) }
     for key in 0..<1000 { _ = cache[(key * 7) % 3000] }
     for key in stride(from: 0, to: 3000, by: 5) { cache.remove(forKey: key) }

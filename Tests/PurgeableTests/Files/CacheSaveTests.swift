@@ -181,7 +181,7 @@ struct CacheSaveTests {
   // MARK: Order
 
   private func orderedCache(_ order: EvictionOrder, countLimit: Int? = nil) throws -> PurgeableCache<Int, [UInt8]> {
-    try PurgeableCache(countLimit: countLimit, evictionOrder: order)
+    try cacheWithoutTwins(3000, of: [UInt8].self, countLimit: countLimit, order: order)
   }
 
   @Test("the order of eviction is the saved one", arguments: [EvictionOrder.lru, .s3FIFO])
@@ -189,8 +189,7 @@ struct CacheSaveTests {
     try withFolder { folder in
       let path = folder.path + "/cache"
       let count = 3000
-      let entryOrder: (@Sendable () -> any EntryOrder)? = if order == .lru { { LRUOrder() } } else { nil }
-      let saved = try cacheWithoutTwins(count, of: [UInt8].self, entryOrder: entryOrder)
+      let saved = try orderedCache(order)
       var random = SplitMix64(seed: chosenSeed)
       var lastUses = [Int](repeating: 0, count: count)
       for key in 0..<count {
@@ -203,7 +202,7 @@ struct CacheSaveTests {
         lastUses[key] = turn
       }
       try saved.save(to: path)
-      let restored = try cacheWithoutTwins(count, of: [UInt8].self, entryOrder: entryOrder)
+      let restored = try orderedCache(order)
       #expect(try restored.restore(from: path).entryCount == count)
       #expect(Array(restored.keys) == Array(saved.keys))
       // Evictions are exactly in the order of last use.

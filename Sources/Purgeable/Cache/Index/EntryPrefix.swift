@@ -93,7 +93,7 @@ struct KeyHashing: Sendable {
   let seed: UInt64
   let secondSeed: UInt64
 
-  /// `seed`: nil for a random one. A test that gives one makes caches whose keys of 8 bytes have the same hashes each time.
+  /// `seed`: nil for a random one. A test that gives one makes caches whose keys of 4 or 8 bytes have the same hashes each time.
   init(layout: KeyLayout, seed: UInt64? = nil) {
     self.layout = layout
     self.seed = seed ?? .random(in: .min ... .max)
@@ -101,18 +101,26 @@ struct KeyHashing: Sendable {
   }
 
   /// The key of a payload's prefix. Hasher is SipHash keyed by the process; the cache's seed is hashed too, so that keys that
-  /// collide in one cache do not collide in another. Keys of 8 bytes are mixed by two multiplications with two secret words
-  /// instead.
+  /// collide in one cache do not collide in another. Keys of 4 or 8 bytes are mixed by two multiplications with two secret
+  /// words instead.
   @inline(__always)
   func key(prefix: RawSpan) -> EngineKey {
-    if prefix.byteCount == 8 {
-      let word: UInt64 = prefix.integer(at: 0)
-      return EngineKey(hash: Self.fold(Self.fold(word ^ seed, secondSeed) ^ secondSeed, seed | 1))
+    switch prefix.byteCount {
+    case 8: return key(word: prefix.integer(at: 0))
+    case 4:
+      let half: UInt32 = prefix.integer(at: 0)
+      return key(word: UInt64(half))
+    default:
+      var hasher = Hasher()
+      hasher.combine(seed)
+      prefix.hash(into: &hasher)
+      return EngineKey(hash: UInt64(bitPattern: Int64(hasher.finalize())))
     }
-    var hasher = Hasher()
-    hasher.combine(seed)
-    prefix.hash(into: &hasher)
-    return EngineKey(hash: UInt64(bitPattern: Int64(hasher.finalize())))
+  }
+
+  @inline(__always)
+  private func key(word: UInt64) -> EngineKey {
+    EngineKey(hash: Self.fold(Self.fold(word ^ seed, secondSeed) ^ secondSeed, seed | 1))
   }
 
   /// Both halves of the product, so that every bit of either factor reaches every bit of the result.
