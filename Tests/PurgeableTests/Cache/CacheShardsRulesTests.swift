@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A cache that opens its other shards, rule by rule: what readers find between two looks, what a store brings home, what goes at
-// limits and without memory, and what a forked child has.
+// A cache that opens its other shards, rule by rule: what a reader finds that began before, what goes without memory, what is
+// told, and what a forked child has.
 
 import CPurgeable
 import CPurgeable.Testing
@@ -39,7 +39,7 @@ struct CacheShardsRulesTests {
     }
 
     @Test(
-      "a reader that loaded the mask before the shards opened misses no value brought home meanwhile",
+      "a reader that loaded the mask before the shards opened misses no value that was replaced meanwhile",
       arguments: Reader.allCases)
     func oldMask(reader: Reader) throws {
       let cache = try describedCache()
@@ -50,48 +50,21 @@ struct CacheShardsRulesTests {
       #expect(reader.version(of: 5, in: cache) == (reader == .contains ? -1 : 2))
     }
 
-    @Test(
-      "a reader that looked at home too early and in the founder too late finds the value all the same",
-      arguments: Reader.allCases)
-    func movedBetween(reader: Reader) throws {
-      let cache = try describedCache()
-      cache.open()
-      before(look: 1, of: cache) { cache[5] = described(5, version: 2, count: 300) }
-      #expect(reader.version(of: 5, in: cache) == (reader == .contains ? -1 : 2))
-      // A key that is nowhere is not found by three looks either.
-      #expect(reader.version(of: 1_000_000, in: cache) == nil)
-    }
-
-    @Test("a key that is nowhere is looked for twice while the founder drains, and once more where an entry has moved meanwhile")
+    @Test("a key that is nowhere is looked for once, and twice while entries move")
     func looks() throws {
       let cache = try describedCache()
-      cache.open()
       let looks = Mutex<[Int]>([])
-      let moves = Atomic<Bool>(false)
-      _ = cache.engine.shards.sizes.lookHook.storeIfNil(
-        LookHook { number in
-          looks.withLock { $0.append(number) }
-          if number == 1, moves.exchange(false, ordering: .relaxed) { cache[5] = described(5, version: 2, count: 300) }
+      _ = cache.engine.shards.sizes.lookHook.storeIfNil(LookHook { number in looks.withLock { $0.append(number) } })
+      #expect(cache[1_000_000] == nil && looks.withLock { $0 } == [0])
+      _ = cache.engine.base.moveHook.storeIfNil(
+        LookHook { _ in
+          looks.withLock { $0 = [] }
+          #expect(cache[1_000_000] == nil && looks.withLock { $0 } == [0, 1])
         })
-      #expect(cache[1_000_000] == nil && looks.withLock { $0 } == [0, 1])
-      moves.store(true, ordering: .relaxed)
-      #expect(cache[1_000_000] == nil && looks.withLock { $0 } == [0, 1, 0, 1, 2])
-      #expect(cache[1_000_000] == nil && looks.withLock { $0 } == [0, 1, 0, 1, 2, 0, 1])
-    }
-
-    @Test(
-      "a removal between two looks is no miss of another entry, and one of the key itself is a miss",
-      arguments: Reader.allCases)
-    func removedBetween(reader: Reader) throws {
-      let cache = try describedCache()
       cache.open()
-      before(look: 1, of: cache) {
-        cache.remove(forKey: 5)
-        cache.remove(forKey: 6)
-      }
-      #expect(reader.version(of: 5, in: cache) == nil)
-      #expect(reader.version(of: 6, in: cache) == nil)
-      #expect(reader.version(of: 7, in: cache) == (reader == .contains ? -1 : 1))
+      cache.moveAllHome()
+      looks.withLock { $0 = [] }
+      #expect(cache[1_000_000] == nil && looks.withLock { $0 } == [0])
     }
   #endif
 
@@ -99,22 +72,24 @@ struct CacheShardsRulesTests {
   func replaced(tracksKeys: Bool) throws {
     let cache = try describedCache(tracksKeys: tracksKeys)
     cache.open()
-    for key in 0..<UInt32(300) {
+    #expect(cache.isMoving != tracksKeys)
+    // From the youngest on: the oldest move by themselves.
+    for key in (0..<UInt32(300)).reversed() {
       let count = key % 10 == 0 ? 150_000 : 200
       #expect(cache.setValue(described(key, version: 2, count: count), forKey: key) == .replaced)
       #expect(versionDescribed(in: cache[key] ?? [], key: key) == 2)
-      #expect(cache.founderCount == (tracksKeys ? 0 : 299 - Int(key)) && cache.count == 300)
+      #expect(cache.count == 300)
       // Gone for good, also where the new value leaves.
       if key % 3 == 0 {
         #expect(cache.remove(forKey: key) && cache.peekValue(forKey: key) == nil)
         #expect(cache.setValue(described(key, version: 3, count: 100), forKey: key) == .stored)
       }
     }
-    #expect(!cache.isDraining)
+    #expect(!cache.isMoving && cache.founderCount == 0)
     cache.checkBooksSwept()
   }
 
-  @Test("a removal takes the entry where it is, with its value or without, once", arguments: [false, true])
+  @Test("a removal takes the entry, with its value or without, once, wherever it is", arguments: [false, true])
   func removed(tracksKeys: Bool) throws {
     let cache = try describedCache(tracksKeys: tracksKeys)
     cache.open()
@@ -125,9 +100,8 @@ struct CacheShardsRulesTests {
         #expect(versionDescribed(in: cache.removeValue(forKey: key) ?? [], key: key) == 1)
       }
       #expect(!cache.remove(forKey: key) && cache.removeValue(forKey: key) == nil && cache.peekValue(forKey: key) == nil)
-      #expect(cache.founderCount == (tracksKeys ? 0 : 299 - Int(key)))
     }
-    #expect(cache.isEmpty && !cache.isDraining && cache.statistics.departures[.removed] == 300)
+    #expect(cache.isEmpty && cache.statistics.departures[.removed] == 300)
     cache.checkBooksSwept()
     cache[1] = [1]
     cache.open()
@@ -141,12 +115,12 @@ struct CacheShardsRulesTests {
     cache.open()
     for key in 0..<UInt32(100) { cache[key] = described(key, version: 2, count: 200) }
     cache.removeAll()
-    #expect(cache.isEmpty && cache.totalCost == 0 && !cache.isDraining)
+    #expect(cache.isEmpty && cache.totalCost == 0)
     for key in 0..<UInt32(300) { #expect(cache.peekValue(forKey: key) == nil) }
     cache.checkBooksSwept()
   }
 
-  @Test("each departure of a founder's entry is told once, with its value and its reason")
+  @Test("each departure is told once, with its value and its reason, beside an opening")
   func told() throws {
     let told = Mutex<[UInt32: [DepartureReason]]>([:])
     let cache = try PurgeableCache<UInt32, [UInt8]>(onDeparture: { departure in
@@ -155,6 +129,7 @@ struct CacheShardsRulesTests {
     })
     for key in 0..<UInt32(300) { cache[key] = described(key, version: 1, count: 200) }
     cache.open()
+    #expect(told.withLock { $0.isEmpty })
     for key in 0..<UInt32(100) { cache[key] = described(key, version: 1, count: 300) }
     for key in 100..<UInt32(200) { cache.remove(forKey: key) }
     cache.trim(toCount: 150)
@@ -182,65 +157,40 @@ struct CacheShardsRulesTests {
 
   // MARK: At limits
 
-  private enum Limit: CaseIterable { case count, cost, bytes }
-
-  @Test("at a limit the founder's older entries go before any of the others', until it is empty", arguments: Limit.allCases)
-  private func drains(limit: Limit) throws {
+  @Test("what was stored before the shards opened is evicted before what came after", arguments: [DepartureReason.count, .cost])
+  func order(limit: DepartureReason) throws {
     let cache = try PurgeableCache<UInt32, [UInt8]>()
-    // As many slabs in both runs.
-    let (count, byteCount): (UInt32, Int) = TestRun.isFull ? (4000, 1000) : (2000, 2000)
-    for key in 0..<count { cache[key] = described(key, version: 1, count: byteCount) }
+    for key in 0..<UInt32(2000) { cache[key] = described(key, version: 1, count: 1000) }
     cache.open()
-    switch limit {
-    case .count: try cache.setCountLimit(Int(count))
-    case .cost: try cache.setCostLimit(4_000_000)
-    case .bytes: try cache.setByteLimit(cache.byteCount + 32 * cache.engine.heap.slabBytes)
-    }
-    var stored = count
-    while cache.isDraining, stored < 5 * count {
-      #expect(cache.setValue(described(stored, version: 1, count: byteCount), forKey: stored) == .stored)
-      stored += 1
-      if stored % 500 == 0 {
-        #expect((count..<stored).allSatisfy { cache.containsValue(forKey: $0) }, "\(stored)")
-        cache.recountBooks()
-      }
-    }
-    // A byte limit is kept by whole slabs, of which the others have some that are not full yet.
-    #expect(stored >= count * 7 / 4 && stored <= 2 * count + (limit == .bytes ? count / 2 : 0), "\(stored)")
-    #expect(!cache.isDraining)
+    if limit == .count { try cache.setCountLimit(4000) } else { try cache.setCostLimit(4_000_000) }
+    for key in 2000..<UInt32(5000) { cache[key] = described(key, version: 1, count: 1000) }
+    let gone = (0..<UInt32(5000)).filter { !cache.containsValue(forKey: $0) }
+    // What came while entries moved, 256 with each store, came between them.
+    let early = gone.filter { $0 >= 2000 }
+    #expect(gone.count == 1000 && early.count < 8 && early.allSatisfy { $0 <= 2000 + 2000 / 256 }, "\(early)")
     cache.checkBooksSwept()
   }
 
-  @Test("an entry that has no memory at home has the founder's oldest slab go for it, or goes itself")
-  func withoutMemory() throws {
-    let cache = try PurgeableCache<UInt32, [UInt8]>()
-    for key in 0..<UInt32(1000) { cache[key] = described(key, version: 1, count: 1000) }
+  @Test("a cache at its byte limit opens its shards, and holds the limit with the next store")
+  func atByteLimit() throws {
+    let cache = try PurgeableCache<UInt32, [UInt8]>(byteLimit: 4 << 20)
+    cache.staysInOneShard()
+    for key in 0..<UInt32(8000) { cache[key] = described(key, version: 1, count: 1000) }
+    let count = cache.count
     cache.open()
-    try cache.setByteLimit(cache.byteCount)
-    let limit = cache.byteCount
-    // The youngest: its copy needs a slab, for which the oldest goes.
-    #expect(cache.setValue(described(999, version: 2, count: 1000), forKey: 999) == .replaced)
-    #expect(versionDescribed(in: cache.peekValue(forKey: 999) ?? [], key: 999) == 2 && cache.peekValue(forKey: 0) == nil)
-    #expect(cache.statistics.departures[.replaced] == 1 && cache.statistics.departures[.bytes]! > 0)
-    #expect(cache.byteCount <= limit)
-    cache.checkBooksSwept()
-
-    let small = try PurgeableCache<UInt32, [UInt8]>()
-    for key in 0..<UInt32(20) { small[key] = described(key, version: 1, count: 1000) }
-    // Two, which no limit closes.
-    try small.setByteLimit(3 * small.engine.heap.slabBytes)
-    small.open()
-    let held = small.withBytes(forKey: 3) { _ -> StoreOutcome in
-      try! small.setByteLimit(small.byteCount + small.engine.heap.slabBytes / 4 * 3)
-      // The only slab is locked. Nothing else can be evicted, so there is no memory for the new value either.
-      return small.setValue(described(4, version: 2, count: 1000), forKey: 4)
+    #expect(cache.engine.shards.openCount == 16)
+    cache.moveAllHome()
+    cache[0] = described(0, version: 1, count: 1000)
+    #expect(cache.byteCount <= 4 << 20)
+    // A slab that is not full for each shard is what that takes.
+    #expect(cache.count > count / 2, "\(cache.count) of \(count)")
+    for key in 0..<UInt32(8000) {
+      if let value = cache.peekValue(forKey: key) { #expect(versionDescribed(in: value, key: key) == 1) }
     }
-    #expect(held == .outOfMemory)
-    #expect(small.peekValue(forKey: 4) == nil && small.statistics.departures[.bytes] == 1 && small.count == 19)
-    small.checkBooksSwept()
+    cache.checkBooksSwept()
   }
 
-  @Test("whichever call is refused memory while tracked keys go home, each entry is whole or has left, and is told of once")
+  @Test("whichever call is refused memory while tracked keys move, each entry is whole or has left, and is told of once")
   func refusedTracked() async {
     await #expect(processExitsWith: .success) {
       for failing in 1...UInt64(200) {
@@ -294,7 +244,7 @@ struct CacheShardsRulesTests {
     }
   }
 
-  @Test("a forked child of a cache whose founder drains begins anew, empty, and both go on", .forks)
+  @Test("a forked child of a cache whose shards open begins anew, empty, and both go on", .forks)
   func forked() async {
     await #expect(processExitsWith: .success) {
       let cache = try PurgeableCache<UInt32, [UInt8]>()
@@ -306,7 +256,7 @@ struct CacheShardsRulesTests {
         guard cache.isEmpty, (0..<300).allSatisfy({ cache.value(forKey: $0) == nil }) else { return false }
         for key in 0..<UInt32(300) { cache[key] = described(key, version: 3, count: 100) }
         return (0..<UInt32(300)).allSatisfy { cache[$0] == described($0, version: 3, count: 100) } && cache.count == 300
-          && cache.totalCost == 30_000 && cache.founderCount == 0 && !cache.isDraining
+          && cache.totalCost == 30_000 && cache.founderCount == 0
       }
       require(isWell, "the child")
       for key in 0..<UInt32(300) {

@@ -139,12 +139,10 @@ struct CacheWalkTests {
     let cache = try PurgeableCache<Int, Value>(clock: .system, hashSeed: chosenSeed)
     cache.openSooner(count: count / 3)
     for key in 0..<count { cache[key] = value(key) }
-    #expect(cache.isOpen && cache.isDraining)
+    #expect(cache.isOpen)
     // Of pairs with one identity, some 20 of 50,000, one comes out of turn.
     let misplaced = cache.keys.enumerated().count { abs($0.element - $0.offset) > 3 * 16 * perSlab / 2 }
     #expect(misplaced < count / 250, "\(misplaced)")
-    let first = cache.keys.prefix(1000).count { $0 < 1000 }
-    #expect(first > 950, "\(first)")
   }
 
   // MARK: Keys
@@ -272,7 +270,6 @@ struct CacheWalkTests {
     for key in keys.prefix(2 * step) { cache[key] = key }
     cache.open()
     for key in keys.dropFirst(2 * step) { cache[key] = key }
-    #expect(tracksKeys || cache.isDraining)
     let replaced = Set(keys.enumerated().filter { $0.offset % 9 == 0 }.map(\.element))
     var seen: [Int: Int] = [:]
     for (number, key) in cache.keys.enumerated() {

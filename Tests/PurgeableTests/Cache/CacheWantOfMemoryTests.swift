@@ -14,6 +14,7 @@ import Testing
 struct CacheWantOfMemoryTests {
   private func filled(_ count: Int = 16_000) throws -> PurgeableCache<Int, [UInt8]> {
     let cache = try PurgeableCache<Int, [UInt8]>()
+    cache.staysInOneShard()
     for key in 0..<count { cache[key] = pattern(16) }
     return cache
   }

@@ -25,9 +25,8 @@ extension CacheEngine {
     again: while true {
       tries += 1
       if tries > 64 { return unsafe readUnderMutex(key, prefix, into: buffer, countsAsUse, version) }
-      // Acquire: pairs with the release in `openShards`; a reader that sees the mask sees the indexes it leads to.
-      let mask = base.indexes.mask.load(ordering: .acquiring)
-      var looks = ShardLooks(key, mask, base)
+      let mask = base.indexes.mask
+      var looks = ShardLooks(key, mask)
       repeat {
         #if DEBUG
           looks.callHook(shards.sizes)
@@ -74,7 +73,7 @@ extension CacheEngine {
           start = second
         }
         guard index.isCurrent(table) else { continue again }
-      } while looks.next(base)
+      } while looks.next()
       if isCurrent(mask) { break }
     }
     return countsAsUse ? miss(key, reason) : .miss(reason ?? .unknown)
@@ -121,14 +120,14 @@ extension CacheEngine {
 
   /// Whether a mask is still the present one, after the fence in `SlotIndex.isCurrent`: only then is "not found" an answer.
   @inline(__always)
-  private func isCurrent(_ mask: UInt64) -> Bool { base.indexes.mask.load(ordering: .relaxed) == mask }
+  private func isCurrent(_ mask: ShardMask) -> Bool { base.indexes.mask == mask }
 
   /// Reads under the shard's mutex, when the slot keeps changing.
   func readUnderMutex(
     _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, _ countsAsUse: Bool,
     _ version: RawSpan? = nil
   ) -> BufferRead {
-    shards.hold(of: key, prefix) { held in
+    shards.hold(homeOf: key) { held in
       unsafe held.read(key, prefix, into: buffer, countsAsUse: countsAsUse, version: version)
     }
   }
@@ -144,23 +143,14 @@ extension CacheEngine {
   @inline(never)
   func miss(_ key: EngineKey, _ known: MissReason?) -> BufferRead {
     // By the index alone, since a reference to the shard would be counted, on a cache line that all threads share.
-    let index = base.indexes[key.shardHash & base.indexes.mask.load(ordering: .acquiring)]
+    let index = base.indexes[base.indexes.mask.home(of: key.shardHash)]
     index.countMiss()
-    if known == nil, !index.remembersKeys, !base.indexes[0].remembersKeys {
+    if known == nil, !index.remembersKeys {
       index.countUnknownMiss()
       return .miss(.unknown)
     }
-    let reason = shards.shard(of: key).held.withLockIfAvailable { held in
-      held.missReason(key, known ?? (held.number == 0 ? nil : founderReason(key, ifUnknownTo: held)))
-    }
+    let reason = shards.shard(of: key).held.withLockIfAvailable { held in held.missReason(key, known) }
     return .miss(reason ?? known ?? .unknown)
-  }
-
-  /// Why the founder's entry of a key has left, which only the founder's ghost remembers. nil also where its mutex is taken: it
-  /// is only tried, out of order.
-  private func founderReason(_ key: EngineKey, ifUnknownTo held: borrowing HeldShard) -> MissReason? {
-    guard base.indexes[0].remembersKeys, held.ghost.reason(of: key.ghostIdentity) == nil else { return nil }
-    return shards.founder.held.withLockIfAvailable { $0.ghost.reason(of: key.ghostIdentity).map { MissReason($0) } } ?? nil
   }
 
   /// Drops an entry that a read found lost, or its time over, by the slot that was found in the index at a position.
@@ -186,8 +176,8 @@ extension CacheEngine {
     _ key: EngineKey, tries: Int, _ look: (_ found: FoundSlot, _ table: SlotIndex.Table, _ position: UInt64) -> Look<R>
   ) -> R? {
     for _ in 0..<tries {
-      let mask = base.indexes.mask.load(ordering: .acquiring)
-      var looks = ShardLooks(key, mask, base)
+      let mask = base.indexes.mask
+      var looks = ShardLooks(key, mask)
       var changed = false
       repeat {
         #if DEBUG
@@ -203,7 +193,7 @@ extension CacheEngine {
           }
         }
         if !index.isCurrent(table) { changed = true }
-      } while !changed && looks.next(base)
+      } while !changed && looks.next()
       if !changed, isCurrent(mask) { return nil }
     }
     return nil
@@ -285,7 +275,7 @@ extension CacheEngine {
       else { continue }
       return true
     }
-    return shards.hold(of: key, prefix) { held in held.contains(key, prefix) }
+    return shards.hold(homeOf: key) { held in held.contains(key, prefix) }
   }
 
   /// When a key's value was loaded, if that is noted.

@@ -25,7 +25,7 @@ extension CacheEngine {
     }
     var search = RoomSearch(condition)
     while true {
-      let stored = shards.hold(toStore: key) { held -> (StoreOutcome, DueAfterStore)? in
+      let stored = shards.hold(homeOf: key) { held -> (StoreOutcome, DueAfterStore)? in
         if let condition, !condition.holds(key, prefix, in: &held) { return nil }
         return (held.store(key, prefix, value, head, among: shards), held.takeDue(prefix.byteCount + value.byteCount))
       }

@@ -23,6 +23,7 @@ extension CacheEngine {
       base.limits.apply(to: heap)
       if !base.isAsking.load(ordering: .relaxed), base.isOverLimits { enforceByteLimit() }
     }
+    while shards.goOnOpening() {}
     // In this order: whoever lowers a limit at this moment enforces it before any shard closes.
     if shards.areTooMany, !base.isOverLimits { enforceLimits() }
     shards.reviewOpening()

@@ -78,7 +78,7 @@ import Glibc
 
   /// Makes room and allocates; nil, with what `run` returns in `failure`, where that fails.
   func begin(in engine: CacheEngine, _ failure: inout StoreOutcome?, _ due: inout DueAfterStore) -> FreshElement? {
-    engine.shards.hold(toStore: key) { held -> FreshElement? in
+    engine.shards.hold(homeOf: key) { held -> FreshElement? in
       defer { due = held.takeDue(0) }
       if let condition, unsafe !condition.mayHold(key, prefix.bytes, in: &held) {
         failure = nil
@@ -90,7 +90,7 @@ import Glibc
         return nil
       }
       if held.base.exceedsWholeLimit(size.cost, size.byteCount, beside: held.heap.writingBytes) { return nil }
-      if held.base.limits.areStrict { held.makeRoom(for: size.cost, of: key, replacing: old, among: engine.shards) }
+      if held.base.limits.areStrict { held.makeRoom(for: size.cost, of: key, replacing: old) }
       return held.allocate(size.byteCount, nil, among: engine.shards)
     }
   }
@@ -101,7 +101,7 @@ import Glibc
   /// Has the index lead to the element, which has been written.
   func end(_ element: FreshElement, in engine: CacheEngine) -> StoreOutcome? {
     var due = DueAfterStore()
-    let outcome = engine.shards.hold(toStore: key) { held -> StoreOutcome? in
+    let outcome = engine.shards.hold(homeOf: key) { held -> StoreOutcome? in
       defer { due = unsafe held.takeDue(prefix.count + value.count) }
       if let condition, unsafe !condition.holds(key, prefix.bytes, in: &held) {
         held.heap.free(element.reference)
@@ -115,7 +115,7 @@ import Glibc
       }
       defer { held.base.totals.endReservation(destination.reserved) }
       // Others may have used up the room meanwhile.
-      if held.base.limits.areStrict { held.makeRoom(for: size.cost, of: key, replacing: old, among: engine.shards) }
+      if held.base.limits.areStrict { held.makeRoom(for: size.cost, of: key, replacing: old) }
       let lane = held.lane(destination.queue, head)
       held.heap.move(held.heap.slab(of: element.reference), to: held.stream(lane))
       held.noteBirth(element.reference, lane)

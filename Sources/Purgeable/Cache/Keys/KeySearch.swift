@@ -33,16 +33,16 @@ struct KeySearch<Key: Hashable & Sendable> {
   private var below = UInt64.max
   private var compared: UInt64 = 0
   private var newest: UInt64 = 0
-  /// The mask of the last step (`ShardIndexes.mask`).
-  private var mask: UInt64 = 0
+  /// Of the last step.
+  private var mask: ShardMask?
 
   init(_ key: Key, hash: UInt64, makes: Bool, comparesPlainly: Bool) {
     (self.key, self.hash, self.makes, self.comparesPlainly) = (key, hash, makes, comparesPlainly)
   }
 
-  /// Under the mutex of the key's shard. Where shards have opened or closed since the last step, `keys` is another table, whose
-  /// numbers and stamps are others.
-  mutating func step(in keys: inout ShardKeys, under mask: UInt64) -> KeyStep {
+  /// Under the mutex of the key's shard. Where entries have moved to other shards since the last step, `keys` is another table,
+  /// whose numbers and stamps are others.
+  mutating func step(in keys: inout ShardKeys, under mask: ShardMask) -> KeyStep {
     if mask != self.mask { (self.mask, candidate, isEqual, below, compared, newest) = (mask, nil, false, .max, 0, 0) }
     if isEqual, let candidate {
       if keys[candidate.number]?.node.stamp == candidate.stamp { return .found(candidate.number) }

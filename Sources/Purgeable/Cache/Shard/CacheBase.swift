@@ -26,8 +26,6 @@ final class CacheBase: Sendable {
   let observer: (any EngineObserver)?
   let clock: MonotonicClock
   let sweepPace = SweepPace()
-  /// How many entries have moved from one shard to another.
-  let moveCount = Atomic<UInt64>(0)
   /// How many calls are removing everything right now, and may have slabs to give back (Shard/Removal.swift).
   let removalCount = Atomic<Int>(0)
   /// Whether entries with a deadline were stored since upkeep last looked for what is due.
@@ -88,8 +86,8 @@ final class CacheBase: Sendable {
   var count: Int { indexes.entryCount }
   var totalCost: UInt128 { indexes.totalCost }
 
-  /// The number of shards that keys belong to. The lowest bits of the mask are one less (CacheShards+Opening.swift).
-  var openCount: Int { Int(indexes.mask.load(ordering: .relaxed) & (EngineKey.firstOther - 1)) + 1 }
+  /// The number of shards that keys belong to.
+  var openCount: Int { indexes.mask.openCount }
 
   var heldBytes: Int { heap.heldBytes }
 

@@ -2,48 +2,36 @@
 // From one shard to several, and back.
 //
 // One shard keeps one order of eviction and costs little; several let as many threads store at a time. So a cache begins with
-// one, the founder, and opens the others when it has grown. Opening copies nothing but entries of tracked keys. Each shard fills
-// slabs of its own, so under lower limits there may be too many: then they close, and the founder gets all entries back.
+// one, the founder, and opens the others when it has grown. Under lower limits they may be too many, since each fills slabs of
+// its own: then they close. All entries move, some at a time when shards open, so that nobody waits for long, and together when
+// they close. Each move holds the mutexes of all shards.
 //
-//     mask 0              all keys belong to the founder
-//     mask M | draining   each key belongs to one of the others, its home; the founder still has the entries it had
-//     mask M              the founder has no entries any more
-//     mask M | draining   closing, with the mutexes of all shards held: the entries move to the founder
-//     mask 0
+//     version    keys belong to    entries are
+//     4n         the founder       there
+//     4n + 1     the others        there, or in the founder still
+//     4n + 2     the others        there
+//     4n + 3     the founder       moving there; nobody else holds a mutex as long as that lasts
 //
-// Above these bits the mask has a version, the number of times that closing has begun or ended. Between two of those, the mask
-// takes its values in this order and no other. So a mask that is what it was has not been another meanwhile.
+// The version is a part of the mask by which a key finds its home (`ShardMask`). So a mask that is what it was has not been
+// another meanwhile.
 //
-// Tracked keys go home with their entries while the shards open, before the mask is published: who looks for one takes a mutex,
-// so nobody looks meanwhile. New values go to their keys' homes. The founder's entries leave one by one: they are evicted or lost
-// like others, by their age among all shards, they are removed, or a store under their key brings them home first, with the
-// mutexes of both shards held: the new slot is inserted (release), then the old one is emptied (release). A store then works in
-// the home alone. Every other operation under a mutex works where the entry is. Closing moves entries in the same way.
+// Who works under a mutex loads the mask, takes the mutex of the key's home, and looks whether the mask is still the same; if
+// not, he begins anew. Where the founder may have the key's entry still, that goes home first. Tracked keys move all together,
+// since who looks for one takes the mutex of its home alone.
 //
-// Readers take no mutex. A reader loads the mask, and looks in the key's home; while the founder is draining, in the founder, and
-// in the home once more if any entry has moved since before the first look; then it looks at the mask again, and begins anew if
-// that has changed. Why that is right:
+// Readers take no mutex. A reader loads the mask, and looks in the key's home; while entries move, where they come from, and then
+// where they go to. If he finds nothing, he looks at the mask again, and begins anew if that has changed. Why that is right:
 //
-//  1. While keys belong to the others, nothing comes to the founder but by closing, which publishes another mask first: a thread
-//     inserts there under the founder's mutex, and looks at the mask under it; the mask changes under it too. So whoever has
-//     loaded the mask (acquire) and finds no slot of a key's identity in the founder, in a table that is still the present one,
-//     knows that the founder has no entry of the key as long as the mask is the same. Writers look whether it is under the mutex
-//     of the key's home, without which no shard closes.
-//  2. A store in a home has looked in the founder first (1) and brought home what it found. So a key has slots in two shards only
-//     while both mutexes are held, and both lead to the same value. No value that a finished write replaced or removed is left
-//     anywhere.
-//  3. An entry that stays is always found. In the home, the reader's first look finds it. In the founder, the second look finds
-//     it, or finds the slot emptied: then the entry has a slot in its home, which the third look sees (acquire). Moves are
-//     counted when the new slot is there and the old one is not emptied yet. So either the count that the reader loads first has
-//     the move (acquire), and the first look finds the slot at home, or the count has changed by the second look. A reader that
-//     loaded 0 looks in the founder alone. An entry that is not there was stored, or brought home, after the mask was published;
-//     if its slot is missed though it was there when the read began, the mask is visible too, and the reader begins anew.
-//     Closing publishes its mask before it empties a slot in a home. A reader with an earlier mask that finds the slot emptied
-//     sees that the mask has changed. A reader with the mask of closing, whose first look finds the slot emptied, sees the one
-//     in the founder in its second look. A reader that loads the 0 sees all of them (acquire).
-//  4. A read that begins after a write has returned sees it. A write under the mask 0 happens before the mask is published, under
-//     the founder's mutex: the entry is in the founder, and 3 holds. A write under a later mask has loaded it, so the reader
-//     loads that mask or a later one, and by 2 there is nothing else to find.
+//  1. An entry moves by these steps: the mask says that entries move (release), the new slot is there (release), the old one is
+//     emptied (release). Both lead to the same value, and nothing is stored or removed between. As long as the mask is the same,
+//     nothing comes where entries move from.
+//  2. An entry that stays is always found. A reader with the mask of the move finds the old slot, or finds it emptied: then he
+//     sees the new one (acquire). A reader with the mask before it finds the old slot, or finds it emptied: then he sees that the
+//     mask has changed (acquire). A reader with the mask after it sees all new slots.
+//  3. No reader finds a value that a finished write replaced or removed. Who stores or removes has seen, under the mutex of the
+//     key's home and with the mask that he works under, that no other shard has a slot of the key (1).
+//  4. A read that begins after a write has returned sees it. The write has loaded its mask, so the reader loads that one or a
+//     later one, and 2 holds.
 //
 // A fork waits for the mutexes of all shards, so a child finds no entry half moved; there, all shards are empty.
 
@@ -51,10 +39,6 @@ import CPurgeable
 import Synchronization
 
 extension CacheShards {
-  /// The bit of the mask that says that the founder may have entries, though keys belong to the others. No hash of a key has it
-  /// (`EngineKey.shardHash`), so it changes no position.
-  static let draining: UInt64 = 1 << 5
-
   var isOpen: Bool { openCount > 1 }
 
   // MARK: When
@@ -96,183 +80,162 @@ extension CacheShards {
   /// Called after each store, with no mutex held.
   @inline(__always)
   func openIfLarge() {
-    guard !isOpen, mayOpen.load(ordering: .relaxed),
+    let mask = base.indexes.mask
+    if mask.isMoving { goOnOpening() }
+    guard mask.openCount == 1, mayOpen.load(ordering: .relaxed),
       base.count >= sizes.count.load(ordering: .relaxed) || base.heldBytes >= sizes.byteCount.load(ordering: .relaxed)
     else { return }
     openShards()
   }
 
-  // MARK: Opening and draining
+  // MARK: Opening
 
   /// Opens as many shards as the limits allow. Where that is none, or there is no memory for them, the next try comes after the
   /// next review.
   @inline(never)
   func openShards() {
-    hold(founder) { held in
+    let hasOthers = hold(founder) { _ in
       let wanted = wantedShardCount
-      guard !isOpen else { return }
-      guard wanted > 1, made.load() != nil || makeOthers(wanted) else { return mayOpen.store(false, ordering: .relaxed) }
+      return isOpen || wanted > 1 && (made.load() != nil || makeOthers(wanted))
+    }
+    guard hasOthers else { return mayOpen.store(false, ordering: .relaxed) }
+    move {
       // Those that were made first are all that there ever are.
-      let count = min(wanted, base.indexes.otherCount)
-      for lane in held.usedLanes { held.end(lane) }
-      let opened = base.indexes.mask.load(ordering: .relaxed) | EngineKey.firstOther | UInt64(count - 1) | Self.draining
-      if held.keys.count > 0 { bringTrackedHome(from: &held, opened) }
-      // Release: pairs with the acquire of all who load the mask, who see the shards it leads to, and all of the founder's slots.
-      base.indexes.mask.store(opened, ordering: .releasing)
+      let wanted = min(wantedShardCount, base.indexes.otherCount)
+      guard !isOpen, wanted > 1 else { return }
+      begin(openCount: wanted, from: 0..<1)
+      if founder.held.whileHeld({ $0.keys.count > 0 }) { moveSome(.max) }
     }
   }
 
-  /// Called under the founder's mutex after each use of it. Nothing comes to the founder before the shards close.
-  @inline(__always)
-  func endDraining(_ held: inout HeldShard) {
-    let now = base.indexes.mask.load(ordering: .relaxed)
-    guard now & Self.draining != 0, held.slots.count == 0 else { return }
-    base.indexes.mask.store(now & ~Self.draining, ordering: .releasing)
-    for lane in held.usedLanes { held.end(lane) }
+  /// Moves the next of the founder's entries home, after a store and in the rounds of the library's thread. False when there are
+  /// none.
+  @discardableResult
+  func goOnOpening() -> Bool {
+    guard base.indexes.mask.isMoving else { return false }
+    return move {
+      // Some 150 us. The fewer, the more of what is stored meanwhile comes between the old entries.
+      if base.indexes.mask.isMoving { moveSome(256) }
+    }
   }
 
-  /// Whether the founder may have the entry of a key that belongs elsewhere under `mask`. Under no mutex: "no" is right as long
-  /// as the mask is the same.
-  @inline(__always)
-  func founderMayHave(_ key: EngineKey, _ mask: UInt64) -> Bool {
-    mask & Self.draining != 0 && founderHas(key.identity)
+  /// As `send(_:_:to:)`.
+  private func moveSome(_ most: Int) {
+    let mask = base.indexes.mask
+    if moveEntries(from: 0..<1, most, to: { positions[mask.home(of: $0)] }) { end(openCount: mask.openCount, from: 0..<1) }
   }
 
+  /// Before anybody works on a key in its home: moves the founder's entries of the key's identity home, its own and, with hardly
+  /// any odds, those of other keys.
   @inline(never)
-  private func founderHas(_ identity: UInt64) -> Bool { base.indexes[0].has(identity) }
+  func bringHome(_ identity: UInt64) {
+    // Under no mutex: "no" is right as long as the mask is the same.
+    guard base.indexes[0].has(identity) else { return }
+    move {
+      let mask = base.indexes.mask
+      guard mask.isMoving else { return }
+      _ = founder.held.whileHeld { held in held.send(identity) { positions[mask.home(of: $0)] } }
+    }
+  }
 
   // MARK: Closing
 
   /// Called where the cache has been brought below its limits: who closes before that would drop what was used with what was not.
-  /// Returns whether the shards have closed, for which bookkeeping may have grown. In a forked child that has not begun anew
-  /// there is nothing to close.
+  /// Returns whether the shards have closed, for which bookkeeping may have grown.
   func closeIfTooMany() -> Bool {
     guard areTooMany else { return false }
+    move {
+      guard areTooMany else { return }
+      if base.indexes.mask.isMoving { moveSome(.max) }
+      let others = 1..<all.count
+      begin(openCount: openCount, from: others)
+      _ = moveEntries(from: others, .max) { _ in founder }
+      end(openCount: 1, from: others)
+    }
+    return !areTooMany
+  }
+
+  // MARK: Moving
+
+  /// Runs `body` under all mutexes, and gives back and delivers what it caused. Not in a forked child that has not begun anew,
+  /// where there is nothing to move; then the result is false.
+  @discardableResult
+  private func move(_ body: () -> Void) -> Bool {
     var departed = DepartureList()
     lockAll()
-    // Another thread may have closed them. In a forked child, they begin anew first.
-    if areTooMany, !all.contains(where: { $0.index.isWiped }) {
-      founder.held.whileHeld { founder in
-        closeShards(&founder)
-        departed = founder.departures.take()
-      }
+    let hasAll = !all.contains { $0.index.isWiped }
+    if hasAll {
+      base.indexes.beginMove()
+      body()
+      base.indexes.endMove()
+      for shard in all { shard.held.whileHeld { departed.append($0.departures.take()) } }
     }
     unlockAll()
     base.heap.wipeDeferred()
     deliver(departed)
-    return !areTooMany
+    return hasAll
   }
 
-  /// Moves all entries to the founder. The limit that leaves room for so few shards has been enforced, so that takes
-  /// milliseconds.
-  private func closeShards(_ founder: inout HeldShard) {
-    let version = base.indexes.version + 1
-    // Release, twice: pairs with the acquire of all who load the mask or its version.
-    let open = base.indexes.mask.load(ordering: .relaxed) & (Self.draining - 1)
-    base.indexes.mask.store(open | Self.draining | version << ShardIndexes.versionShift, ordering: .releasing)
-    for shard in all.dropFirst() {
-      shard.held.whileHeld { held in
-        for lane in held.usedLanes { held.end(lane) }
+  /// From here on readers look in two shards. `sources`: the shards that entries move from, by position in `all`.
+  private func begin(openCount: Int, from sources: Range<Int>) {
+    base.indexes.publishNextMask(openCount: openCount)
+    var hasEvicted = false
+    for i in sources {
+      all[i].held.whileHeld { held in
+        held.endLanes()
         // Makes room.
         held.ghost.removeAll()
+        hasEvicted = hasEvicted || held.hasEvicted
       }
     }
-    // The oldest slab of all shards first: so the founder evicts about in the order of age.
+    if hasEvicted { for shard in all { shard.held.whileHeld { $0.hasEvicted = true } } }
+  }
+
+  /// Drops what could not be read.
+  private func end(openCount: Int, from sources: Range<Int>) {
+    for i in sources {
+      all[i].held.whileHeld { held in
+        var removal = TrackedRemoval()
+        while !removal.removeSlice(.discarded, from: &held) {}
+        held.detachAll(.removed)
+      }
+    }
+    base.indexes.publishNextMask(openCount: openCount)
+  }
+
+  /// Moves `most` entries, as `send(_:_:to:)`, the oldest slab of all sources first: so what is older there is older here.
+  /// Returns true where none are left, which is known a call later.
+  private func moveEntries(from sources: Range<Int>, _ most: Int, to home: (_ shardHash: UInt64) -> EngineShard) -> Bool {
+    let shards = all
     var next = InlineArray<272, purgeable_slab_t?>(repeating: nil)
     let (streams, shardLimit) = (base.heap.streams, QueueStreams.shardCount)
-    for i in 0..<QueueStreams.count where i % shardLimit > 0 { next[i] = base.heap.nextInUse(after: nil, of: streams[i]) }
+    for i in 0..<QueueStreams.count where sources.contains(i % shardLimit) {
+      next[i] = base.heap.nextInUse(after: nil, of: streams[i])
+    }
     func age(_ i: Int) -> UInt64 { next[i].map { base.heap.information($0)?.first_age ?? 0 } ?? .max }
+    var left = most
     while let i = (0..<QueueStreams.count).min(by: { age($0) < age($1) }), let slab = next[i] {
       next[i] = base.heap.nextInUse(after: slab, of: streams[i])
-      all[i % shardLimit].held.whileHeld { $0.send(slab, to: &founder) }
+      left -= shards[i % shardLimit].held.whileHeld { $0.send(slab, left, to: home) }
+      // Of this slab, too, some may be left.
+      if left <= 0 { return false }
     }
-    for shard in all.dropFirst() { shard.held.whileHeld { $0.endClosing(&founder) } }
-    base.indexes.mask.store((version + 1) << ShardIndexes.versionShift, ordering: .releasing)
-  }
-
-  // MARK: Home
-
-  /// Moves the founder's entries of an identity to the homes of their keys: the key's whose identity it is, and, with hardly any
-  /// odds, those of other keys.
-  @inline(never)
-  func bringHome(_ identity: UInt64) {
-    hold(founder) { from in
-      // 0 where the shards have closed: the founder is the home.
-      let mask = base.indexes.mask.load(ordering: .relaxed)
-      if mask & Self.draining != 0 { bringHome(identity, from: &from, mask) }
-    }
-  }
-
-  private func bringHome(_ identity: UInt64, from: inout HeldShard, _ mask: UInt64) {
-    let reason = base.refusalReason
-    var triesLeft = 16
-    while let found = from.index.current().candidates(of: identity).first(where: { _ in true }) {
-      // What is pinned stays, if need be above the limit, until a store makes room there.
-      let exceeds = triesLeft == 0 && base.heap.queue(at: found.slot.place) == .pinned
-      switch sendHome(found, from: &from, mask, exceeds: exceeds) {
-      case .isHome: break
-      case .lost: from.drop(found, .discarded)
-      case .noMemory where triesLeft > 0:
-        // There is no memory for the copy: the founder's oldest slab goes for it, or another shard's.
-        from.readyGhost()
-        let hasRoom = from.freeSlab(reason) || freeSlabElsewhere(reason, than: &from) == .freed
-        triesLeft = hasRoom ? triesLeft - 1 : 0
-      case .noMemory, .noSlot: from.drop(found, reason)
-      }
-    }
-  }
-
-  /// Lane by lane, each in the order of eviction.
-  private func bringTrackedHome(from: inout HeldShard, _ mask: UInt64) {
-    for lane in from.usedLanes {
-      for slab in base.heap.slabs(of: from.stream(lane)) {
-        var cursor: UInt32 = 0
-        while let reference = base.heap.nextElement(of: slab, &cursor) {
-          guard let facts = base.elements.facts(of: reference), facts.shardHash == nil else { continue }
-          bringHome(facts.identity, from: &from, mask)
-        }
-      }
-    }
-    // Those that could not be read.
-    var start: UInt32 = 0
-    while let number = from.keys.first(from: start) {
-      bringHome(EngineKey(trackedNumber: number, hash: 0).identity, from: &from, mask)
-      start = number + 1
-    }
-  }
-
-  private func sendHome(_ found: FoundSlot, from: inout HeldShard, _ mask: UInt64, exceeds: Bool) -> Homecoming {
-    guard let facts = base.elements.facts(of: base.heap.reference(found.slot.place)),
-      let hash = facts.shardHash ?? from.keys.hash(of: EngineKey.trackedNumber(of: found.slot)).map(EngineKey.shardHash)
-    else { return .lost }
-    assert(facts.identity == found.slot.identity, "PurgeableCache: a slot that leads to another entry")
-    let home = positions[hash & mask]
-    assert(home.number > from.number, "PurgeableCache: the founder's entry is at home there")
-    return home.whileHeld { held in
-      let outcome = held.takeOver(found, facts, from: &from, exceeds: exceeds)
-      from.departures.append(held.departures.take())
-      return outcome
-    }
+    return true
   }
 }
 
-private enum Homecoming {
-  case isHome, lost
-  /// There is no memory for the copy.
-  case noMemory
-  /// The index has no room for the slot.
-  case noSlot
+private enum TakeOver {
+  case isDone, lost
+  /// There is no memory for the copy, or the index has no room for the slot.
+  case refused
 }
 
 extension HeldShard {
-  /// Takes an entry over from another shard, whose mutex is held too. Without memory it stays where it is. `exceeds`: the copy
-  /// may exceed the byte limit by a slab.
-  fileprivate mutating func takeOver(
-    _ found: FoundSlot, _ facts: EntryFacts, from other: inout HeldShard, exceeds: Bool
-  ) -> Homecoming {
+  /// Takes an entry over from another shard, whose mutex is held too. Without memory it stays where it is.
+  fileprivate mutating func takeOver(_ found: FoundSlot, _ facts: EntryFacts, from other: inout HeldShard) -> TakeOver {
     guard let head = elements.head(of: found.slot, facts) else { return .lost }
     let (from, cost) = (heap.lane(at: found.slot.place), facts.cost(head))
-    if other.hasPriorities, !makeLanes(for: from.queue, isTimed: false) { return .noMemory }
+    if other.hasPriorities, !makeLanes(for: from.queue, isTimed: false) { return .refused }
     let lane = lane(from.queue, head)
     let old = heap.reference(found.slot.place)
     let slab = heap.slab(of: old)
@@ -282,8 +245,7 @@ extension HeldShard {
     var new = old
     var identity = found.slot.identity
     if !isLarge {
-      let taken = exceeds ? allocateCopy(facts.payloadByteCount, lane) : allocateWithinLimit(facts.payloadByteCount, lane)
-      guard let fresh = taken else { return .noMemory }
+      guard let fresh = allocateCopy(facts.payloadByteCount, lane) else { return .refused }
       new = fresh.reference
       // Copied without a lock: locking would take the old page off offer.
       guard unsafe elements.copy(old, from: 0, into: fresh.bytes) else {
@@ -293,7 +255,7 @@ extension HeldShard {
       if found.slot.isTracked {
         guard let number = keys.adopt(EngineKey.trackedNumber(of: found.slot), of: &other.keys) else {
           heap.free(new)
-          return .noMemory
+          return .refused
         }
         identity = EngineKey(trackedNumber: number, hash: 0).identity
         unsafe EntryPrefix.writeTracked(number, to: fresh.bytes)
@@ -310,15 +272,13 @@ extension HeldShard {
       if !isLarge { heap.free(new) }
       // It gets the number back that it had: nobody has asked for one since.
       if slot.isTracked { _ = other.keys.adopt(EngineKey.trackedNumber(of: slot), of: &keys) }
-      return .noSlot
+      return .refused
     }
-    // Booked here first: for a moment the totals count the entry twice, so a limit may evict too much, and never too little.
     books.book(new.place, lane.queue, cost: cost, byteCount: facts.payloadByteCount)
     #if DEBUG
       base.moveHook.load()?.body(2)
     #endif
-    // Release: pairs with the acquire in `ShardLooks`. Between the two slots' stores.
-    base.moveCount.add(1, ordering: .releasing)
+    // Release: pairs with the acquire of a reader, who sees the new slot where he finds this one emptied.
     found.pointer.store(releasing: 0)
     other.slots.empty(1)
     other.books.unbook(old.place, lane.queue, cost: cost, byteCount: facts.payloadByteCount)
@@ -331,37 +291,48 @@ extension HeldShard {
       heap.free(old)
     }
     noteEnd(head, use, of: new)
-    return .isHome
+    return .isDone
   }
 
-  /// Sends the entries of a slab, which is given back next, to the founder, whose mutex is held too. Without memory they leave.
-  fileprivate mutating func send(_ slab: purgeable_slab_t, to founder: inout HeldShard) {
-    var cursor: UInt32 = 0
-    while let reference = heap.nextElement(of: slab, &cursor) {
-      guard let facts = elements.facts(of: reference),
-        let found = index.find(identity: facts.identity, place: reference.place)
-      else { continue }
-      switch founder.takeOver(found, facts, from: &self, exceeds: true) {
-      case .isHome: break
+  /// Sends entries of a slab, `most` of them, to the shards that their keys' hashes lead to, whose mutexes are held too. The slab
+  /// is given back with the last. Entries of more than 2 KiB count for several. Returns how many were sent.
+  fileprivate mutating func send(_ slab: purgeable_slab_t, _ most: Int, to home: (_ shardHash: UInt64) -> EngineShard) -> Int {
+    var (cursor, sent, hasLost) = (UInt32(0), 0, false)
+    while sent < most, let reference = heap.nextElement(of: slab, &cursor) {
+      if let facts = elements.facts(of: reference) { sent += send(facts.identity, to: home) } else { hasLost = true }
+    }
+    if hasLost { sweepLost() }
+    shrinkIndex()
+    return sent
+  }
+
+  /// Sends all entries of an identity: so no two shards have entries of one. What finds no memory leaves.
+  fileprivate mutating func send(_ identity: UInt64, to home: (_ shardHash: UInt64) -> EngineShard) -> Int {
+    var sent = 0
+    while let found = index.current().candidates(of: identity).first(where: { _ in true }) {
+      sent += 1
+      guard let facts = elements.facts(of: heap.reference(found.slot.place)),
+        let hash = facts.shardHash ?? keys.hash(of: EngineKey.trackedNumber(of: found.slot)).map(EngineKey.shardHash)
+      else {
+        drop(found, .discarded)
+        continue
+      }
+      sent += facts.payloadByteCount / 2048
+      switch home(hash).held.whileHeld({ $0.takeOver(found, facts, from: &self) }) {
+      case .isDone: break
       case .lost: drop(found, .discarded)
-      case .noMemory, .noSlot: drop(found, base.refusalReason)
+      case .refused: drop(found, base.refusalReason)
       }
     }
-    shrinkIndex()
+    return sent
   }
 
-  /// Drops what could not be read, and gives the memory back.
-  fileprivate mutating func endClosing(_ founder: inout HeldShard) {
-    var removal = TrackedRemoval()
-    while !removal.removeSlice(.discarded, from: &self) {}
-    detachAll(.removed)
-    founder.departures.append(departures.take())
-  }
-
-  /// Seals a lane's open slab, which gets no more elements, and gives back the slabs that are empty.
-  fileprivate mutating func end(_ lane: Lane) {
-    heap.seal(stream(lane))
-    heap.noteAge(of: lanes[lane].youngest, first: 0, last: base.indexes.birthCount)
-    for slab in heap.slabs(of: stream(lane)) { heap.giveBack(slab) }
+  /// Seals the open slabs, which get no more elements, and gives back those that are empty.
+  fileprivate mutating func endLanes() {
+    for lane in usedLanes {
+      heap.seal(stream(lane))
+      heap.noteAge(of: lanes[lane].youngest, first: 0, last: base.indexes.birthCount)
+      for slab in heap.slabs(of: stream(lane)) { heap.giveBack(slab) }
+    }
   }
 }

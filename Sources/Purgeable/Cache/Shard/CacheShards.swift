@@ -6,8 +6,7 @@ import Synchronization
 /// Part of one engine; lives as long as the engine.
 struct CacheShards: ~Copyable, Sendable {
   let base: CacheBase
-  /// The only shard while the cache is small, or has to keep one order of eviction. Later it has the entries that were there
-  /// when the others opened, until they leave.
+  /// The only shard while the cache is small, or has to keep one order of eviction. Empty soon after others have opened.
   let founder: EngineShard
   let positions: ShardPositions<EngineShard>
   /// All shards, once the others have been made.
@@ -60,7 +59,7 @@ struct CacheShards: ~Copyable, Sendable {
   var openCount: Int { base.openCount }
 
   /// The shard that a key belongs to now.
-  func shard(of key: EngineKey) -> EngineShard { positions[key.shardHash & base.indexes.mask.load(ordering: .acquiring)] }
+  func shard(of key: EngineKey) -> EngineShard { positions[base.indexes.mask.home(of: key.shardHash)] }
 
   // MARK: Holding
 
@@ -74,9 +73,7 @@ struct CacheShards: ~Copyable, Sendable {
         isNewChild = true
       }
       assert(held.number == shard.number, "PurgeableCache: another shard's mutex")
-      let result = body(&held)
-      if held.number == 0 { endDraining(&held) }
-      return (result, held.departures.take())
+      return (body(&held), held.departures.take())
     }
     base.heap.wipeDeferred()
     deliver(departed)
@@ -84,43 +81,14 @@ struct CacheShards: ~Copyable, Sendable {
     return result
   }
 
-  /// As `hold(_:_:)`, for the shard that has the entry of a key with bytes; where none has one, for the shard that the key
-  /// belongs to. `prefix`: the beginning of the key's payload.
-  func hold<R>(of key: EngineKey, _ prefix: RawSpan, _ body: (inout HeldShard) -> R) -> R {
+  /// As `hold(_:_:)`, for the shard that a key belongs to, which has the key's entry then if there is one.
+  func hold<R>(homeOf key: EngineKey, _ body: (inout HeldShard) -> R) -> R {
     while true {
-      // Acquire: pairs with the release in `openShards`.
-      let mask = base.indexes.mask.load(ordering: .acquiring)
-      if founderMayHave(key, mask) {
-        let result: R? = hold(founder) { held in held.find(key, prefix) == nil ? nil : body(&held) }
-        if let result { return result }
-      }
-      if let result = hold(homeOf: key, mask, body) { return result }
-    }
-  }
-
-  /// As `hold(_:_:)`, for a store: for the shard that the key belongs to, which has the key's entry by then if there is one.
-  func hold<R>(toStore key: EngineKey, _ body: (inout HeldShard) -> R) -> R {
-    while true {
-      let mask = base.indexes.mask.load(ordering: .acquiring)
-      if founderMayHave(key, mask) { bringHome(key.identity) }
-      if let result = hold(homeOf: key, mask, body) { return result }
-    }
-  }
-
-  /// As `hold(_:_:)`, for the shard that a tracked key with this hash belongs to: the founder has none while others are open.
-  func hold<R>(ofTracked hash: UInt64, _ body: (inout HeldShard) -> R) -> R {
-    let key = EngineKey(hash: hash)
-    while true {
-      if let result = hold(homeOf: key, base.indexes.mask.load(ordering: .acquiring), body) { return result }
-    }
-  }
-
-  /// nil where the key may belong to another shard by now, or the founder may have its entry.
-  private func hold<R>(homeOf key: EngineKey, _ mask: UInt64, _ body: (inout HeldShard) -> R) -> R? {
-    let shard = positions[key.shardHash & mask]
-    return hold(shard) { held in
-      // Checked again under the mutex: while it is held, the mask cannot change away from this shard.
-      base.indexes.mask.load(ordering: .relaxed) == mask ? body(&held) : nil
+      let mask = base.indexes.mask
+      if mask.isMoving { bringHome(key.identity) }
+      // Looked at again under the mutex: while it is held, the mask cannot change.
+      let result: R? = hold(positions[mask.home(of: key.shardHash)]) { base.indexes.mask == mask ? body(&$0) : nil }
+      if let result { return result }
     }
   }
 
@@ -150,7 +118,7 @@ struct CacheShards: ~Copyable, Sendable {
     for shard in all where shard.index.isWiped { hold(shard) { _ in } }
   }
 
-  /// For a fork, for closing, and for a copy of all entries.
+  /// For a fork, for moves of entries, and for a copy of all of them.
   func lockAll() {
     // While the founder's mutex is held, no other shards are made.
     founder.held.lock()
@@ -170,22 +138,18 @@ struct CacheShards: ~Copyable, Sendable {
     }
   }
 
-  /// Visits all shards, and misses no entry that stays: entries move from the founder, which is first, and the others are looked
-  /// up after that. Where they move to the founder meanwhile, visits all shards again.
+  /// Visits all shards, and misses no entry that stays: when shards open, entries move from the founder, which is first; where
+  /// they have closed meanwhile, visits all again.
   func visit(_ body: (EngineShard) -> Void) {
-    againWhereClosed {
-      body(founder)
-      for shard in all.dropFirst() { body(shard) }
-    }
+    againWhereMoved { for shard in all { body(shard) } }
   }
 
-  /// Runs `body`, and runs it again where shards closed meanwhile: the founder has then what was theirs.
-  private func againWhereClosed(_ body: () -> Void) {
-    var version: UInt64
+  private func againWhereMoved(_ body: () -> Void) {
+    var mask: ShardMask
     repeat {
-      version = base.indexes.version
+      mask = base.indexes.mask
       body()
-    } while base.indexes.version != version
+    } while base.indexes.mask != mask
   }
 
   /// Calls `evict` on the shard with the lowest `age`, again and again, until `isDone` or until no shard has anything left. A
@@ -195,7 +159,7 @@ struct CacheShards: ~Copyable, Sendable {
     sparing spared: Int? = nil, age: (borrowing HeldShard) -> UInt64, until isDone: () -> Bool,
     evict: (inout HeldShard) -> Bool
   ) {
-    againWhereClosed {
+    againWhereMoved {
       if isDone() { return }
       let shards = all
       // A single shard needs no age.
@@ -225,23 +189,6 @@ struct CacheShards: ~Copyable, Sendable {
       }
     }
     return oldest >= 0 ? oldest : last
-  }
-
-  /// For a store at a limit: evicts from the founder, while its oldest entries are older than those of `own`. False where they
-  /// are not, or the founder's mutex is taken, which is only tried, out of order.
-  func evictFromFounder(_ reason: DepartureReason, before own: inout HeldShard) -> Bool {
-    guard own.number != 0, base.indexes.mask.load(ordering: .relaxed) & Self.draining != 0 else { return false }
-    let ownAge = own.oldestSlabAge()
-    let evicted = founder.held.withLockIfAvailable { held -> (Bool, DepartureList) in
-      defer { endDraining(&held) }
-      guard held.oldestSlabAge() < ownAge else { return (false, DepartureList()) }
-      let byEntry = reason == .count || reason == .cost
-      let isDone = byEntry ? held.evictEntry(reason) : held.evictSlab(reason)
-      return (isDone, held.departures.take())
-    }
-    guard let (isDone, departed) = evicted else { return false }
-    own.departures.append(departed)
-    return isDone
   }
 
   enum Elsewhere { case freed, nothing, busy }

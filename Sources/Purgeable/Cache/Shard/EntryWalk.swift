@@ -11,14 +11,11 @@
 // A note has no place to look at but a name, because evictions and compactions move entries. The name is a part of the key's
 // hash, so an entry keeps it as long as it lives, and a key that is stored again has the same one. Each name is noted once:
 //
-//   key with bytes   the identity, in the shard. Where the founder has an identity no other shard has it, since the founder's
-//                    entries of an identity go home together, before another one is stored there. So a name that the founder had
-//                    is looked for in the founder and, where it is gone, in all others.
-//   tracked key      bits of the hash, among them those that decide the shard. Its number changes when the shards open.
+//   key with bytes   the identity, in the shard. No two shards have entries of one identity, unless both keys are at home.
+//   tracked key      bits of the hash, among them those that decide the shard. Its number changes when entries move.
 //
-// So no key comes twice. An entry that stays comes once: entries go home under the founder's mutex, which is held while all
-// shards are noted, and while the founder's notes are visited. Where shards have closed since, the founder has what was theirs,
-// and others may have opened: then a name is looked for in all shards, and counts for the keys that belonged to its shard.
+// So no key comes twice, and an entry that stays comes once. Where entries have moved to other shards since, a name is looked for
+// in all of them, and counts for the keys that belonged to its shard.
 
 import CPurgeable
 import Synchronization
@@ -108,11 +105,18 @@ final class ShardNotes {
 /// As many notes as are visited under one hold of a mutex.
 typealias WalkBatch = InlineArray<32, UInt64>
 
+/// When notes were taken.
+private struct NotingMoment: Equatable {
+  let mask: ShardMask
+  let moveNumber: UInt64
+
+  init(_ base: CacheBase) { (mask, moveNumber) = (base.indexes.mask, base.indexes.moveNumber) }
+}
+
 /// The notes of all shards, on the way through them. Used by one thread at a time.
 struct EntryWalk {
   private let shards: [ShardNotes]
-  /// When they were taken.
-  private let mask: UInt64
+  private let moment: NotingMoment
   private let isReversed: Bool
   /// How many counters have had their turn.
   private var passed: UInt64 = 0
@@ -123,7 +127,7 @@ struct EntryWalk {
   /// Empty where there is no memory. `isReversed`: against the order of eviction.
   init(_ shards: borrowing CacheShards, isReversed: Bool = false) {
     let noted = shards.noteAll(isReversed: isReversed)
-    (self.shards, mask) = noted ?? ([], 0)
+    (self.shards, moment) = noted ?? ([], NotingMoment(shards.base))
     lacksMemory = noted == nil
     self.isReversed = isReversed
   }
@@ -138,9 +142,9 @@ struct EntryWalk {
     var batch = WalkBatch(repeating: 0)
     guard let (number, count) = next(&batch) else { return false }
     let isDone = shards.hold(shards.positions[UInt64(number)]) { held in
-      shards.visit(batch, count: count, of: held, since: mask, body)
+      shards.visit(batch, count: count, of: held, since: moment, body)
     }
-    if !isDone { shards.visitEverywhere(batch, count: count, of: number, at: mask, body) }
+    if !isDone { shards.visitEverywhere(batch, count: count, of: number, at: moment.mask, body) }
     return true
   }
 
@@ -171,10 +175,10 @@ struct EntryWalk {
 // MARK: - Noting
 
 extension CacheShards {
-  /// Notes all entries; returns the mask at that moment too. nil where there is no memory.
-  fileprivate func noteAll(isReversed: Bool) -> ([ShardNotes], UInt64)? {
+  /// Notes all entries. nil where there is no memory.
+  fileprivate func noteAll(isReversed: Bool) -> ([ShardNotes], NotingMoment)? {
     guard MemoryReserve.isThere(MemoryReserve.ofObjects) else { return nil }
-    // The founder's mutex is held throughout, so no entry goes home, and is noted, a second time.
+    // The founder's mutex is held throughout, so no entry moves, and is noted, a second time.
     return hold(founder) { from in
       guard let founders = from.noteEntries(isReversed) else { return nil }
       var notes = [founders]
@@ -182,7 +186,7 @@ extension CacheShards {
         guard let others = shard.whileHeld({ $0.noteEntries(isReversed) }) else { return nil }
         notes.append(others)
       }
-      return (notes, base.indexes.mask.load(ordering: .relaxed))
+      return (notes, NotingMoment(base))
     }
   }
 }
@@ -279,40 +283,27 @@ extension HeldShard {
 // MARK: - Visiting
 
 extension CacheShards {
-  /// `number`: of the shard where the notes were taken. False, with none visited, where shards have closed since.
+  /// False, with none visited, where entries have moved since the notes were taken.
   fileprivate func visit(
-    _ batch: WalkBatch, count: Int, of held: borrowing HeldShard, since noted: UInt64,
+    _ batch: WalkBatch, count: Int, of held: borrowing HeldShard, since noted: NotingMoment,
     _ body: (borrowing HeldShard, FoundSlot) -> Void
   ) -> Bool {
-    let mask = base.indexes.mask.load(ordering: .relaxed)
-    guard ShardIndexes.version(of: mask) == ShardIndexes.version(of: noted) else { return false }
+    guard NotingMoment(base) == noted else { return false }
     for i in 0..<count { held.index.prefetch(identity: WalkNote(bits: batch[i]).identity) }
-    for i in 0..<count {
-      let note = WalkNote(bits: batch[i])
-      // What the founder had may be at home by now; what a home had stays.
-      if held.number != 0 || !isOpen {
-        held.visit(note, body)
-      } else if note.isTracked {
-        positions[EngineKey.shardHash(note.hash) & mask].whileHeld { $0.visit(note, body) }
-      } else if held.index.has(note.identity) {
-        held.visit(note, body)
-      } else {
-        for shard in all.dropFirst() where shard.index.has(note.identity) { shard.whileHeld { $0.visit(note, body) } }
-      }
-    }
+    for i in 0..<count { held.visit(WalkNote(bits: batch[i]), body) }
     return true
   }
 
   /// Visits the notes of a shard's entries wherever these are now. `noted`: the mask when the notes were taken.
   fileprivate func visitEverywhere(
-    _ batch: WalkBatch, count: Int, of number: Int, at noted: UInt64, _ body: (borrowing HeldShard, FoundSlot) -> Void
+    _ batch: WalkBatch, count: Int, of number: Int, at noted: ShardMask, _ body: (borrowing HeldShard, FoundSlot) -> Void
   ) {
     func visit(_ note: WalkNote, _ held: borrowing HeldShard) {
       held.visit(note) { held, found in
         if number != 0, !note.isTracked {
           // Names are of a shard: another one may have noted the same.
           guard let hash = held.elements.facts(of: held.heap.reference(found.slot.place))?.shardHash,
-            positions[hash & noted].number == number
+            positions[noted.home(of: hash)].number == number
           else { return }
         }
         body(held, found)

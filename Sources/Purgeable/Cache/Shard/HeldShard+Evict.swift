@@ -11,10 +11,8 @@ import Synchronization
 extension HeldShard {
   // MARK: Strict limits
 
-  /// Makes room for a new entry and its cost, by evicting from this shard, or from the founder what is older there.
-  mutating func makeRoom(
-    for cost: UInt64, of key: EngineKey, replacing old: FoundSlot?, among shards: borrowing CacheShards
-  ) {
+  /// Makes room for a new entry and its cost, by evicting from this shard.
+  mutating func makeRoom(for cost: UInt64, of key: EngineKey, replacing old: FoundSlot?) {
     // Made when the program has been asked.
     if base.isAsking.load(ordering: .relaxed) { return }
     let countLimit = base.limits.count.load(ordering: .relaxed)
@@ -22,7 +20,7 @@ extension HeldShard {
       let coming = old == nil && !isHollow(key) ? 1 : 0
       while base.count + coming > countLimit {
         readyGhost()
-        guard shards.evictFromFounder(.count, before: &self) || evictEntry(.count) else { break }
+        guard evictEntry(.count) else { break }
       }
     }
     let costLimit = base.limits.cost.load(ordering: .relaxed)
@@ -40,7 +38,7 @@ extension HeldShard {
         readyGhost()
         // The old value leaves as replaced.
         let own = old.flatMap { $0.isInUse ? Slot(bits: $0.pointer.relaxed).place : nil }
-        guard shards.evictFromFounder(.cost, before: &self) || evictEntry(.cost, sparing: own) else { break }
+        guard evictEntry(.cost, sparing: own) else { break }
       }
     }
   }

@@ -46,7 +46,7 @@ extension HeldShard {
     guard let destination = destination(of: key, size, head.priority, old) else { return pinRefusal }
     defer { base.totals.endReservation(destination.reserved) }
     let lane = lane(destination.queue, head)
-    if base.limits.areStrict { makeRoom(for: size.cost, of: key, replacing: old, among: shards) }
+    if base.limits.areStrict { makeRoom(for: size.cost, of: key, replacing: old) }
     guard let element = allocate(size.byteCount, lane, among: shards) else { return .outOfMemory }
     unsafe EntryPrefix.write(prefix, head, value, to: element.bytes)
     // Making room may have evicted the old value, or moved it.
@@ -107,9 +107,7 @@ extension HeldShard {
     let (countLimit, costLimit) = (base.limits.count.load(ordering: .relaxed), base.limits.cost.load(ordering: .relaxed))
     let open = base.openCount
     let share = QueueSums(cost: UInt128(costLimit) / UInt128(open), count: countLimit / open, byteCount: byteLimit / open)
-    // A shard that opens later has evicted nothing itself, for as long as the founder gives for it.
-    return (number == 0 || !base.indexes[0].remembersKeys)
-      && base.count < countLimit && base.totalCost + UInt128(size.cost) <= UInt128(costLimit)
+    return base.count < countLimit && base.totalCost + UInt128(size.cost) <= UInt128(costLimit)
       && chargedBytes + size.byteCount <= byteLimit
       && order.fillsMain(beside: books[.probation], limit: share)
   }
@@ -228,7 +226,7 @@ extension HeldShard {
         return nil
       }
       readyGhost()
-      if shards.evictFromFounder(reason, before: &self) || freeSlab(reason) {
+      if freeSlab(reason) {
         hasEvicted = true
         continue
       }

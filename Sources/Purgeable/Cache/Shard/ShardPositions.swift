@@ -4,8 +4,7 @@
 //     position   0        1 ... 15   16  17  18 ... 31
 //                founder  unused     |   the others  |
 //
-//     mask 0:         every key leads to the founder
-//     mask 16 + n-1:  a key leads to one of the n others, n a power of two (`EngineKey.shardHash` has the bit of 16 set)
+// Which bits of a hash are a position is said by the mask (`ShardMask`).
 
 import Synchronization
 
@@ -48,11 +47,13 @@ final class AllShards: Sendable {
 struct ShardIndexes: ~Copyable, Sendable {
   private let positions: ShardPositions<SlotIndex>
   private let others = Atomic<Int>(0)
-  /// A key's `shardHash` masked with this is the position of its shard. Changed under the founder's mutex
-  /// (CacheShards+Opening.swift).
-  let mask = Atomic<UInt64>(0)
-  /// Where the version begins in the mask: all bits below are those of positions, and `CacheShards.draining`.
-  static let versionShift: UInt64 = 6
+  private let maskBits = Atomic<UInt64>(0)
+  /// Odd while entries move from shard to shard.
+  private let moves = Atomic<UInt64>(0)
+  /// The totals when the last move began.
+  private let movedCount = Atomic<Int>(0)
+  private let movedCostHigh = Atomic<UInt64>(0)
+  private let movedCostLow = Atomic<UInt64>(0)
 
   init(_ founder: SlotIndex) { positions = ShardPositions(founder) }
 
@@ -66,26 +67,64 @@ struct ShardIndexes: ~Copyable, Sendable {
 
   @inline(__always) subscript(position: UInt64) -> SlotIndex { positions[position] }
 
-  /// Raised where the shards begin to close, and where they have closed: odd meanwhile. Acquire: pairs with the releases in
-  /// `closeShards`.
-  @inline(__always) var version: UInt64 { Self.version(of: mask.load(ordering: .acquiring)) }
-
-  @inline(__always) static func version(of mask: UInt64) -> UInt64 { mask >> versionShift }
+  /// Acquire: pairs with the releases of moves. Who sees a mask sees the shards it leads to, and what their slots were then.
+  @inline(__always) var mask: ShardMask { ShardMask(bits: maskBits.load(ordering: .acquiring)) }
 
   /// The number of indexes beside the founder's.
   var otherCount: Int { others.load(ordering: .acquiring) }
 
-  /// The founder's part is read first: an entry that has left it for its home is counted there by then. While the shards close,
-  /// it is read last.
+  // MARK: Moves, with the mutexes of all shards held
+
+  /// Raised when a move begins, and when it ends.
+  var moveNumber: UInt64 { moves.load(ordering: .acquiring) }
+
+  func beginMove() {
+    let (count, cost) = (entryCount, totalCost)
+    // Release, thrice: who sees one of these beside an earlier number sees, when it looks again, that the number has changed.
+    movedCount.store(count, ordering: .releasing)
+    movedCostHigh.store(UInt64(truncatingIfNeeded: cost >> 64), ordering: .releasing)
+    movedCostLow.store(UInt64(truncatingIfNeeded: cost), ordering: .releasing)
+    moves.add(1, ordering: .acquiringAndReleasing)
+  }
+
+  func endMove() { moves.add(1, ordering: .releasing) }
+
+  /// `openCount`: of the shards that entries are in, or move to or from.
+  func publishNextMask(openCount: Int) { maskBits.store(mask.next(openCount: openCount).bits, ordering: .releasing) }
+
+  // MARK: Totals
+
   @inline(__always)
   private func sum<Part: AdditiveArithmetic>(_ part: (SlotIndex) -> Part) -> Part {
+    var sum = part(positions[0])
+    for i in 0..<UInt64(otherCount) { sum += part(positions[EngineKey.firstOther + i]) }
+    return sum
+  }
+
+  /// A total between two moves; while entries move, as it was before. All loads are acquire, so who sees what a move has stored
+  /// sees that the number has changed.
+  @inline(__always)
+  private func total<Part: AdditiveArithmetic>(_ part: (SlotIndex) -> Part, moving: () -> Part) -> Part {
     while true {
-      let version = version
-      var sum = version & 1 == 0 ? part(positions[0]) : .zero
-      for i in 0..<UInt64(otherCount) { sum += part(positions[EngineKey.firstOther + i]) }
-      if version & 1 != 0 { sum += part(positions[0]) }
-      // The parts are loaded with acquire: who sees that an entry has left, sees that the version was raised before.
-      if self.version == version { return sum }
+      let number = moveNumber
+      let total = number & 1 != 0 ? moving() : sum(part)
+      if moveNumber == number { return total }
+    }
+  }
+
+  /// The entries of all shards, and their costs, as each shard last published them.
+  var entryCount: Int {
+    total {
+      $0.publishedCount
+    } moving: {
+      movedCount.load(ordering: .acquiring)
+    }
+  }
+  var totalCost: UInt128 {
+    total {
+      $0.publishedCost
+    } moving: {
+      UInt128(movedCostHigh.load(ordering: .acquiring)) << 64 | UInt128(movedCostLow.load(ordering: .acquiring))
     }
   }
 
@@ -94,10 +133,6 @@ struct ShardIndexes: ~Copyable, Sendable {
   var birthCount: UInt64 { Self.firstAge + sum { $0.births } }
   /// Below are the ages of what is restored behind all that is there (HeldShard+Restore.swift).
   static let firstAge: UInt64 = 1 << 40
-
-  /// The entries of all shards, and their costs, as each shard last published them.
-  var entryCount: Int { sum { $0.publishedCount } }
-  var totalCost: UInt128 { sum { $0.publishedCost } }
 
   func destroy() { positions.destroy() }
 }
@@ -109,7 +144,7 @@ final class ShardSizes: Sendable {
   let byteCount = Atomic<Int>(8 << 20)
   /// A shard is worth opening when its share of the limits on entries and costs has at least so many entries, and its share of
   /// a byte limit at least so many slabs.
-  let entriesPerShard = Atomic<Int>(262_144)
+  let entriesPerShard = Atomic<Int>(16_384)
   let slabsPerShard = Atomic<Int>(64)
   /// Where limits leave fewer entries for each, the shards close.
   let leastEntriesPerShard = Atomic<Int>(64)
@@ -126,33 +161,31 @@ final class ShardSizes: Sendable {
   }
 #endif
 
-/// The looks of a reader: in the key's home; while the founder is draining, in the founder, and where an entry has moved
-/// meanwhile, in the home once more (CacheShards+Opening.swift).
+/// The looks of a reader: in the key's home; while entries move, where they come from, and then where they go to.
 struct ShardLooks {
-  private let home: UInt64
-  private let isDraining: Bool
-  /// `CacheBase.moveCount` before the first look.
-  private var moves: UInt64 = 0
-  private var number = 0
   private(set) var position: UInt64
+  private let last: UInt64
+  private var isLast: Bool
+  #if DEBUG
+    private var number = 0
+  #endif
 
   @inline(__always)
-  init(_ key: EngineKey, _ mask: UInt64, _ base: CacheBase) {
-    home = key.shardHash & mask
-    isDraining = mask & CacheShards.draining != 0
-    // Acquire: pairs with the release in `takeOver`.
-    if isDraining { moves = base.moveCount.load(ordering: .acquiring) }
-    position = home
+  init(_ key: EngineKey, _ mask: ShardMask) {
+    let home = mask.home(of: key.shardHash)
+    (position, last) = mask.isMoving && mask.comesFromFounder ? (0, home) : (home, 0)
+    isLast = !mask.isMoving
   }
 
   /// Goes on to the next look; false after the last.
   @inline(__always)
-  mutating func next(_ base: CacheBase) -> Bool {
-    guard isDraining else { return false }
-    number &+= 1
-    position = number == 1 ? 0 : home
-    // Relaxed: the founder's slots were loaded before, with acquire.
-    return number == 1 || (number == 2 && base.moveCount.load(ordering: .relaxed) != moves)
+  mutating func next() -> Bool {
+    guard !isLast else { return false }
+    (position, isLast) = (last, true)
+    #if DEBUG
+      number += 1
+    #endif
+    return true
   }
 
   #if DEBUG

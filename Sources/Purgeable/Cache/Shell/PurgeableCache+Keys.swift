@@ -32,7 +32,7 @@ extension PurgeableCache {
   /// result of any type, which the runtime would be asked for each time.
   func visitEntry(_ key: Key, _ body: (EngineKey, RawSpan, inout HeldShard) -> Void) {
     encode(key) { engineKey, prefix in
-      engine.shards.hold(of: engineKey, prefix) { held in body(engineKey, prefix, &held) }
+      engine.shards.hold(homeOf: engineKey) { held in body(engineKey, prefix, &held) }
     } tracked: { hash in
       _ = withTracked(key, hash: hash, body)
     }
@@ -73,8 +73,8 @@ extension PurgeableCache {
     var search = KeySearch(key, hash: hash, makes: makes, comparesPlainly: teller.isOfStandardLibrary)
     var result: R?
     while true {
-      let isCandidate = engine.shards.hold(ofTracked: hash) { held -> Bool in
-        switch search.step(in: &held.keys, under: engine.base.indexes.mask.load(ordering: .relaxed)) {
+      let isCandidate = engine.shards.hold(homeOf: EngineKey(hash: hash)) { held -> Bool in
+        switch search.step(in: &held.keys, under: engine.base.indexes.mask) {
         case .found(let number):
           let engineKey = EngineKey(trackedNumber: number, hash: hash)
           unsafe withUnsafeTemporaryAllocation(byteCount: EntryPrefix.trackedByteCount, alignment: 8) { prefix in
@@ -137,7 +137,7 @@ extension PurgeableCache {
       }
       guard let (outcome, due) = result else {
         // There is no memory for another key: one leaves for it.
-        guard !hasEvicted, engine.shards.hold(ofTracked: hash, { $0.evictEntry(engine.base.refusalReason) }) else {
+        guard !hasEvicted, engine.shards.hold(homeOf: EngineKey(hash: hash), { $0.evictEntry(engine.base.refusalReason) }) else {
           return .outOfMemory
         }
         hasEvicted = true

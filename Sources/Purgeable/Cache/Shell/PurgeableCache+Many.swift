@@ -97,33 +97,23 @@ extension PurgeableCache {
 
 extension CacheEngine {
   fileprivate func prefetchSlots(of key: EngineKey) {
-    base.indexes[key.shardHash & base.indexes.mask.load(ordering: .acquiring)].prefetch(identity: key.identity)
+    base.indexes[base.indexes.mask.home(of: key.shardHash)].prefetch(identity: key.identity)
   }
 
   /// Prefetches the beginning of the element that a slot with the key's identity leads to; there is hardly ever another one. A
   /// hint: nothing is checked.
   fileprivate func prefetchElement(of key: EngineKey) {
-    let mask = base.indexes.mask.load(ordering: .acquiring)
-    if prefetchElement(of: key, in: base.indexes[key.shardHash & mask]) || mask & CacheShards.draining == 0 { return }
-    prefetchElement(of: key, in: base.indexes[0])
-  }
-
-  /// False where the index has no slot with the key's identity.
-  @discardableResult
-  private func prefetchElement(of key: EngineKey, in index: SlotIndex) -> Bool {
-    let table = index.current()
-    guard let slots = table.slots else { return false }
+    let table = base.indexes[base.indexes.mask.home(of: key.shardHash)].current()
+    guard let slots = table.slots else { return }
     let (first, second) = table.buckets(of: key.identity)
     for round in 0..<2 {
       let start = round == 0 ? first : second
       for i in start..<start &+ SlotIndex.slotsPerBucket {
         let slot = Slot(bits: slots[i].relaxed)
         if slot.bits & Slot.identityMask == key.identity, !slot.isEmpty {
-          heap.prefetch(slot.place)
-          return true
+          return heap.prefetch(slot.place)
         }
       }
     }
-    return false
   }
 }

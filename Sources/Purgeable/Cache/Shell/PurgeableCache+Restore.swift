@@ -134,7 +134,7 @@ extension PurgeableCache where Key: PurgeableValue {
   ) -> RestoreOutcome {
     let hashValue = key.hashValue
     return encode(key) { engineKey, prefix in
-      let (outcome, due) = engine.shards.hold(toStore: engineKey) { held in
+      let (outcome, due) = engine.shards.hold(homeOf: engineKey) { held in
         let outcome = overtaken.has(hashValue) ? .present : held.restore(engineKey, prefix, value, head, rank)
         return (outcome, held.takeDue(prefix.byteCount + value.byteCount))
       }

@@ -77,7 +77,7 @@ struct EngineKey {
   static let firstOther: UInt64 = 16
   /// How many others there may be.
   static let otherCount = Int(firstOther)
-  /// Has no bits but those of a position, so that a mask may have others.
+  /// Has no bits but those of a position, so that a mask may have others (`ShardMask`).
   @inline(__always) static func shardHash(_ hash: UInt64) -> UInt64 { hash & (firstOther - 1) | firstOther }
 
   var isTracked: Bool { identity & Slot.trackedFlag != 0 }
