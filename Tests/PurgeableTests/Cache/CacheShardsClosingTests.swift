@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A cache that closes its shards under a lower byte limit, and opens others again: what stays, what readers find meanwhile, what
+// A cache that closes its shards under a lower byte limit, and opens others again: what stays, what is found meanwhile, what
 // leaves.
 
 import CPurgeable
@@ -61,7 +61,7 @@ struct CacheShardsClosingTests {
     #expect(cache.engine.shards.openCount == 1 && cache.founderCount == count && isWhole())
     cache.recountBooks()
     cache[0] = 0
-    #expect(cache.engine.shards.openCount == 4 && cache.isMoving && isWhole())
+    #expect(cache.engine.shards.openCount == 4 && isWhole())
     cache.moveAllHome()
     #expect(cache.founderCount == 0 && isWhole())
     try cache.setByteLimit(2 * share)
@@ -348,118 +348,6 @@ struct CacheShardsClosingTests {
     }
   }
 
-  #if DEBUG
-    /// Does something once before a reader's look of each number.
-    private func before(_ steps: [Int: @Sendable () -> Void], of cache: PurgeableCache<UInt32, [UInt8]>) {
-      let left = Steps(steps)
-      _ = cache.engine.shards.sizes.lookHook.storeIfNil(LookHook { left.take($0)?() })
-    }
-
-    @Test("a reader that loaded the mask before the shards closed misses no value", arguments: Reader.allCases)
-    func oldMask(reader: Reader) throws {
-      let cache = try describedCache()
-      cache.open()
-      before([0: { cache.close() }], of: cache)
-      #expect(reader.version(of: 5, in: cache) == (reader == .contains ? -1 : 1))
-      #expect(!cache.isOpen)
-    }
-
-    @Test("a reader that began between two moves finds the value, and a value that was replaced is found no more")
-    func sameShard() throws {
-      for reader in Reader.allCases {
-        let cache = try describedCache()
-        cache.open()
-        before(
-          [
-            0: {
-              cache.close()
-              cache[5] = described(5, version: 2, count: 300)
-              cache.openAgain()
-            }
-          ], of: cache)
-        #expect(reader.version(of: 5, in: cache) == (reader == .contains ? -1 : 2))
-        #expect(cache.isOpen)
-      }
-    }
-
-    @Test("at each moment of a move, readers find every entry, and totals are exact", arguments: Reader.allCases, [true, false])
-    func moving(reader: Reader, opens: Bool) throws {
-      let count: UInt32 = TestRun.isFull ? 200 : 100
-      let cache = try describedCache(count: count)
-      if !opens {
-        cache.open()
-        cache.moveAllHome()
-      }
-      let counts = Mutex((moves: 0, missed: 0))
-      let cost = cache.totalCost
-      _ = cache.engine.base.moveHook.storeIfNil(
-        LookHook { _ in
-          let found = (0..<count).count { reader.version(of: $0, in: cache) == (reader == .contains ? -1 : 1) }
-          // Looked for in both.
-          let isNowhere = reader.version(of: 1_000_000, in: cache) == nil
-          let isWell = found == count && isNowhere && cache.count == Int(count) && cache.totalCost == cost
-          counts.withLock { $0 = ($0.moves + 1, $0.missed + (isWell ? 0 : 1)) }
-        })
-      if opens {
-        cache.open()
-        cache.moveAllHome()
-      } else {
-        cache.close()
-      }
-      #expect(counts.withLock { $0 } == (2 * Int(count), 0))
-      #expect(cache.count == Int(count) && cache.totalCost == cost)
-    }
-
-    @Test(
-      "a reader that looks before an entry moves, and again when it has moved, finds it", arguments: Reader.allCases,
-      [true, false])
-    func movedBetween(reader: Reader, opens: Bool) throws {
-      let cache = try describedCache()
-      if !opens {
-        cache.open()
-        cache.moveAllHome()
-      }
-      let isBeforeLast = Atomic<Bool>(false)
-      let hasMoved = Atomic<Bool>(false)
-      // Not called where the first look finds the entry.
-      _ = cache.engine.shards.sizes.lookHook.storeIfNil(
-        LookHook { number in
-          if number == 0 { return }
-          isBeforeLast.store(true, ordering: .releasing)
-          while !hasMoved.load(ordering: .acquiring) { sched_yield() }
-        })
-      let found = Mutex<Int?>(nil)
-      let isDone = Atomic<Bool>(false)
-      let reading = Mutex<TestThread?>(nil)
-      let moves = Atomic<Int>(0)
-      _ = cache.engine.base.moveHook.storeIfNil(
-        LookHook { _ in
-          let number = moves.add(1, ordering: .relaxed).newValue
-          if number == 1 {
-            let thread = TestThread {
-              let version = reader.version(of: 5, in: cache)
-              found.withLock { $0 = version }
-              isDone.store(true, ordering: .releasing)
-            }
-            reading.withLock { $0 = thread }
-            while !isDone.load(ordering: .acquiring), !isBeforeLast.load(ordering: .acquiring) { sched_yield() }
-          } else if number == 600 {
-            // All but one have moved.
-            hasMoved.store(true, ordering: .releasing)
-            while !isDone.load(ordering: .acquiring) { sched_yield() }
-          }
-        })
-      if opens {
-        cache.open()
-        cache.moveAllHome()
-      } else {
-        cache.close()
-      }
-      reading.withLock { $0 }?.join()
-      #expect(found.withLock { $0 } == (reader == .contains ? -1 : 1))
-    }
-  #endif
-
   @Test("totals are exact at every moment of a closing")
   func totals() throws {
     for _ in 0..<(isOptimized ? 60 : TestRun.isFull ? 20 : 7) {
@@ -551,11 +439,3 @@ struct CacheShardsClosingTests {
     }
   }
 }
-
-#if DEBUG
-  private final class Steps: Sendable {
-    private let left: Mutex<[Int: @Sendable () -> Void]>
-    init(_ steps: [Int: @Sendable () -> Void]) { left = Mutex(steps) }
-    func take(_ number: Int) -> (@Sendable () -> Void)? { left.withLock { $0.removeValue(forKey: number) } }
-  }
-#endif

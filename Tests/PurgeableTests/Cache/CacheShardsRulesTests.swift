@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A cache that opens its other shards, rule by rule: what a reader finds that began before, what goes without memory, what is
-// told, and what a forked child has.
+// A cache that opens its other shards, rule by rule: what a store or a removal finds, what goes at limits and without memory,
+// what is told, and what a forked child has.
 
 import CPurgeable
 import CPurgeable.Testing
@@ -12,67 +12,12 @@ import ToolSupport
 
 @testable import Purgeable
 
-/// The readers that take no mutex, where keys are not tracked.
-enum Reader: CaseIterable {
-  case value, lock, contains
-
-  /// The version of a key's value; -1 where there is one whose bytes are not looked at, nil where there is none.
-  func version(of key: UInt32, in cache: PurgeableCache<UInt32, [UInt8]>) -> Int? {
-    switch self {
-    case .value: cache[key].map { versionDescribed(in: $0, key: key).map(Int.init) ?? -2 }
-    case .lock:
-      cache.withBytes(forKey: key) { versionDescribed(in: [UInt8](copying: $0), key: key).map(Int.init) ?? -2 }
-    case .contains: cache.containsValue(forKey: key) ? -1 : nil
-    }
-  }
-}
-
 @Suite("Cache: shards, rules")
 struct CacheShardsRulesTests {
-  #if DEBUG
-    /// Does something once, before a reader's look of this number.
-    private func before(
-      look number: Int, of cache: PurgeableCache<UInt32, [UInt8]>, _ body: @escaping @Sendable () -> Void
-    ) {
-      let hook = OnceHook(number, body)
-      _ = cache.engine.shards.sizes.lookHook.storeIfNil(LookHook { hook.call($0) })
-    }
-
-    @Test(
-      "a reader that loaded the mask before the shards opened misses no value that was replaced meanwhile",
-      arguments: Reader.allCases)
-    func oldMask(reader: Reader) throws {
-      let cache = try describedCache()
-      before(look: 0, of: cache) {
-        cache.open()
-        cache[5] = described(5, version: 2, count: 300)
-      }
-      #expect(reader.version(of: 5, in: cache) == (reader == .contains ? -1 : 2))
-    }
-
-    @Test("a key that is nowhere is looked for once, and twice while entries move")
-    func looks() throws {
-      let cache = try describedCache()
-      let looks = Mutex<[Int]>([])
-      _ = cache.engine.shards.sizes.lookHook.storeIfNil(LookHook { number in looks.withLock { $0.append(number) } })
-      #expect(cache[1_000_000] == nil && looks.withLock { $0 } == [0])
-      _ = cache.engine.base.moveHook.storeIfNil(
-        LookHook { _ in
-          looks.withLock { $0 = [] }
-          #expect(cache[1_000_000] == nil && looks.withLock { $0 } == [0, 1])
-        })
-      cache.open()
-      cache.moveAllHome()
-      looks.withLock { $0 = [] }
-      #expect(cache[1_000_000] == nil && looks.withLock { $0 } == [0])
-    }
-  #endif
-
   @Test("a store brings the founder's entry home first: the old value is nowhere any more", arguments: [false, true])
   func replaced(tracksKeys: Bool) throws {
     let cache = try describedCache(tracksKeys: tracksKeys)
     cache.open()
-    #expect(cache.isMoving != tracksKeys)
     // From the youngest on: the oldest move by themselves.
     for key in (0..<UInt32(300)).reversed() {
       let count = key % 10 == 0 ? 150_000 : 200
@@ -266,18 +211,3 @@ struct CacheShardsRulesTests {
     }
   }
 }
-
-#if DEBUG
-  /// Calls `body` the first time that it is called with a number.
-  private final class OnceHook: Sendable {
-    private let number: Int
-    private let body: @Sendable () -> Void
-    private let isDone = Atomic<Bool>(false)
-
-    init(_ number: Int, _ body: @escaping @Sendable () -> Void) { (self.number, self.body) = (number, body) }
-
-    func call(_ look: Int) {
-      if look == number, !isDone.exchange(true, ordering: .relaxed) { body() }
-    }
-  }
-#endif

@@ -35,14 +35,13 @@ extension PurgeableCache {
 
   /// Opens the shards now. Entries move home with later stores, those of tracked keys at once.
   func open() {
-    openEarly(count: .max)
-    engine.shards.openShards()
+    openAgain()
     #expect(isOpen)
   }
 
   var isOpen: Bool { engine.shards.openCount > 1 }
 
-  /// Whether the founder may have entries beside those of the other shards.
+  /// Whether the founder may have entries beside those of the other shards. Not for long: the library's thread moves them, too.
   var isMoving: Bool { engine.base.indexes.mask.isMoving }
 
   /// Moves all that the founder still has.
@@ -53,6 +52,8 @@ extension PurgeableCache {
 
   /// How many entries have each counter of use.
   func useCounters() -> [Int] {
+    engine.shards.lockAll()
+    defer { engine.shards.unlockAll() }
     var counters = [0, 0, 0, 0]
     for shard in engine.shards.all {
       let table = shard.index.current()
@@ -107,7 +108,7 @@ struct CacheShardsTests {
     #expect(cache.engine.shards.all.count == 1 && !cache.isOpen)
     cache[16_383] = 16_383
     #expect(cache.engine.shards.openCount == 16)
-    #expect(cache.count == 16_384 && cache.isMoving && cache.founderCount == 16_384)
+    #expect(cache.count == 16_384)
     #expect((0..<16_384).allSatisfy { cache[$0] == $0 })
     for i in 0...64 {
       cache[i] = i
@@ -226,7 +227,7 @@ struct CacheShardsTests {
     #expect(cost == costs.values.reduce(0, +))
     let uses = cache.useCounters()
     cache.open()
-    #expect(cache.founderCount == (tracksKeys ? 0 : count))
+    #expect(!tracksKeys || cache.founderCount == 0)
     for round in 0..<100 where cache.isMoving {
       #expect(cache.count == count && cache.totalCost == cost && cache.useCounters() == uses)
       if round % 10 == 3 { cache.recountBooks() }

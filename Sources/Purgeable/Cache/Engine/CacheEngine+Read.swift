@@ -143,7 +143,7 @@ extension CacheEngine {
   @inline(never)
   func miss(_ key: EngineKey, _ known: MissReason?) -> BufferRead {
     // By the index alone, since a reference to the shard would be counted, on a cache line that all threads share.
-    let index = base.indexes[base.indexes.mask.home(of: key.shardHash)]
+    let index = base.indexes.home(of: key)
     index.countMiss()
     if known == nil, !index.remembersKeys {
       index.countUnknownMiss()

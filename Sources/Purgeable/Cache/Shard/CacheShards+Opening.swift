@@ -15,21 +15,22 @@
 // The version is a part of the mask by which a key finds its home (`ShardMask`). So a mask that is what it was has not been
 // another meanwhile.
 //
-// Who works under a mutex loads the mask, takes the mutex of the key's home, and looks whether the mask is still the same; if
-// not, he begins anew. Where the founder may have the key's entry still, that goes home first. Tracked keys move all together,
-// since who looks for one takes the mutex of its home alone.
+// An operation under a mutex loads the mask, takes the mutex of the key's home, and looks whether the mask is still the same; if
+// not, the operation begins anew. Where the founder may have the key's entry still, that entry goes home first. Tracked keys move
+// all together, since a search for one takes the mutex of its home alone.
 //
-// Readers take no mutex. A reader loads the mask, and looks in the key's home; while entries move, where they come from, and then
-// where they go to. If he finds nothing, he looks at the mask again, and begins anew if that has changed. Why that is right:
+// Readers take no mutex. A reader loads the mask, and looks in the key's home; while entries move, it looks where they come from,
+// and then where they go to. A reader that finds nothing looks at the mask again, and begins anew if the mask has changed. Why
+// that is right:
 //
 //  1. An entry moves by these steps: the mask says that entries move (release), the new slot is there (release), the old one is
 //     emptied (release). Both lead to the same value, and nothing is stored or removed between. As long as the mask is the same,
 //     nothing comes where entries move from.
-//  2. An entry that stays is always found. A reader with the mask of the move finds the old slot, or finds it emptied: then he
-//     sees the new one (acquire). A reader with the mask before it finds the old slot, or finds it emptied: then he sees that the
-//     mask has changed (acquire). A reader with the mask after it sees all new slots.
-//  3. No reader finds a value that a finished write replaced or removed. Who stores or removes has seen, under the mutex of the
-//     key's home and with the mask that he works under, that no other shard has a slot of the key (1).
+//  2. An entry that stays is always found. A reader with the mask of the move finds the old slot; or finds it emptied, and then
+//     sees the new one (acquire). A reader with the mask before the move finds the old slot; or finds it emptied, and then sees
+//     that the mask has changed (acquire). A reader with the mask after the move sees all new slots.
+//  3. No reader finds a value that a finished write replaced or removed. When a write begins, under the mutex of the key's home,
+//     no other shard has a slot of the key, and none gets one as long as the mask is the same (1).
 //  4. A read that begins after a write has returned sees it. The write has loaded its mask, so the reader loads that one or a
 //     later one, and 2 holds.
 //

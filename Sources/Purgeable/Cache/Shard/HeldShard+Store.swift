@@ -264,8 +264,8 @@ extension HeldShard {
     return element
   }
 
-  /// Allocates memory for an entry of another shard, without evicting. The byte limit is kept, except where the program may want
-  /// to stay above it: no entry leaves unasked for want of room at home.
+  /// Allocates memory for a restored entry, without evicting. The byte limit is kept, except where the program is asked before
+  /// entries go for it.
   mutating func allocateWithinLimit(_ byteCount: Int, _ lane: Lane) -> FreshElement? {
     let limit = base.asks(.bytes) ? 0 : slabLimit(base.limits.bytes.load(ordering: .relaxed))
     guard case .taken(let element) = take(byteCount, lane, limit: limit) else { return nil }

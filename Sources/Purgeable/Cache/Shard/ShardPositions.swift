@@ -67,6 +67,9 @@ struct ShardIndexes: ~Copyable, Sendable {
 
   @inline(__always) subscript(position: UInt64) -> SlotIndex { positions[position] }
 
+  /// Of the shard that a key belongs to now.
+  @inline(__always) func home(of key: EngineKey) -> SlotIndex { self[mask.home(of: key.shardHash)] }
+
   /// Acquire: pairs with the releases of moves. Who sees a mask sees the shards it leads to, and what their slots were then.
   @inline(__always) var mask: ShardMask { ShardMask(bits: maskBits.load(ordering: .acquiring)) }
 

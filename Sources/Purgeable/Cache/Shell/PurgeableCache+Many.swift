@@ -97,13 +97,13 @@ extension PurgeableCache {
 
 extension CacheEngine {
   fileprivate func prefetchSlots(of key: EngineKey) {
-    base.indexes[base.indexes.mask.home(of: key.shardHash)].prefetch(identity: key.identity)
+    base.indexes.home(of: key).prefetch(identity: key.identity)
   }
 
   /// Prefetches the beginning of the element that a slot with the key's identity leads to; there is hardly ever another one. A
   /// hint: nothing is checked.
   fileprivate func prefetchElement(of key: EngineKey) {
-    let table = base.indexes[base.indexes.mask.home(of: key.shardHash)].current()
+    let table = base.indexes.home(of: key).current()
     guard let slots = table.slots else { return }
     let (first, second) = table.buckets(of: key.identity)
     for round in 0..<2 {
