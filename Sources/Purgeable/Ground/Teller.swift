@@ -136,6 +136,19 @@ enum ThreadRole {
     }
   }
 
+  /// Runs `body`, which ends loads of `owner`, and then what was put off meanwhile, in order.
+  static func puttingOff(for owner: ObjectIdentifier, _ body: () -> Void) {
+    var calls: [() -> Void] = []
+    // Safe: the address is used within `body` only, by this thread.
+    unsafe withUnsafeMutablePointer(to: &calls) { unsafe whileTelling(of: owner, $0, body) }
+    for call in calls { call() }
+  }
+
+  /// Where calls of the program's closures go while this thread ends loads of `owner`; nil while it does not.
+  static func putOff(for owner: ObjectIdentifier) -> UnsafeMutablePointer<[() -> Void]>? {
+    unsafe notes(of: owner)?.assumingMemoryBound(to: [() -> Void].self)
+  }
+
   /// The innermost call for `owner` that is under way on this thread.
   private static func telling(of owner: ObjectIdentifier) -> UnsafePointer<Telling>? {
     var next = unsafe telling(word)

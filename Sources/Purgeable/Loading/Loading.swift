@@ -3,6 +3,8 @@
 // it stores or removes; its public functions look for the value first, and come here on a miss (Loading+Misses.swift).
 //
 // No asker waits for others before its own load has ended, so two groups that want each other's keys do not wait for each other.
+// Nor do those who wait for a load wait for handlers of departures, which may load by themselves: what is stored with the end of
+// a load, of a group with the end of all of it, is told of, and entries are asked about, when no flight is left (`ending`).
 // In tasks a single key is loaded as a group of one; what threads do for one is written out below, without a group's arrays.
 
 /// A cache that loads.
@@ -29,6 +31,9 @@ protocol Loading<Key, Value>: Sendable {
   func ownByteCount(of key: Key) -> Int
   /// More absent keys may be remembered than before. Called under no mutex.
   func absenceWasNoted()
+  /// Whether keeping a value may call the program: it is told of departures, or asked before an eviction. While a load ends, the
+  /// cache puts such calls off (`ThreadRole.putOff`, for `loads`).
+  var callsProgram: Bool { get }
 }
 
 extension Loading {
@@ -108,9 +113,7 @@ extension Loading {
       let seats = left.map { loads.join(keys[$0], $0, version: terms.version, for: call, within: outer) }
       defer { for seat in seats { loads.leave(seat) } }
       let missing = seats.filter { $0.isOwn && !endIfKnown($0, keys[$0.index], terms, takesNil) }
-      if !missing.isEmpty {
-        begin(call, missing, missing.map { keys[$0.index] }, terms, within: outer, load)
-      }
+      let task = missing.isEmpty ? nil : begin(call, missing, missing.map { keys[$0.index] }, terms, within: outer, load)
       left = []
       for seat in seats {
         if let cancellation {
@@ -125,15 +128,18 @@ extension Loading {
         }
         if try !take(seat, takesNil, E.self, to: &values[seat.index]) { left.append(seat.index) }
       }
+      // What a call causes is told before it returns.
+      if callsProgram { await task?.value }
     }
     return values
   }
 
   /// Loads the keys of seats in a task of its own.
+  @discardableResult
   private func begin<E: Error>(
     _ call: LoadCall, _ seats: [LoadSeat], _ keys: [Key], _ terms: LoadTerms, within outer: EnclosingLoads?,
     _ load: @escaping @Sendable ([Key]) async throws(E) -> [Value?]
-  ) {
+  ) -> Task<Void, Never> {
     let task = Task {
       await EnclosingLoads.$current.withValue(EnclosingLoads(call, outer)) {
         let start = moment
@@ -145,6 +151,7 @@ extension Loading {
       }
     }
     loads.note(task, of: call)
+    return task
   }
 
   /// Has a value that is there loaded anew, where it is older than the asker wants, unless somebody loads the key already, or as
@@ -198,16 +205,31 @@ extension Loading {
     switch result {
     case .success(let values):
       let part = countLoad(terms, since: start, failed: false) / UInt64(seats.count)
-      for i in seats.indices { end(seats[i].flight, keys[i], values[i], terms, recomputeCost: part) }
+      ending { for i in seats.indices { endAtOnce(seats[i].flight, keys[i], values[i], terms, recomputeCost: part) } }
     case .failure(let error):
       countLoad(terms, since: start, failed: true)
       for seat in seats { loads.end(seat.flight, .failure(error)) }
     }
   }
 
-  /// Keeps what was loaded, or notes that there is nothing, then tells those who wait.
+  /// Runs `body`, which ends loads; then calls the program, where what it kept is a reason to.
+  @usableFromInline
+  func ending(_ body: () -> Void) {
+    if callsProgram { ThreadRole.puttingOff(for: ObjectIdentifier(loads), body) } else { body() }
+  }
+
   @inlinable
   func end(_ flight: Flight, _ key: Key, _ value: Value?, _ terms: LoadTerms, recomputeCost: UInt64) {
+    if callsProgram {
+      ending { endAtOnce(flight, key, value, terms, recomputeCost: recomputeCost) }
+    } else {
+      endAtOnce(flight, key, value, terms, recomputeCost: recomputeCost)
+    }
+  }
+
+  /// Keeps what was loaded, or notes that there is nothing, then tells those who wait.
+  @inlinable
+  func endAtOnce(_ flight: Flight, _ key: Key, _ value: Value?, _ terms: LoadTerms, recomputeCost: UInt64) {
     let said = terms.said
     if let value {
       keep(value, forKey: key, said, flight.permit, recomputeCost: said.recomputeCost ?? recomputeCost)

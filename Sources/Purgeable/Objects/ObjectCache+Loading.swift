@@ -134,6 +134,8 @@ extension ObjectCache: Reloading {
     _ = set(value, key, terms.cost.map { Int(clamping: $0) }, store.time(terms.lifetime), nil, notes, if: .permit(permit))
   }
 
+  @inlinable var callsProgram: Bool { store.tells || store.asks }
+
   @usableFromInline
   func birth(ofValueForKey key: Key) -> UInt64? {
     store.hold(key) { shard, position, _ in

@@ -53,6 +53,9 @@ extension ObjectStore {
   /// what limits evict does not nest.
   @usableFromInline
   func tell(_ departed: Departed) {
+    if let later = unsafe ThreadRole.putOff(for: ObjectIdentifier(loads)) {
+      return unsafe later.pointee.append { [self] in tell(departed) }
+    }
     let owner = ObjectIdentifier(self)
     if let notes = unsafe ThreadRole.notes(of: owner) {
       // Safe: the call of `tell` further out on this thread, whose notes they are, has not returned.
@@ -84,7 +87,8 @@ extension ObjectStore {
 
 extension ObjectCache {
   /// Sets who is told of each departure, once, on the thread that caused it, after the mutex is released: in place of an earlier
-  /// handler. It may read and change the cache and its handlers; what its own calls take out is told when it has returned. An
+  /// handler. It may read and change the cache and its handlers; what its own calls take out is told when it has returned. What a
+  /// load takes out is told, and asked about, when its value has been given to all who wait, so the handler may load. An
   /// object that is stored again under its own key is told of as replaced too; its content stays.
   ///
   /// Of what the library evicts under pressure it is told on a thread of the cache's own. Any thread.

@@ -49,6 +49,9 @@ extension ObjectStore {
   @usableFromInline
   func enforceLimitsAsking(sparing stamp: UInt64) {
     guard !ThreadRole.isTelling(of: ObjectIdentifier(self)) else { return }
+    if let later = unsafe ThreadRole.putOff(for: ObjectIdentifier(loads)) {
+      return unsafe later.pointee.append { [self] in enforceLimits(sparing: stamp) }
+    }
     // Nobody is asked about these.
     if mayHaveExpired { dropExpired { isOverLimit } }
     guard let first = exceededLimit(growing: growthLimit) else { return }

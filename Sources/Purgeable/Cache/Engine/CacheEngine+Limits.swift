@@ -25,6 +25,9 @@ extension CacheEngine {
   /// Brings the cache below its limits, where one may be exceeded. On the library's thread the program cannot be asked: where it
   /// has to be, the next store does this.
   func enforceLimits() {
+    if base.isAsking.load(ordering: .acquiring), let loads, let later = unsafe ThreadRole.putOff(for: ObjectIdentifier(loads)) {
+      return unsafe later.pointee.append { [self] in enforceLimits() }
+    }
     repeat {
       if base.isAsking.load(ordering: .acquiring) {
         if ThreadRole.isLibrary { break }

@@ -70,13 +70,17 @@ extension CacheEngine {
     if base.limits.areStrict { atomicMemoryFence(ordering: .sequentiallyConsistent) }
     // Before the limits are looked at: other shards take bookkeeping.
     shards.openIfLarge()
-    if base.isAsking.load(ordering: .acquiring) {
-      // Entries that fit in the slabs of fewer shards wait for those to close (`evict`).
-      repeat { asker.load()?.enforceLimits(sparing: key) } while base.isOverByteLimit && shards.closeIfTooMany()
-      return
-    }
+    if base.isAsking.load(ordering: .acquiring) { return enforceLimitsAsking(sparing: key) }
     // The store's own shard had nothing left to evict; others may have.
     if base.isOverLimits { evictAboveLimits(sparing: shards.shard(of: key).number) }
+  }
+
+  private func enforceLimitsAsking(sparing key: EngineKey) {
+    if let loads, let later = unsafe ThreadRole.putOff(for: ObjectIdentifier(loads)) {
+      return unsafe later.pointee.append { [self] in enforceLimitsAsking(sparing: key) }
+    }
+    // Entries that fit in the slabs of fewer shards wait for those to close (`evict`).
+    repeat { asker.load()?.enforceLimits(sparing: key) } while base.isOverByteLimit && shards.closeIfTooMany()
   }
 
   /// A program may fill memory faster than the library's thread offers it, and memory that is not on offer cannot be discarded: a

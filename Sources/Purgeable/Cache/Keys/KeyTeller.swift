@@ -47,6 +47,8 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
   }
 
   let nodes: NodeMemory
+  /// While a thread ends loads of these, telling is put off.
+  private let loads: ObjectIdentifier
   /// Those who want to know what changed.
   let board = AtomicLazyReference<ChangeBoard<Key>>()
   /// Whether there is a handler. Changed with it, and read without its mutex: a hint, since `tell` looks again.
@@ -65,7 +67,8 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
   /// Raised in each forked child, where the departures from before the fork are not told.
   let epoch = Atomic<UInt64>(0)
 
-  init(_ handler: Handler?) {
+  init(_ handler: Handler?, _ loads: LoadTable<Key>) {
+    self.loads = ObjectIdentifier(loads)
     nodes = NodeMemory(
       nodeByteCount: NodePointer.keyOffset(of: Key.self) + MemoryLayout<Key>.size,
       alignment: max(MemoryLayout<Key>.alignment, MemoryLayout<KeyNode>.alignment))
@@ -149,8 +152,20 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
 
   // MARK: Telling
 
+  /// Tells of the departure of a key's old value, in the process of the epoch. Under no mutex.
+  func tell(_ departure: EngineDeparture, key: Key?, since epoch: UInt64) {
+    if let later = unsafe ThreadRole.putOff(for: loads) {
+      return unsafe later.pointee.append { [self] in tell(departure, key: key, since: epoch) }
+    }
+    let isOurs = isEpoch(epoch)
+    if isOurs, let key { tell(departure, key: key) } else { endCopy(departure.copy, isCounted: isOurs) }
+  }
+
+  /// False in a child forked since, whose parent tells what departed before.
+  private func isEpoch(_ epoch: UInt64) -> Bool { self.epoch.load(ordering: .relaxed) == epoch }
+
   /// Tells of a departure. Under no mutex.
-  func tell(_ departure: EngineDeparture, key: Key) {
+  private func tell(_ departure: EngineDeparture, key: Key) {
     board.load()?.note(key)
     guard let handler = handler.withLock({ $0 }) else { return endCopy(departure.copy) }
     var absence = departure.copy.absence
@@ -172,6 +187,10 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
 
   /// Tells of a value that was refused, and so never was an entry.
   func tellRefusal(_ departure: Departure<Key, Value>) {
+    if let later = unsafe ThreadRole.putOff(for: loads) {
+      let epoch = epoch.load(ordering: .relaxed)
+      return unsafe later.pointee.append { [self] in if isEpoch(epoch) { tellRefusal(departure) } }
+    }
     if let handler = handler.withLock({ $0 }) { call(handler, departure) }
   }
 
@@ -191,7 +210,7 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
       unsafe ThreadRole.whileTelling(of: ObjectIdentifier(self), consequences) {
         handler.tell(departure)
         // Not equal in a child that the handler forked: the departures are the parent's.
-        while unsafe epoch.load(ordering: .relaxed) == consequences.pointee.epoch,
+        while unsafe isEpoch(consequences.pointee.epoch),
           let entry = unsafe consequences.pointee.list.popFirst()
         { tell(entry) }
         unsafe endAll(consequences.pointee.list)
@@ -202,7 +221,7 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
   /// Where the departures go that this thread causes now, inside of the handler; nil outside of it, and in a child forked since.
   private var consequences: UnsafeMutablePointer<Consequences>? {
     guard let notes = unsafe ThreadRole.notes(of: ObjectIdentifier(self))?.assumingMemoryBound(to: Consequences.self),
-      unsafe notes.pointee.epoch == epoch.load(ordering: .relaxed)
+      unsafe isEpoch(notes.pointee.epoch)
     else { return nil }
     return unsafe notes
   }
@@ -217,13 +236,18 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
 
   func deliver(_ list: consuming DepartureList) {
     if ThreadRole.isLibrary { return wait(list) }
-    if let consequences = unsafe consequences { return unsafe consequences.pointee.list.append(list) }
-    let before = epoch.load(ordering: .relaxed)
-    while let entry = list.popFirst() {
-      tell(entry)
-      // True in a child that the handler forked: the rest is the parent's to tell.
-      if epoch.load(ordering: .relaxed) != before { return endAll(list) }
+    deliver(list, since: epoch.load(ordering: .relaxed))
+  }
+
+  private func deliver(_ list: consuming DepartureList, since epoch: UInt64) {
+    if let later = unsafe ThreadRole.putOff(for: loads) {
+      let list = list
+      return unsafe later.pointee.append { [self] in deliver(list, since: epoch) }
     }
+    if let consequences = unsafe consequences { return unsafe consequences.pointee.list.append(list) }
+    // False in a child that a handler forked: the rest is the parent's to tell.
+    while isEpoch(epoch), let entry = list.popFirst() { tell(entry) }
+    endAll(list)
   }
 
   // MARK: The telling thread
@@ -245,7 +269,7 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
   /// On the telling thread.
   override func run() {
     let before = epoch.load(ordering: .relaxed)
-    while epoch.load(ordering: .relaxed) == before {
+    while isEpoch(before) {
       let entry = waiting.withLock { waiting -> NodePointer? in
         if let entry = waiting.list.popFirst() { return entry }
         // Under the mutex: the next departure to wait starts another thread.
@@ -271,7 +295,7 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
       }
       guard let entry else { return }
       tell(entry)
-      if epoch.load(ordering: .relaxed) != before { return }
+      if !isEpoch(before) { return }
     }
   }
 

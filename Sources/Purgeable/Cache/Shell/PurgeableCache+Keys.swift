@@ -112,11 +112,7 @@ extension PurgeableCache {
       if !isThere { held.departures.release(number, of: &held.keys) }
       return result
     }
-    if let old {
-      // In a child that a handler forked, the departure is the parent's to tell.
-      let isOurs = teller.epoch.load(ordering: .relaxed) == epoch
-      if isOurs, let stored { teller.tell(old, key: stored) } else { teller.endCopy(old.copy, isCounted: isOurs) }
-    }
+    if let old { teller.tell(old, key: stored, since: epoch) }
     return result
   }
 

@@ -247,6 +247,9 @@ extension PurgeableCache: Loading {
   }
 
   @usableFromInline
+  var callsProgram: Bool { teller?.wantsValues == true || engine.base.isAsking.load(ordering: .relaxed) }
+
+  @usableFromInline
   func birth(ofValueForKey key: Key) -> UInt64? {
     encode(key) { engineKey, prefix in
       engine.birth(of: engineKey, prefix)

@@ -64,9 +64,10 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   ///   as long as there are any to tell. The thread has the default stack of the process's threads, and all signals are blocked
   ///   in it. If no thread can be made, the program's next calls tell.
   /// - So the handler may be called on several threads at a time. It may take its time, use this cache and any other, make
-  ///   caches, end this one, and fork. Only the call that caused the departure and this cache's other departures wait for it;
-  ///   and where that call is a load, who waits for what it loads. Two handlers that load what the other's call is loading wait
-  ///   for ever.
+  ///   caches, end this one, and fork. Only the call that caused the departure and this cache's other departures wait for it.
+  /// - What a load takes out is told when its value has been given to all who wait, what a load of many keys takes out when it
+  ///   has ended for all of them: a handler may load, also what another handler's call is loading. A load in a task is told of
+  ///   on the task's thread, before the call that began it returns.
   /// - 1 MiB of values may wait for the thread, and 8 MiB of values in all. Beyond that, or without memory for a copy, a
   ///   departure is told without its value (`Departure.absence` is `notKept`, and `CacheStatistics.notKeptValueCount` counts it).
   ///   No departure itself is dropped: each waits in the entry of its key. When more than 65,536 wait
@@ -154,13 +155,13 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
     try options.check(in: operation)
     let form = KeyForm<Key>(
       tracking: options.tracksKeys || onDeparture != nil || !options.evictsEntriesWithDiscardedContent)
+    let loads = LoadTable<Key>(refreshLimit: options.refreshLimit)
     let teller: KeyTeller<Key, Value>? =
       switch form {
       case .tracked, .string:
-        KeyTeller(onDeparture.map { .init(tell: $0, decode: { Value(purgeableBytes: $0) }) })
+        KeyTeller(onDeparture.map { .init(tell: $0, decode: { Value(purgeableBytes: $0) }) }, loads)
       case .integer, .bytes, .custom: nil
       }
-    let loads = LoadTable<Key>(refreshLimit: options.refreshLimit)
     let engine = try CacheEngine(
       options, keyLayout: form.layout, clock: clock ?? options.monotonicClock, hashSeed: hashSeed, observer: teller, loads: loads,
       entryOrder: entryOrder)
