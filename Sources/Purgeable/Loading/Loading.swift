@@ -51,7 +51,7 @@ extension Loading {
         do throws(E) {
           let value = try load()
           let time = countLoad(terms, since: start, failed: false)
-          end(seat.flight, key, value, terms, recomputeCost: time)
+          ending { end(seat.flight, key, value, terms, recomputeCost: time) }
           return value
         } catch {
           countLoad(terms, since: start, failed: true)
@@ -205,7 +205,7 @@ extension Loading {
     switch result {
     case .success(let values):
       let part = countLoad(terms, since: start, failed: false) / UInt64(seats.count)
-      ending { for i in seats.indices { endAtOnce(seats[i].flight, keys[i], values[i], terms, recomputeCost: part) } }
+      ending { for i in seats.indices { end(seats[i].flight, keys[i], values[i], terms, recomputeCost: part) } }
     case .failure(let error):
       countLoad(terms, since: start, failed: true)
       for seat in seats { loads.end(seat.flight, .failure(error)) }
@@ -213,23 +213,17 @@ extension Loading {
   }
 
   /// Runs `body`, which ends loads; then calls the program, where what it kept is a reason to.
-  @usableFromInline
+  @inlinable
   func ending(_ body: () -> Void) {
-    if callsProgram { ThreadRole.puttingOff(for: ObjectIdentifier(loads), body) } else { body() }
+    if callsProgram { puttingOffCalls(body) } else { body() }
   }
 
+  @usableFromInline
+  func puttingOffCalls(_ body: () -> Void) { ThreadRole.puttingOff(for: ObjectIdentifier(loads), body) }
+
+  /// Keeps what was loaded, or notes that there is nothing, then tells those who wait. Within `ending`.
   @inlinable
   func end(_ flight: Flight, _ key: Key, _ value: Value?, _ terms: LoadTerms, recomputeCost: UInt64) {
-    if callsProgram {
-      ending { endAtOnce(flight, key, value, terms, recomputeCost: recomputeCost) }
-    } else {
-      endAtOnce(flight, key, value, terms, recomputeCost: recomputeCost)
-    }
-  }
-
-  /// Keeps what was loaded, or notes that there is nothing, then tells those who wait.
-  @inlinable
-  func endAtOnce(_ flight: Flight, _ key: Key, _ value: Value?, _ terms: LoadTerms, recomputeCost: UInt64) {
     let said = terms.said
     if let value {
       keep(value, forKey: key, said, flight.permit, recomputeCost: said.recomputeCost ?? recomputeCost)

@@ -97,7 +97,7 @@ struct LoadingTellingTests {
     }
   }
 
-  @Test("of a refused value, and of the one that it was to replace, too", arguments: [CacheKind.tracked, .objects])
+  @Test("is told of a refused value when nobody waits for it any more, too", arguments: [CacheKind.tracked, .objects])
   func refused(_ kind: CacheKind) throws {
     let calls = Mutex<[DepartureReason]>([])
     let itself = Mutex<(any LoadingCache<Int>)?>(nil)

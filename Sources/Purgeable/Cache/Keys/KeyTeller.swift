@@ -5,6 +5,7 @@
 // key's deinit and `onDeparture` when all have been released.
 //
 //   a call of the program    --> list of its own --> told on its thread, slice by slice, before the call returns
+//   the end of a load        --> put off         --> told likewise, when no flight of the call is left (Loading.swift)
 //   the library by itself    --> `waiting`       --> told on a thread made for that, one a cache, which ends when nothing waits
 //
 // No departure is lost: it waits in the node of its key. Its value, which has to be copied, may be dropped: see `makeCopy`.

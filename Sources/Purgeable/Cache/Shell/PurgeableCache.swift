@@ -70,6 +70,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   ///   on the task's thread, before the call that began it returns.
   /// - 1 MiB of values may wait for the thread, and 8 MiB of values in all. Beyond that, or without memory for a copy, a
   ///   departure is told without its value (`Departure.absence` is `notKept`, and `CacheStatistics.notKeptValueCount` counts it).
+  ///   The first value that a call takes out, and in a load of many keys the first for each key, is kept beyond that.
   ///   No departure itself is dropped: each waits in the entry of its key. When more than 65,536 wait
   ///   (`CacheStatistics.waitingDepartureCount`), each call of the program tells up to four of them first, unless a handler makes
   ///   the call.
