@@ -7,6 +7,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -29,6 +31,21 @@ bool purgeable__write_out(int file, off_t start, off_t byte_count) {
   (void)posix_fadvise(file, start, byte_count, POSIX_FADV_DONTNEED);
   errno = error;
   return is_written;
+}
+
+bool purgeable__take_room(int file, off_t byte_count) {
+  struct stat status;
+  if (fstat(file, &status) != 0 || status.st_size >= byte_count) return true;
+  struct rlimit limit;
+  // The kernel applies it where the end moves, which is too late.
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && (rlim_t)byte_count > limit.rlim_cur) {
+    errno = EFBIG;
+    return false;
+  }
+  int result;
+  do result = fallocate(file, FALLOC_FL_KEEP_SIZE, status.st_size, byte_count - status.st_size);
+  while (result != 0 && errno == EINTR);
+  return result == 0 || (errno != ENOSPC && errno != EDQUOT);
 }
 
 bool purgeable__sync_file_system(const char *path) {

@@ -49,6 +49,9 @@
       primary == SQLITE_FULL || code == Self.writeCode && number == 0 || number == ENOSPC || number == EDQUOT || number == EFBIG
     }
 
+    /// SQLite may not say it of a disk that is full.
+    var errorNumber: Int32 { isFull && number == 0 ? ENOSPC : number }
+
     /// SQLITE_IOERR_WRITE, which Swift cannot import.
     private static let writeCode = SQLITE_IOERR | 3 << 8
 
@@ -72,7 +75,8 @@
       default: kind = .systemCallFailed(call: failure.call)
       }
       let code = failure.code == 0 ? "" : "; SQLite's result \(failure.code)"
-      self.init(kind, in: operation, errorNumber: failure.number, explanation: failure.message + code)
+      let cause = failure.isFull ? "there is no room on the disk, or in what may be written: " : ""
+      self.init(kind, in: operation, errorNumber: failure.errorNumber, explanation: cause + failure.message + code)
     }
   }
 

@@ -169,7 +169,8 @@
     }
 
     /// As the form for a `load` that always makes a value, for one that may find nothing: `keepingNilFor` says how long memory
-    /// remembers that, as in `PurgeableCache.value(forKey:keepingNilFor:loading:)`. A record of another `version` goes then.
+    /// remembers that, as in `PurgeableCache.value(forKey:keepingNilFor:loading:)`. A value of another `version` stays where it
+    /// is.
     @_disfavoredOverload
     @inlinable
     public func value<E: Error>(
@@ -187,7 +188,7 @@
       try cache.loadedValue(forKey: key, version: version) { () throws(E) in
         let found = self.read(key, version)
         if case .found(let found) = found.result { return .found(found) }
-        return self.loadedIfAny(try load(), key, version, expiry, absenceTime, found.number)
+        return self.loadedIfAny(try load(), key, version, expiry, absenceTime, found.number, takesOlderAway: false)
       }
     }
 
@@ -239,7 +240,7 @@
         let found = await self.readInThread(key, version, isRefresh: isRefresh)
         if case .found(let found) = found.result { return .found(found) }
         return self.loadedIfAny(
-          try await load(), key, version, expiry, absenceTime, found.number, hasOlder: isRefresh)
+          try await load(), key, version, expiry, absenceTime, found.number, takesOlderAway: isRefresh)
       }
     }
 
@@ -290,9 +291,10 @@
     /// for the cache's. Returns what memory did.
     ///
     /// Of stores that are under way at the same time, memory and database keep the same one. Where more than 32 MiB wait to be
-    /// written, values are not written any more until there is less; they are counted as failures, and `flush()` throws. The same
-    /// holds for a value for which, on a full disk, more than an eighth of the records would have to go. A value of more than an
-    /// eighth of the store's byte limit is in memory only.
+    /// written (or an eighth of the memory that the process may have, if that is less), values are not written any more until
+    /// there is less; they are counted as failures, and `flush()` throws. Who fills a store at once calls `flush()` now and then.
+    /// The same holds for a value for which, on a full disk, more than an eighth of the records would have to go. A value of more
+    /// than an eighth of the store's byte limit is in memory only.
     @discardableResult
     public func setValue(
       _ value: Value, forKey key: Key, cost: Int? = nil, expiry: Expiry? = nil, version: String? = nil
@@ -438,13 +440,12 @@
       return .found(made)
     }
 
-    /// `hasOlder`: the database may have a value all the same.
     private func loadedIfAny(
       _ value: Value?, _ key: Key, _ version: String?, _ expiry: Expiry?, _ absenceTime: Duration?, _ number: UInt32,
-      hasOlder: Bool = false
+      takesOlderAway: Bool
     ) -> TierResult<Value> {
       if let value { return loaded(made(value, version, expiry), key, number) }
-      if hasOlder || version != nil { return loadedNothing(key, number, keptFor: absenceTime) }
+      if takesOlderAway { return loadedNothing(key, number, keptFor: absenceTime) }
       return .absent(keptFor: absenceTime, isMade: true)
     }
 

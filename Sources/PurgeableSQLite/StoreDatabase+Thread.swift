@@ -98,11 +98,12 @@
       var failure = writeAll(work)
       var counts = [Int](repeating: 0, count: work.requests.count)
       for (i, request) in work.requests.enumerated() where failure == nil {
-        do throws(StoreFailure) { counts[i] = try answer(request.kind) } catch {
+        do throws(StoreFailure) { counts[i] = try answerWithRoom(request.kind) } catch {
           failure = error
           if error.isDamage || error.isHeldUp { _ = mend(error) }
         }
       }
+      if failure == nil, !hasReserve { remakeReserve() }
       if let writer { note(writer.total) }
       let first = failure.map { PurgeableError($0, in: "PurgeableStore '\(name)'") }
       let isTold = work.requests.contains { $0.tellsAll }
@@ -151,7 +152,9 @@
             continue
           }
           tries += 1
-          if tries <= (error.isFull ? Self.roomTryCount : 1), let mended = error.isGone ? .begunAnew : mend(error) {
+          if tries <= (error.isFull ? Self.roomTryCount : 1),
+            let mended = error.isGone ? .begunAnew : mend(error, isFirst: tries == 1)
+          {
             if mended == .begunAnew {
               // Rows of a database that is there no more; and with it went what was just written.
               (work.touches, work.damaged, work.changes) = ([:], [], batch)
@@ -211,6 +214,17 @@
       mutex.withLock { if !expires, waiting.isEmpty, writing.isEmpty { shortestIdle = .max } }
     }
 
+    /// Even what removes has to be written.
+    private func answerWithRoom(_ kind: Request.Kind) throws(StoreFailure) -> Int {
+      var tries = 0
+      while true {
+        do throws(StoreFailure) { return try answer(kind) } catch {
+          tries += 1
+          guard error.isFull, tries <= Self.roomTryCount, mend(error, isFirst: tries == 1) != nil else { throw error }
+        }
+      }
+    }
+
     private func answer(_ kind: Request.Kind) throws(StoreFailure) -> Int {
       guard let writer else { return 0 }
       switch kind {
@@ -242,7 +256,7 @@
         if error.isBusy { isTidy = false } else { fail(error) }
       }
       if !isTidy { tidyPause = min(2 * tidyPause, Self.mostUntidyTime) }
-      folder.makeReserve()
+      makeReserve()
       writer.connection.releaseMemory()
       readers.releaseMemory()
       OpenDatabases.shared.giveUpPages(file)
@@ -264,6 +278,7 @@
         }
       }
       closeWriter()
+      readers.reopen(isMade: false)
       try reopen()
     }
 
@@ -290,7 +305,7 @@
       let count = changes.forgetValues { Int64($0.value.count) * ($0.value.count > limits.fileThreshold ? 1 : 2) > most }
       if count == 0 { return false }
       let error = PurgeableError(
-        .systemCallFailed(call: failure.call), in: "PurgeableStore '\(name)'", errorNumber: failure.number,
+        .systemCallFailed(call: failure.call), in: "PurgeableStore '\(name)'", errorNumber: failure.errorNumber,
         explanation: "a value is not written: the disk is full, and more than an eighth of the records would have to go for it")
       mutex.withLock {
         writing = changes
@@ -299,10 +314,22 @@
       return true
     }
 
+    /// From what is left of the room that was made, and from what the database does not need.
+    private func remakeReserve() {
+      try? writer?.vacuum(cutsLog: true)
+      _ = try? writer?.cutLog()
+      makeReserve()
+    }
+
+    private func makeReserve() {
+      folder.makeReserve()
+      hasReserve = true
+    }
+
     private enum Mended { case madeRoom, begunAnew }
 
     /// nil where another try would not go better.
-    private func mend(_ failure: StoreFailure) -> Mended? {
+    private func mend(_ failure: StoreFailure, isFirst: Bool = false) -> Mended? {
       do throws(StoreFailure) {
         if failure.isDamage || failure.isHeldUp {
           try beginAnew(failure, makesRoom: false)
@@ -311,16 +338,19 @@
         if failure.isFull, let writer {
           // Even what is removed has to be written first.
           folder.giveReserveUp()
-          try writer.cutLog()
-          try writer.evict(at: now(), toBytes: writer.total.byteCount / 4 * 3, count: .max, cutsLog: true)
-          try writer.vacuum(cutsLog: true)
-          try writer.cutLog()
-          folder.makeReserve()
+          hasReserve = false
+          // A long log has what it takes, and nothing has to leave.
+          let isLong = folder.logByteCount > 2 * StoreFolder.reserveByteCount
+          if try !writer.cutLog() || !isFirst || !isLong {
+            try writer.evict(at: now(), toBytes: writer.total.byteCount / 4 * 3, count: .max, cutsLog: true)
+            try writer.vacuum(cutsLog: true)
+            try writer.cutLog()
+          }
           return .madeRoom
         }
       } catch {
         // A log that cannot be written back for want of room takes it from all else.
-        guard failure.isFull, error.isFull, StoreFolder.byteCount(folder.database + "-wal") > StoreFolder.reserveByteCount else {
+        guard failure.isFull, error.isFull, folder.logByteCount > StoreFolder.reserveByteCount else {
           return nil
         }
         do throws(StoreFailure) {
@@ -333,7 +363,7 @@
 
     /// With a new database; the old one is put aside, and deleted later, or now.
     private func beginAnew(_ failure: StoreFailure, makesRoom: Bool) throws(StoreFailure) {
-      readers.reopen()
+      readers.reopen(isMade: false)
       let damaged = file
       closeWriter()
       try folder.locked { () throws(StoreFailure) in

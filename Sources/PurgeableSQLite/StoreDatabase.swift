@@ -9,7 +9,8 @@
 // and the removals of their keys stay waiting until they can be: an old value in the database stays out of sight.
 //
 // One mutex, held for a few steps; nobody waits for the disk under it. The writer's thread is the only one that writes. Nothing
-// waits for it but `flush` and its like: where more than 32 MiB wait to be written, values are given up instead.
+// waits for it but `flush` and its like: where more than 32 MiB wait to be written (less where memory is little), values are
+// given up instead.
 //
 // A forked child has no database: SQLite must not be used in it, not even to close what is open. It finds nothing, and its
 // changes are dropped.
@@ -58,10 +59,11 @@
     let uses: MemoryUses
     private let forkCount = OpenDatabases.shared.forkCount
     let readers: ReaderPool
+    /// Of values that wait to be written: 32 MiB, or an eighth of the memory that the process may have.
+    private let mostWaitingBytes = min(32 << 20, Int(clamping: ProcessMemory.limit() / 8))
 
     static let batchCount = 1000
     static let batchByteCount = 4 << 20
-    static let mostWaitingBytes = 32 << 20
     static let mostRemovalBytes = 64 << 20
     static let touchBatchCount = 20_000
     static let touchInterval: UInt64 = 60_000_000_000
@@ -71,7 +73,7 @@
     static let askingPause: UInt64 = 16
     static let mostAskingInterval: UInt64 = 3_600_000_000_000
     /// How often room is made for one batch.
-    static let roomTryCount = 3
+    static let roomTryCount = 4
     static let retryTime: UInt64 = 60_000_000_000
     static let passingTime: UInt64 = 500_000_000
     static let idleTime: UInt64 = 5_000_000_000
@@ -151,6 +153,8 @@
     var tidyPause = StoreDatabase.idleTime
     var tidiedAt = MonotonicTime.now
     var hasSwept = false
+    /// Or has tried to have one since it was given up.
+    var hasReserve = true
 
     // MARK: Opening and ending
 
@@ -243,8 +247,10 @@
           let isWanted = Int64(byteCount) <= StoreLimits.mostRecordBytes(of: limits.byteCount)
           // One that is longer than all that may wait, waits alone.
           let waitingBytes = waiting.valueBytes + writing.valueBytes
-          let hasRoom = waitingBytes == 0 || waitingBytes + byteCount <= Self.mostWaitingBytes
-          if isWanted && !hasRoom { noteNoRoom("more than 32 MiB waited to be written, and values were given up") }
+          let hasRoom = waitingBytes == 0 || waitingBytes + byteCount <= mostWaitingBytes
+          if isWanted && !hasRoom {
+            noteNoRoom("more than \(mostWaitingBytes >> 20) MiB waited to be written, and values were given up")
+          }
           if isWanted && hasRoom { record.idle.map(noteIdle) } else { change = .removal }
         }
         waiting.set(change, key)

@@ -191,11 +191,13 @@
     @discardableResult
     func giveReserveUp() -> Bool { unsafe unlink(reserve) == 0 }
 
+    var logByteCount: Int { Self.byteCount(database + "-wal") }
+
     /// What is free on the disk, or is in the log, which is written over.
     var roomByteCount: Int64 {
       var disk = statvfs()
       guard unsafe statvfs(data, &disk) == 0 else { return .max }
-      return Int64(clamping: disk.f_bavail) * Int64(clamping: disk.f_frsize) + Int64(Self.byteCount(database + "-wal"))
+      return Int64(clamping: disk.f_bavail) * Int64(clamping: disk.f_frsize) + Int64(logByteCount)
     }
 
     /// The names in `data` are on the disk when this returns.
@@ -373,9 +375,9 @@
     }
   }
 
-  /// Descriptors of open databases, for what SQLite does not do: to give their pages in the page cache up. One for each file and
-  /// process: when any descriptor of a file is closed, the process loses the locks that SQLite has on it, of all connections. So
-  /// it is closed with the last store.
+  /// Descriptors of open databases, for what SQLite does not do: to give their pages in the page cache up, and to take room on
+  /// the disk. One for each file and process: when any descriptor of a file is closed, the process loses the locks that SQLite
+  /// has on it, of all connections. So it is closed with the last store.
   final class OpenDatabases: @unchecked Sendable {
     static let shared = OpenDatabases()
 
@@ -414,7 +416,7 @@
           entries[file]?.count += 1
           return file
         }
-        let descriptor = unsafe open(path, O_RDONLY | O_CLOEXEC)
+        let descriptor = unsafe open(path, O_RDWR | O_CLOEXEC)
         guard descriptor >= 0 else { return nil }
         entries[file] = Entry(descriptor: descriptor, forkCount: forkCount, count: 1)
         return file
@@ -436,6 +438,11 @@
     /// Gives the file's pages in the page cache up, which would push out what caches have on offer.
     func giveUpPages(_ file: FileNumber) {
       mutex.withLock { entries[file].map(Self.giveUpPages) }
+    }
+
+    /// Has room on the disk taken for so many bytes of the file. False, with errno, where there is none.
+    func takeRoom(_ file: FileNumber, byteCount: Int64) -> Bool {
+      mutex.withLock { entries[file].map { purgeable__take_room($0.descriptor, off_t(byteCount)) } ?? true }
     }
 
     private static func giveUpPages(of entry: Entry) { posix_fadvise(entry.descriptor, 0, 0, POSIX_FADV_DONTNEED) }

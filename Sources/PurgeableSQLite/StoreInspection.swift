@@ -179,7 +179,12 @@
       do throws(StoreFailure) {
         do throws(StoreFailure) {
           let verdict = try connection.prepare("PRAGMA integrity_check(\(Check.mostFaults))")
-          try verdict.run { if let text = verdict.text(0), text != "ok" { check.note(nil, text) } }
+          // Several in one row, under a heading.
+          try verdict.run {
+            for fault in verdict.text(0)?.split(separator: "\n") ?? [] where fault != "ok" && !fault.hasPrefix("***") {
+              check.note(nil, String(fault))
+            }
+          }
         } catch {
           guard error.isDamage else { throw error }
           check.note(nil, error.message)
@@ -253,10 +258,19 @@
     package func trim(toBytes byteCount: Int) throws(PurgeableError) -> Int {
       try failing { () throws(StoreFailure) in
         let writer = try place.locked { () throws(StoreFailure) in try StoreWriter(place, fileThreshold: .max) }
-        try writer.removeLifeless()
-        try writer.removeExpired(at: WallTime.now)
-        try writer.evict(at: WallTime.now, toBytes: Int64(byteCount), count: .max)
-        try writer.vacuum()
+        func remove(cutsLog: Bool) throws(StoreFailure) {
+          try writer.removeLifeless()
+          try writer.removeExpired(at: WallTime.now)
+          try writer.evict(at: WallTime.now, toBytes: Int64(byteCount), count: .max, cutsLog: cutsLog)
+          try writer.vacuum(cutsLog: cutsLog)
+        }
+        do throws(StoreFailure) { try remove(cutsLog: false) } catch {
+          guard error.isFull else { throw error }
+          // Even what is removed has to be written first.
+          place.giveReserveUp()
+          try writer.cutLog()
+          try remove(cutsLog: true)
+        }
         try writer.cutLog()
         return writer.removedCount
       }

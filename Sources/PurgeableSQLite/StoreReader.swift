@@ -103,24 +103,28 @@
     private var count = 0
     private var generation = 0
     private var isEnded = false
+    /// Nothing is read: the database is being made anew, and for a moment has no tables.
+    private var isOff = false
 
     private static let mostReaders = 4
 
     init(_ folder: StoreFolder, _ kinds: StoreKinds = StoreKinds()) { (self.folder, self.kinds) = (folder, kinds) }
 
-    /// Runs `body` with a reader, when one is free. nil when the pool has ended.
+    /// Runs `body` with a reader, when one is free. nil when the pool has ended, and while the database is made anew.
     func withReader<R>(_ body: (StoreReader) throws(StoreFailure) -> R) throws(StoreFailure) -> R? {
       guard let (known, generation) = take() else { return nil }
       var reader = known
       defer { give(reader) }
-      let used: StoreReader
-      if let known, !known.isOutdated(folder) {
-        used = known
-      } else {
-        used = try StoreReader.open(folder, kinds, generation: generation)
-      }
-      reader = used
-      do { return try body(used) } catch {
+      do throws(StoreFailure) {
+        let used: StoreReader
+        if let known, !known.isOutdated(folder) {
+          used = known
+        } else {
+          used = try StoreReader.open(folder, kinds, generation: generation)
+        }
+        reader = used
+        return try body(used)
+      } catch {
         // Of a file that is another's place by now.
         if mutex.withLock({ self.generation }) != generation { return nil }
         throw error
@@ -130,7 +134,7 @@
     /// A reader, or none but the right to make one.
     private func take() -> (StoreReader?, generation: Int)? {
       mutex.withLock {
-        while !isEnded {
+        while !isEnded, !isOff {
           if let reader = idle.popLast() { return (reader, generation) }
           if count < Self.mostReaders {
             count += 1
@@ -150,10 +154,11 @@
       }
     }
 
-    /// What is read from now on is read from the file that is there now.
-    func reopen() {
+    /// What is read from now on is read from the file that is there now; nothing until then, where that is yet to be made.
+    func reopen(isMade: Bool = true) {
       let ended = mutex.withLock {
-        generation += 1
+        (generation, isOff) = (generation + 1, !isMade)
+        mutex.broadcast()
         count -= idle.count
         return exchange(&idle, with: [])
       }

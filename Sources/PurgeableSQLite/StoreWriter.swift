@@ -43,7 +43,7 @@
     private var writtenBackBytes = 0
 
     private let identify, removeRecord, removeLife, insertRecord, insertLife, touch: Statement
-    private let calm, oldest, oldestUse, expired, nextToExpire, readTotal, writeTotal, knowsFile, readSum: Statement
+    private let calm, oldest, oldestUse, expired, nextToExpire, readTotal, writeTotal, knowsFile, readSum, pageCount: Statement
 
     /// Another program at work on the database, with locks of its own.
     private static let busyMilliseconds: Int32 = 5000
@@ -99,6 +99,7 @@
       writeTotal = try connection.prepare(Schema.writeTotal)
       knowsFile = try connection.prepare(Schema.knowsFile)
       readSum = try connection.prepare(Schema.readSum)
+      pageCount = try connection.prepare("PRAGMA page_count")
       connection.watchLog()
       companions = Self.companions(of: folder)
       // Whoever opens a database first says what it has.
@@ -149,6 +150,7 @@
             writeTotal.bind(1, self.total.recordCount)
             writeTotal.bind(2, self.total.byteCount)
             try writeTotal.run()
+            try takeRoom(in: file)
             try connection.run("COMMIT")
           } catch {
             if connection.isInTransaction { try? connection.run("ROLLBACK") }
@@ -161,6 +163,17 @@
         throw error
       }
       for file in files.removed { folder.removeValue(file) }
+    }
+
+    /// What is committed is in the log, and at last in the database: where it is longer then, its room is taken now. So the log
+    /// can be written back whatever fills the disk, and with it goes the room that it takes itself.
+    private func takeRoom(in file: FileNumber) throws(StoreFailure) {
+      guard try pageCount.next() else { return }
+      defer { pageCount.reset() }
+      let byteCount = pageCount.number(0, in: 0...Schema.latest / Int64(Schema.pageByteCount)) * Int64(Schema.pageByteCount)
+      guard OpenDatabases.shared.takeRoom(file, byteCount: byteCount) else {
+        throw .system("fallocate", "there is no room for the database")
+      }
     }
 
     private func recount() throws(StoreFailure) {

@@ -297,6 +297,31 @@
       }
     }
 
+    @Test("while a database is made anew nothing is read of it, and nothing is told; who waits for a reader goes on")
+    func unmade() throws {
+      try withPlace { place in
+        let folder = try StoreFolder.open("store", in: place.folder.path, operation: "test")
+        func make() throws {
+          _ = try folder.locked { () throws(StoreFailure) in try StoreWriter(folder, fileThreshold: 1 << 20) }
+        }
+        try make()
+        let pool = ReaderPool(folder)
+        func read() throws -> Bool {
+          try pool.withReader { (reader) throws(StoreFailure) in try reader.has([1], at: 0) } != nil
+        }
+        #expect(try read())
+        pool.reopen(isMade: false)
+        try folder.locked { () throws(StoreFailure) in try folder.putAside() }
+        try Data().write(to: URL(fileURLWithPath: folder.database))
+        #expect(try !read())
+        try make()
+        #expect(try !read())
+        pool.reopen()
+        #expect(try read())
+        pool.end()
+      }
+    }
+
     // MARK: Numbers that no store writes
 
     @Test("whatever numbers the database has, nothing ends the program, and the store goes on")

@@ -184,8 +184,12 @@ import Testing
           #expect(store.value(forKey: "a", version: "v2") { [2] } == [2])
           store.cache.removeAll()
           #expect(store.value(forKey: "a", version: "v2") { [3] } == [2])
-          // A record of another version is no hit.
+          // A record of another version is no hit, and stays where there is nothing newer.
           #expect(store.statistics.hitCount == 2 && store.statistics.missCount == 1)
+          store.cache.removeAll()
+          #expect(store.value(forKey: "a", version: "v3", loading: { () -> [UInt8]? in nil }) == nil)
+          #expect(store.value(forKey: "a", version: "v3", loading: { () -> [UInt8]? in nil }) == nil)
+          #expect(store.value(forKey: "a") == [2])
         }
       }
     }

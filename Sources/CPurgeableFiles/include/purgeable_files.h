@@ -29,6 +29,10 @@ bool purgeable__leave_direct(int file);
 /// could not be written; true where the file system does not write on demand.
 bool purgeable__write_out(int file, off_t start, off_t byte_count);
 
+/// Has a file's room on the disk taken up to `byte_count` bytes, beyond its end, which stays. False with errno where the disk, or
+/// what the user or the process may write, has none; true where the file system cannot say.
+bool purgeable__take_room(int file, off_t byte_count);
+
 /// Has all that was written to the file system of a path brought to the disk. False with errno.
 bool purgeable__sync_file_system(const char *path);
 

@@ -130,7 +130,8 @@ struct StoreOptions: Equatable, Sendable {
       var rows = summaryRows
       if let trimmedCount { rows.append(["removed", "\(Self.count(trimmedCount)) records"]) }
       if let check {
-        let faults = check.faultCount == 0 ? "nothing wrong" : "\(Self.count(check.faultCount)) FAULTS"
+        let faults =
+          check.faultCount == 0 ? "nothing wrong" : "\(Self.count(check.faultCount)) FAULT\(check.faultCount == 1 ? "" : "S")"
         rows.append(["checked", "\(Self.count(check.recordCount)) records, \(Self.size(check.byteCount)): \(faults)"])
       }
       let width = columnWidths(rows)[0]
