@@ -30,14 +30,14 @@
   /// - In a forked child the store has memory alone, and loads.
   ///
   /// Any thread. A store takes one thread, four more while tasks wait for the disk, up to four connections of two mebibytes each
-  /// at most, and one of eight, which it gives back when nothing was written for some seconds. Pages of its files do not stay in
-  /// the kernel's page cache, where they would push out what the cache has on offer; but for those of the log, 16 MiB as a rule,
-  /// which stay as long.
+  /// at most, and one of eight, which it gives back when nothing was written for some seconds. Of the pages of its database no
+  /// more stay in the kernel's page cache, where they would push out what the cache has on offer, than a 128th of the memory that
+  /// the process may have (8 MiB at least); beside them the log's, 16 MiB as a rule, as long as it is written.
   public final class PurgeableStore<Key: Hashable & PurgeableValue, Value: PurgeableValue>: Sendable {
     /// The memory in front: for its limits, handlers and numbers. Store and remove through the store.
     public let cache: PurgeableCache<Key, Value>
 
-    private let database: StoreDatabase
+    let database: StoreDatabase
     private let format: StoredFormat<Value>
     private let ownExpiry: Expiry?
     /// Whether the cache is this store's still.

@@ -88,7 +88,8 @@
     private func noteFailure(_ error: PurgeableError) { mutex.withLock { count(error, isNews: false) } }
 
     private func noteRead(_ found: StoreReader.Found, at now: Int64) {
-      noteReadBytes(found.record.value.count + 2 * Schema.pageByteCount)
+      // The page of a row; those of the indexes are the same again and again. A value's file leaves none.
+      noteReadBytes(Schema.pageByteCount + (found.file == nil ? found.record.value.count : 0))
       let isLate = now - found.record.used >= min(touchStep.load(ordering: .relaxed), (found.record.idle ?? .max) / 16)
       guard isLate || found.record.idle != nil else { return }
       mutex.withLock {
@@ -102,12 +103,15 @@
 
     /// The kernel keeps what is read and written in the page cache, and takes what caches have on offer for it. So the pages are
     /// given up when they may be a 128th of what memory there is: often enough, and seldom enough for those of the indexes to be
-    /// of use.
+    /// of use. Those of a database that is smaller than that stay, until nothing was written for a while.
     func noteReadBytes(_ byteCount: Int) {
       let sum = readByteCount.add(byteCount, ordering: .relaxed).newValue
       guard sum >= mostReadBytes.load(ordering: .relaxed), readByteCount.exchange(0, ordering: .relaxed) >= sum else { return }
-      mostReadBytes.store(Self.mostReadBytes(), ordering: .relaxed)
-      if let file = FileNumber(of: folder.database) { OpenDatabases.shared.giveUpPages(file) }
+      let most = Self.mostReadBytes()
+      mostReadBytes.store(most, ordering: .relaxed)
+      if StoreFolder.byteCount(folder.database) >= most, let file = FileNumber(of: folder.database) {
+        OpenDatabases.shared.giveUpPages(file)
+      }
     }
 
     static func mostReadBytes() -> Int { max(8 << 20, Int(clamping: ProcessMemory.limit() / 128)) }

@@ -104,5 +104,22 @@
         #expect(try cachedPages(place.database) < 64)
       }
     }
+
+    @Test("a database that is smaller than what may stay in the page cache stays there, however much is read")
+    func small() throws {
+      try withPlace { place in
+        try cancelWherePagesStay(place.folder.path + "/plain")
+        try place.withStore { store in
+          for key in 0..<5000 { store.setValue(content(key), forKey: "\(key)") }
+        }
+        try #require(StoreFolder.byteCount(place.database) < StoreDatabase.mostReadBytes())
+        try place.withStore { store in
+          for key in 0..<5000 { #expect(store.value(forKey: "\(key)") == content(key)) }
+          store.database.noteReadBytes(1 << 50)
+          let cached = try cachedPages(place.database)
+          #expect(cached > 1000)
+        }
+      }
+    }
   }
 #endif
