@@ -24,8 +24,9 @@ public struct CacheStatistics: Sendable, Hashable {
   public var hitCount = 0
   /// Look-ups that found none. `peekValue` and `containsValue` count as neither.
   public var missCount = 0
-  /// Misses by reason; those counted while a shard was busy are in `missCount` alone. A value that could not be made of its bytes
-  /// is a miss (`undecodable`). Those that were answered by what a load found (`absent`) are taken off `unknown`.
+  /// Misses by reason. It is `unknown`, too, where a shard was busy, and what it remembers of the key was not looked at. A value
+  /// that could not be made of its bytes is a miss (`undecodable`). Those that were answered by what a load found (`absent`) are
+  /// taken off `unknown`.
   public var missesByReason: [MissReason: Int] = [:]
   /// Calls of closures that load (`value(forKey:loading:)`) which have ended; a call for many keys counts once.
   public var loadCount = 0

@@ -247,6 +247,17 @@ struct CacheCallsTests {
     cache.checkBooksSwept()
   }
 
+  @Test("misses add up while a shard is busy, which nobody waits for then")
+  func busyStatistics() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 100)
+    for i in 0..<300 { cache[i] = pattern(50) }
+    cache.engine.shards.hold(cache.engine.shards.founder) { _ in
+      TestThread { for i in 0..<300 { _ = cache[i] } }.join()
+    }
+    let numbers = cache.statistics
+    #expect(numbers.missCount == 200 && numbers.missesByReason[.unknown] == 200, "\(numbers.missesByReason)")
+  }
+
   @Test("statistics add up over every kind of call")
   func statistics() throws {
     let cache = try PurgeableCache<Int, [UInt8]>(name: "numbers", countLimit: 100)

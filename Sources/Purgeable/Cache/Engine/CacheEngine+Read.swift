@@ -138,19 +138,21 @@ extension CacheEngine {
     shards.founder.held.withLock { held in held.noteHit(found, in: table) }
   }
 
-  /// Counts a miss, with its reason from the ghost. Does not wait for the mutex: a reason is not worth that, and in a forked
-  /// child the mutex's holder may not exist. Takes no mutex either while the ghost remembers nothing.
+  /// Counts a miss, with its reason if that is known, else from the ghost. A reason that is not known is not worth a wait for the
+  /// mutex, nor a look while the ghost remembers nothing.
   @inline(never)
   func miss(_ key: EngineKey, _ known: MissReason?) -> BufferRead {
     // By the index alone, since a reference to the shard would be counted, on a cache line that all threads share.
     let index = base.indexes.home(of: key)
     index.countMiss()
-    if known == nil, !index.remembersKeys {
-      index.countUnknownMiss()
-      return .miss(.unknown)
+    if let known { return .miss(shards.hold(homeOf: key) { held in held.missReason(key, known) }) }
+    if index.remembersKeys,
+      let reason = shards.shard(of: key).held.withLockIfAvailable({ held in held.missReason(key, nil) })
+    {
+      return .miss(reason)
     }
-    let reason = shards.shard(of: key).held.withLockIfAvailable { held in held.missReason(key, known) }
-    return .miss(reason ?? known ?? .unknown)
+    index.countUnknownMiss()
+    return .miss(.unknown)
   }
 
   /// Drops an entry that a read found lost, or its time over, by the slot that was found in the index at a position.
