@@ -339,7 +339,7 @@
           // Even what is removed has to be written first.
           folder.giveReserveUp()
           hasReserve = false
-          // A long log has what it takes, and nothing has to leave.
+          // Where the log was long its room will do, and no record has to leave.
           let isLong = folder.logByteCount > 2 * StoreFolder.reserveByteCount
           if try !writer.cutLog() || !isFirst || !isLong {
             try writer.evict(at: now(), toBytes: writer.total.byteCount / 4 * 3, count: .max, cutsLog: true)

@@ -153,7 +153,7 @@
     var tidyPause = StoreDatabase.idleTime
     var tidiedAt = MonotonicTime.now
     var hasSwept = false
-    /// Or has tried to have one since it was given up.
+    /// Whether there is a reserve; true, too, where none could be made since it was given up.
     var hasReserve = true
 
     // MARK: Opening and ending

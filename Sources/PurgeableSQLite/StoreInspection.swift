@@ -110,7 +110,7 @@
         }
         summary.databaseByteCount = StoreFolder.byteCount(place.database)
         summary.freeByteCount = try count("PRAGMA freelist_count") * Schema.pageByteCount
-        summary.logByteCount = StoreFolder.byteCount(place.database + "-wal")
+        summary.logByteCount = place.logByteCount
         summary.asideCount = place.damagedCount
         return summary
       }

@@ -165,8 +165,8 @@
       for file in files.removed { folder.removeValue(file) }
     }
 
-    /// What is committed is in the log, and at last in the database: where it is longer then, its room is taken now. So the log
-    /// can be written back whatever fills the disk, and with it goes the room that it takes itself.
+    /// A commit is in the log first, and in the database later. Where that grows, its room is taken now: so the log can be
+    /// written back whatever fills the disk, which frees the log's own room.
     private func takeRoom(in file: FileNumber) throws(StoreFailure) {
       guard try pageCount.next() else { return }
       defer { pageCount.reset() }

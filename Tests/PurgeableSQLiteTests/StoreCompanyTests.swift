@@ -34,7 +34,7 @@
           for round in 0..<40 {
             for key in 0..<50 { store.setValue(value(key, round), forKey: "\(key)") }
             do throws(PurgeableError) { try store.flush() } catch { losses.append(error) }
-            mostBytes = max(mostBytes, StoreFolder.byteCount(place.database + "-wal"))
+            mostBytes = max(mostBytes, place.logByteCount)
           }
           #expect((32 << 20..<64 << 20).contains(mostBytes))
           // What the reader reads is another database by now. It has lost nothing.

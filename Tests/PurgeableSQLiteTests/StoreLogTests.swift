@@ -13,8 +13,6 @@
 
   @Suite("a database behind a cache: its log")
   struct StoreLogTests {
-    private static func logByteCount(_ place: StorePlace) -> Int { StoreFolder.byteCount(place.database + "-wal") }
-
     /// Stores so many values with one of their own, and runs `body`. How long the log was then at most.
     private static func mostLogBytes(
       of place: StorePlace, _ count: Int, _ expiry: (Int) -> Expiry, _ value: [UInt8], _ body: (BytesStore) throws -> Void
@@ -29,7 +27,7 @@
       let most = Atomic<Int>(0)
       let watcher = onThread {
         while !isOver.load(ordering: .relaxed) {
-          most.max(logByteCount(place), ordering: .relaxed)
+          most.max(place.logByteCount, ordering: .relaxed)
           usleep(100)
         }
       }
@@ -85,33 +83,37 @@
           #expect(try reader.number("SELECT count(*) FROM record") == 2000)
           // After five seconds it is tried, which waits for as long.
           Thread.sleep(forTimeInterval: 12)
-          #expect(Self.logByteCount(place) > 1 << 20)
+          #expect(place.logByteCount > 1 << 20)
           try reader.run("COMMIT")
-          #expect(patiently { Self.logByteCount(place) == 0 })
+          #expect(patiently { place.logByteCount == 0 })
           #expect(store.statistics.failureCount == 0)
         }
       }
     }
 
-    @Test("a store that is closed leaves no page of its database in the page cache")
-    func closed() throws {
+    /// Runs `body` with a store of some mebibytes that was closed.
+    private func withClosedStore(_ body: (StorePlace) throws -> Void) throws {
       try withPlace { place in
         try cancelWherePagesStay(place.folder.path + "/plain")
         try place.withStore { store in
           for key in 0..<5000 { store.setValue(content(key), forKey: "\(key)") }
         }
         #expect(StoreFolder.byteCount(place.database) > 4 << 20)
-        #expect(try cachedPages(place.database) < 64)
+        try body(place)
+      }
+    }
+
+    @Test("a store that is closed leaves no page of its database in the page cache")
+    func closed() throws {
+      try withClosedStore { place in
+        let cached = try cachedPages(place.database)
+        #expect(cached < 64)
       }
     }
 
     @Test("a database that is smaller than what may stay in the page cache stays there, however much is read")
     func small() throws {
-      try withPlace { place in
-        try cancelWherePagesStay(place.folder.path + "/plain")
-        try place.withStore { store in
-          for key in 0..<5000 { store.setValue(content(key), forKey: "\(key)") }
-        }
+      try withClosedStore { place in
         try #require(StoreFolder.byteCount(place.database) < StoreDatabase.mostReadBytes())
         try place.withStore { store in
           for key in 0..<5000 { #expect(store.value(forKey: "\(key)") == content(key)) }

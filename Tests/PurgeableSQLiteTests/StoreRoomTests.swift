@@ -22,6 +22,18 @@
       }
     }
 
+    private func filling(_ place: StorePlace) -> String { place.folder.path + "/filling" }
+
+    /// Somebody else takes what is left of the disk, and gives it back.
+    private func fill(_ place: StorePlace) {
+      let file = unsafe open(filling(place), O_WRONLY | O_CREAT | O_APPEND, 0o600)
+      defer { close(file) }
+      let block = [UInt8](repeating: 1, count: 1 << 16)
+      for size in [1 << 16, 4096] { while unsafe write(file, block, size) > 0 {} }
+    }
+
+    private func empty(_ place: StorePlace) { _ = unsafe unlink(filling(place)) }
+
     @Test(
       "a store that fills the disk loses the oldest records to what comes, and nothing else",
       .enabled(if: geteuid() == 0, "only root can mount a small disk"),
@@ -58,11 +70,8 @@
         }
         store.cache.removeAll()
         // At rest it has no log, which would need room in the database.
-        #expect(patiently { StoreFolder.byteCount(place.database + "-wal") == 0 })
-        let filling = unsafe open(place.folder.path + "/filling", O_WRONLY | O_CREAT, 0o600)
-        defer { close(filling) }
-        let block = [UInt8](repeating: 1, count: 1 << 16)
-        for size in [1 << 16, 4096] { while unsafe write(filling, block, size) > 0 {} }
+        #expect(patiently { place.logByteCount == 0 })
+        fill(place)
         for key in 0..<2000 { store.setValue(content(key, version: 1, count: 2000), forKey: "new \(key)") }
         try store.flush()
         store.cache.removeAll()
@@ -81,28 +90,21 @@
       .enabled(if: geteuid() == 0, "only root can mount a small disk"))
     func filledWithLog() throws {
       try withSmallDisk(48) { place in
-        let path = place.folder.path + "/filling"
-        func fill() {
-          let filling = unsafe open(path, O_WRONLY | O_CREAT | O_APPEND, 0o600)
-          defer { close(filling) }
-          let block = [UInt8](repeating: 1, count: 1 << 16)
-          for size in [1 << 16, 4096] { while unsafe write(filling, block, size) > 0 {} }
-        }
         let store = try place.open()
         for key in 0..<4000 { store.setValue(content(key, count: 2000), forKey: "\(key)") }
         try store.flush()
-        #expect(StoreFolder(existing: place.path).logByteCount > 8 << 20)
-        fill()
+        #expect(place.logByteCount > 8 << 20)
+        fill(place)
         for key in 4000..<4500 { store.setValue(content(key, count: 2000), forKey: "\(key)") }
         try store.flush()
         #expect(store.statistics.recordCount == 4500 && store.statistics.failureCount == 0, "\(store.statistics)")
-        fill()
+        fill(place)
         try store.trim(toBytes: 4 << 20)
         #expect((1000...2000).contains(store.statistics.recordCount), "\(store.statistics)")
         try store.close()
-        fill()
+        fill(place)
         #expect(try StoreInspection(place.path).trim(toBytes: 2 << 20) > 500)
-        _ = unsafe unlink(path)
+        empty(place)
         try place.withStore { store in
           for key in 0..<4500 { #expect(store.value(forKey: "\(key)").map { $0 == content(key, count: 2000) } ?? (key < 4400)) }
         }

@@ -36,6 +36,7 @@
     let clock = WallClock()
     var path: String { folder.path + "/store" }
     var database: String { path + "/data/database" }
+    var logByteCount: Int { StoreFolder(existing: path).logByteCount }
 
     init() throws { folder = try FakeRoot() }
 
