@@ -18,20 +18,12 @@ struct BlockFailure: Error {
   var number = errno
 }
 
-/// `@unchecked Sendable`: what changes is under the mutex, or is of whoever writes: the thread while it has a block, else the
-/// owner, which is one thread at a time. `@safe`: a block is its owner's, who waits. Not for a forked child, which has no such
-/// thread.
-@safe final class BlockWriter: @unchecked Sendable {
+/// `@unchecked Sendable`: what changes is of whoever writes: the thread while it has a block, else the owner, which is one thread
+/// at a time. `@safe`: a block is its owner's, who waits. Not for a forked child.
+@safe final class BlockWriter: SideThread, @unchecked Sendable {
   private let file: Int32
-
-  // Under the mutex.
-  private let mutex = WaitableMutex()
   private var block = unsafe UnsafeRawBufferPointer(start: nil, count: 0)
   private var failure: BlockFailure?
-  private var hasThread = false
-  private var isEnded = false
-
-  // Of whoever writes.
   private var isDirect: Bool
   private var written = 0
   /// From where on pages may be in the page cache.
@@ -45,28 +37,17 @@ struct BlockFailure: Error {
   /// `file`: stays its owner's.
   init(_ file: Int32, isDirect: Bool) { (self.file, self.isDirect) = (file, isDirect) }
 
-  // MARK: The owner
-
   /// Hands a block over, whose bytes stay as they are until the next call has returned. Throws where an earlier one failed.
   func write(_ block: UnsafeRawBufferPointer) throws(BlockFailure) {
-    try wait()
-    if !hasThread, block.count == Self.blockByteCount, MemoryReserve.isThere(MemoryReserve.ofObjects) {
-      hasThread = startThread { [self] in run() }
-    }
-    guard hasThread else { return unsafe try put(block) }
-    mutex.withLock {
-      unsafe self.block = block
-      mutex.signal()
-    }
+    try finish()
+    unsafe self.block = block
+    begin(makesThread: block.count == Self.blockByteCount)
   }
 
   /// Waits until all is written.
-  func wait() throws(BlockFailure) {
-    let known = mutex.withLock {
-      while unsafe !block.isEmpty { _ = mutex.wait(until: nil) }
-      return failure
-    }
-    if let known { throw known }
+  func finish() throws(BlockFailure) {
+    wait()
+    if let failure { throw failure }
   }
 
   /// For what is no whole page. Nothing is being written.
@@ -76,36 +57,8 @@ struct BlockFailure: Error {
     (isDirect, cachedFrom) = (false, written)
   }
 
-  /// Ends the thread. It does not use the file any more.
-  func end() {
-    mutex.withLock {
-      isEnded = true
-      mutex.signal()
-      while hasThread { _ = mutex.wait(until: nil) }
-    }
-  }
-
-  // MARK: The thread
-
-  private func run() {
-    mutex.lock()
-    while true {
-      if unsafe block.isEmpty {
-        if isEnded { break }
-        _ = mutex.wait(until: nil)
-        continue
-      }
-      mutex.unlock()
-      var failure: BlockFailure?
-      do throws(BlockFailure) { unsafe try put(block) } catch { failure = error }
-      mutex.lock()
-      self.failure = failure
-      unsafe block = UnsafeRawBufferPointer(start: nil, count: 0)
-      mutex.signal()
-    }
-    hasThread = false
-    mutex.signal()
-    mutex.unlock()
+  override func work() {
+    do throws(BlockFailure) { unsafe try put(block) } catch { failure = error }
   }
 
   private func put(_ block: UnsafeRawBufferPointer) throws(BlockFailure) {

@@ -2,13 +2,12 @@
 // Reading a file from its beginning to its end, around the page cache, as it was written. Never mapped: a file that somebody cuts
 // would end the program.
 //
-//   window   | room for the beginning of a record | block, 1 MiB, read at once |
+//   window   | room for the beginning of a record | block, 1 MiB, read at once |     two, of which one is read ahead
 //
 // What is left of a record at the end of a block moves in front of the next block. A record that is longer than that room is read
 // into memory of its own.
 
 import CPurgeable
-import CPurgeableFiles
 import Glibc
 
 /// `@safe`: the memory is its own, and batches are used until the next one is read.
@@ -60,9 +59,11 @@ import Glibc
   private let path: String
   /// Longer records are passed over.
   private let mostBytes: Int
-  private let file: Int32
-  private var isDirect: Bool
-  private let window: UnsafeMutableRawBufferPointer
+  private let blocks: BlockReader
+  private var window: UnsafeMutableRawBufferPointer
+  private var otherWindow: UnsafeMutableRawBufferPointer
+  /// The place in the file of the block that is read ahead, or has been.
+  private var ahead: Int?
   /// Memory of a long record.
   private var long = unsafe UnsafeMutableRawBufferPointer(start: nil, count: 0)
   /// What of the window is read and not given out yet. `begin` is beyond `end` where what follows is passed over.
@@ -80,6 +81,7 @@ import Glibc
 
   private static let blockByteCount = 1 << 20
   private static let blockAt = 1 << 20
+  private static let windowByteCount = blockAt + blockByteCount
 
   /// Opens a file, and reads its header and its footer. nil where there is none.
   static func open(_ path: String, mostBytes: Int, operation: String) throws(PurgeableError) -> CacheFileReader? {
@@ -87,44 +89,38 @@ import Glibc
       let explanation = path.isEmpty ? "\"\" does not name a file" : "a path has no zero byte"
       throw PurgeableError(.invalidArgument("path"), in: operation, explanation: explanation)
     }
-    let flags = O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK
-    var file = unsafe purgeable__open_direct(AT_FDCWD, path, flags, 0)
-    let isDirect = file >= 0
-    if file < 0, errno == EINVAL { file = unsafe Glibc.open(path, flags) }
-    guard file >= 0 else {
-      if errno == ENOENT { return nil }
-      throw failure("open", errno, operation, path)
+    let blocks: BlockReader
+    do { blocks = try BlockReader.open(path) } catch {
+      if error.number == ENOENT { return nil }
+      throw failure(error, operation, path)
     }
-    guard let raw = unsafe purgeable_bookkeeping_map(blockAt + blockByteCount) else {
-      close(file)
+    guard let raw = unsafe purgeable_bookkeeping_map(2 * windowByteCount) else {
       throw PurgeableError(
-        .outOfMemory, in: operation, errorNumber: ENOMEM, explanation: "there is no memory for a buffer of two mebibytes")
+        .outOfMemory, in: operation, errorNumber: ENOMEM, explanation: "there is no memory for buffers of four mebibytes")
     }
-    return unsafe try CacheFileReader(
-      operation, path, mostBytes, file, isDirect, UnsafeMutableRawBufferPointer(start: raw, count: blockAt + blockByteCount))
+    return unsafe try CacheFileReader(operation, path, mostBytes, blocks, raw)
   }
 
-  /// Takes file and window over.
+  /// Takes the memory over.
   private init(
-    _ operation: String, _ path: String, _ mostBytes: Int, _ file: Int32, _ isDirect: Bool,
-    _ window: UnsafeMutableRawBufferPointer
+    _ operation: String, _ path: String, _ mostBytes: Int, _ blocks: BlockReader, _ raw: UnsafeMutableRawPointer
   ) throws(PurgeableError) {
-    var isDirect = isDirect
+    let window = unsafe UnsafeMutableRawBufferPointer(start: raw, count: Self.windowByteCount)
     do throws(PurgeableError) {
-      (header, footer) = unsafe try Self.readEnds(of: file, &isDirect, window, operation, path)
+      (header, footer) = unsafe try Self.readEnds(of: blocks, window, operation, path)
     } catch {
-      unsafe purgeable_bookkeeping_unmap(window.baseAddress!, window.count)
-      close(file)
+      unsafe purgeable_bookkeeping_unmap(raw, 2 * Self.windowByteCount)
       throw error
     }
-    (self.operation, self.path, self.mostBytes, self.file, self.isDirect) = (operation, path, mostBytes, file, isDirect)
-    unsafe self.window = window
+    (self.operation, self.path, self.mostBytes, self.blocks) = (operation, path, mostBytes, blocks)
+    unsafe (self.window, otherWindow) = (
+      window, UnsafeMutableRawBufferPointer(start: raw + Self.windowByteCount, count: Self.windowByteCount)
+    )
   }
 
   deinit {
-    posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED)
-    close(file)
-    unsafe purgeable_bookkeeping_unmap(window.baseAddress!, window.count)
+    blocks.close()
+    unsafe purgeable_bookkeeping_unmap(min(window.baseAddress!, otherWindow.baseAddress!), 2 * Self.windowByteCount)
     if let start = unsafe long.baseAddress { unsafe purgeable_bookkeeping_unmap(start, long.count) }
   }
 
@@ -221,7 +217,7 @@ import Glibc
     batch.items.append(item)
   }
 
-  /// Reads the block at `position`, behind what is left of the window.
+  /// Reads the block at `position`, behind what is left of the window, and has the next one read.
   private mutating func readBlock() throws(PurgeableError) {
     if begin > end {
       // Passed over.
@@ -232,58 +228,49 @@ import Glibc
     let again = position - start
     let left = end - begin
     assert(left + again <= Self.blockAt, "CacheFileReader: more is left than there is room for")
-    let to = Self.blockAt + again - left
-    if left > 0 {
-      unsafe window.baseAddress!.advanced(by: to).copyMemory(from: window.baseAddress!.advanced(by: begin), byteCount: left)
-    }
-    // What is read again is overwritten by itself.
-    let block = unsafe UnsafeMutableRawBufferPointer(rebasing: window[Self.blockAt...])
-    let count = unsafe try Self.read(file, &isDirect, block, at: start, operation, path)
+    if ahead != start { readAhead(at: start) }
+    let count = try naming { () throws(BlockFailure) in try blocks.fill() }
     guard start + count > position else {
       throw PurgeableError(.invalidFile, in: operation, explanation: "\(path) was cut while it was read")
     }
-    if !isDirect { posix_fadvise(file, off_t(start), off_t(count), POSIX_FADV_DONTNEED) }
+    let to = Self.blockAt + again - left
+    if left > 0 {
+      // What was read again is overwritten by itself.
+      let part = unsafe UnsafeRawBufferPointer(rebasing: window[begin..<end])
+      unsafe UnsafeMutableRawBufferPointer(rebasing: otherWindow[to..<to + left]).copyMemory(from: part)
+    }
+    unsafe swap(&window, &otherWindow)
     let newPosition = min(start + count, footer.recordsEnd)
     (begin, end, position) = (to, Self.blockAt + newPosition - start, newPosition)
+    if position < footer.recordsEnd { readAhead(at: position & ~(CacheFile.pageByteCount - 1)) }
+  }
+
+  /// Begins to read a block into the other window.
+  private mutating func readAhead(at place: Int) {
+    blocks.wait()
+    let block = unsafe UnsafeMutableRawBufferPointer(rebasing: otherWindow[Self.blockAt...])
+    unsafe blocks.begin(block, at: place, isLast: place + block.count >= footer.recordsEnd)
+    ahead = place
   }
 
   // MARK: The file
 
-  /// Fills the buffer from a place that is a multiple of a page, as far as the file reaches.
-  private static func read(
-    _ file: Int32, _ isDirect: inout Bool, _ buffer: UnsafeMutableRawBufferPointer, at place: Int, _ operation: String,
-    _ path: String
-  ) throws(PurgeableError) -> Int {
-    var done = 0
-    while done < buffer.count {
-      let got = unsafe pread(file, buffer.baseAddress! + done, buffer.count - done, off_t(place + done))
-      if got < 0, errno == EINTR { continue }
-      if got < 0, errno == EINVAL, isDirect {
-        // A file system may take the flag and refuse to read.
-        guard purgeable__leave_direct(file) else { throw failure("fcntl", errno, operation, path) }
-        isDirect = false
-        continue
-      }
-      if got < 0 { throw failure("read", errno, operation, path) }
-      done += got
-      // The end; around the page cache, the next read would not begin on a page.
-      if got == 0 || isDirect && done % CacheFile.pageByteCount != 0 { break }
-    }
-    return done
-  }
-
   private static func readEnds(
-    of file: Int32, _ isDirect: inout Bool, _ window: UnsafeMutableRawBufferPointer, _ operation: String, _ path: String
+    of blocks: BlockReader, _ window: UnsafeMutableRawBufferPointer, _ operation: String, _ path: String
   ) throws(PurgeableError) -> (FileHeader, FileFooter) {
     func refusal(_ what: String) -> PurgeableError {
       PurgeableError(.invalidFile, in: operation, explanation: "\(path) \(what)")
     }
-    var status = stat()
-    guard unsafe fstat(file, &status) == 0 else { throw failure("fstat", errno, operation, path) }
+    func read(_ page: UnsafeMutableRawBufferPointer, at place: Int) throws(PurgeableError) -> Int {
+      do throws(BlockFailure) { return unsafe try blocks.read(page, at: place) } catch { throw failure(error, operation, path) }
+    }
+    guard let status = blocks.status() else {
+      throw failure(BlockFailure(call: "fstat", what: "it cannot be read"), operation, path)
+    }
     guard status.st_mode & S_IFMT == S_IFREG else { throw refusal("is not a file") }
     let length = Int(status.st_size)
     let page = unsafe UnsafeMutableRawBufferPointer(rebasing: window[..<CacheFile.headerByteCount])
-    guard unsafe try read(file, &isDirect, page, at: 0, operation, path) == page.count
+    guard unsafe try read(page, at: 0) == page.count
     else { throw refusal("is no saved cache: it has \(length) bytes") }
     let header: FileHeader
     switch unsafe FileHeader.read(page.bytes) {
@@ -295,16 +282,20 @@ import Glibc
     }
     let footerAt = length - CacheFile.footerByteCount
     guard footerAt >= CacheFile.headerByteCount, footerAt % CacheFile.pageByteCount == 0,
-      unsafe try read(file, &isDirect, page, at: footerAt, operation, path) == CacheFile.footerByteCount,
+      unsafe try read(page, at: footerAt) == CacheFile.footerByteCount,
       let footer = unsafe FileFooter.read(page.bytes.extracting(first: CacheFile.footerByteCount), header.identity),
       footer.fileByteCount == length
     else { throw refusal("is damaged or cut: its last \(CacheFile.footerByteCount) bytes are not those of a whole file") }
     return (header, footer)
   }
 
-  private static func failure(_ call: String, _ number: Int32, _ operation: String, _ path: String) -> PurgeableError {
+  private func naming<R>(_ body: () throws(BlockFailure) -> R) throws(PurgeableError) -> R {
+    do { return try body() } catch { throw Self.failure(error, operation, path) }
+  }
+
+  private static func failure(_ failure: BlockFailure, _ operation: String, _ path: String) -> PurgeableError {
     PurgeableError(
-      .systemCallFailed(call: call), in: operation, errorNumber: number,
-      explanation: "\(path) cannot be read (\(unsafe String(cString: strerror(number))))")
+      .systemCallFailed(call: failure.call), in: operation, errorNumber: failure.number,
+      explanation: "\(path): \(failure.what) (\(unsafe String(cString: strerror(failure.number))))")
   }
 }

@@ -99,24 +99,19 @@ import Glibc
   mutating func append(
     _ record: FileRecord, key: some PurgeableValue, version: RawSpan?, value: RawSpan, _ report: inout FileReport
   ) throws(PurgeableError) {
-    var record = record
-    record.versionByteCount = version?.byteCount
-    record.valueByteCount = value.byteCount
-    let text: RawSpan = if let version { version } else { RawSpan() }
     let isWritten: ()? = try key.withPurgeableBytesIfEncodable { span throws(PurgeableError) in
-      record.keyByteCount = span.byteCount
-      try append(record, key: span, version: text, value: value)
+      try append(record, key: span, version: version, value: value, &report)
     }
-    if isWritten == nil { report.skip("\(key)", because: "its key does not encode") } else { report.entryCount += 1 }
+    if isWritten == nil { report.skip("\(key)", because: "its key does not encode") }
   }
 
-  /// Appends a record. `key`, `version`, `value`: as long as the record says.
-  private mutating func append(
-    _ record: FileRecord, key: RawSpan, version: RawSpan, value: RawSpan
+  /// The same with the bytes of the key.
+  mutating func append(
+    _ record: FileRecord, key: RawSpan, version: RawSpan?, value: RawSpan, _ report: inout FileReport
   ) throws(PurgeableError) {
-    assert(
-      record.contentByteCount == key.byteCount + version.byteCount + value.byteCount,
-      "CacheFileWriter: a record of another length")
+    var record = record
+    (record.keyByteCount, record.versionByteCount, record.valueByteCount) = (key.byteCount, version?.byteCount, value.byteCount)
+    let version: RawSpan = if let version { version } else { RawSpan() }
     let keySum = CacheFile.sum(identity, key)
     let contentSum = CacheFile.sum(value, after: CacheFile.sum(version, after: keySum))
     var header = InlineArray<96, UInt8>(repeating: 0)
@@ -128,6 +123,7 @@ import Glibc
     try append(value)
     try appendZeros(record.byteCount - FileRecord.headerByteCount - record.contentByteCount)
     recordCount += 1
+    report.entryCount += 1
   }
 
   /// Ends the file, and puts it in place of the old one. Returns its length.
@@ -144,12 +140,12 @@ import Glibc
     try flush()
     unsafe try append(footer.span.bytes)
     try naming { () throws(BlockFailure) in
-      try blocks.wait()
+      try blocks.finish()
       // What is left is no whole page.
       try blocks.leaveDirect()
     }
     try flush()
-    try naming(blocks.wait)
+    try naming(blocks.finish)
     // A failure is final: the kernel has given the pages up, and would say that all is well if it were asked again.
     if isSynchronized, fsync(file) != 0 { throw failure("fsync", "it cannot be brought to the disk") }
     posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED)
@@ -181,12 +177,12 @@ import Glibc
   }
 
   private mutating func appendZeros(_ byteCount: Int) throws(PurgeableError) {
-    let zeros = InlineArray<64, UInt8>(repeating: 0)
     var left = byteCount
     while left > 0 {
-      let count = min(left, zeros.count)
-      unsafe try append(zeros.span.bytes.extracting(0..<count))
-      left -= count
+      let count = unsafe min(block.count - filled, left)
+      unsafe block[filled..<filled + count].initializeMemory(as: UInt8.self, repeating: 0)
+      (left, filled) = (left - count, filled + count)
+      if unsafe filled == block.count { try flush() }
     }
   }
 

@@ -135,7 +135,7 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
     store.beginRestoring()
     defer { store.endRestoring() }
     var batch = CacheFileReader.Batch()
-    while try reader.next(&batch) {
+    while !overtaken.hasAll, try reader.next(&batch) {
       for item in batch.items {
         if overtaken.hasAll { return }
         let record = batch.record(item)

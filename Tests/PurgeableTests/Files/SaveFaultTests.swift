@@ -114,7 +114,7 @@ struct SaveFaultTests {
     }
   }
 
-  @Test("where no thread can be made, a save writes its blocks by itself")
+  @Test("where no thread can be made, a save writes its blocks by itself, and a restore reads them")
   func noThread() async {
     await #expect(processExitsWith: .success) {
       guard let folder = try? FakeRoot(), let cache = try? PurgeableCache<UInt32, [UInt8]>() else {
@@ -267,6 +267,30 @@ struct SaveFaultTests {
       require(children.count > 2 && children.allSatisfy { endsWell($0, seconds: 60) }, "the children's saves are cancelled")
       require((try? names(in: folder)) == ["cache"], "nothing is left behind")
       require((try? PurgeableCache<UInt32, [UInt8]>().restore(from: path))?.entryCount == 400, "the parent's file is whole")
+      folder.remove()
+    }
+  }
+
+  @Test("a child that a closure of a restore forks waits for no thread of its parent's", .forks)
+  func forkWithinRestore() async {
+    await #expect(processExitsWith: .success) {
+      guard let folder = try? FakeRoot(), let cache = try? PurgeableCache<UInt32, [UInt8]>(),
+        let restored = try? PurgeableCache<UInt32, [UInt8]>()
+      else { return require(false, "a cache") }
+      let path = folder.path + "/cache"
+      let parent = getpid()
+      for key in 0..<400 as Range<UInt32> { cache[key] = described(key, version: 1, count: 20_000) }
+      require((try? cache.save(to: path)) != nil, "a file")
+      var children: [pid_t] = []
+      let report = try? restored.restore(from: path) { _ in
+        guard getpid() == parent else { return true }
+        let child = fork()
+        if child == 0 { endAfter(seconds: 60) } else { children.append(child) }
+        return true
+      }
+      if getpid() != parent { _exit(0) }
+      require(children.count > 5 && children.allSatisfy { endsWell($0, seconds: 60) }, "the children come to an end")
+      require(report?.entryCount == 400, "the parent's restore")
       folder.remove()
     }
   }

@@ -181,17 +181,26 @@ struct SavedPlaceTests {
     }
   }
 
-  @Test("neither a save nor a restore leaves the file in the page cache")
+  @Test("neither a save nor a restore leaves the file in the page cache; also one that ends early leaves nothing")
   func pageCache() throws {
     try withFolder { folder in
       let path = folder.path + "/cache"
       let cache = try PurgeableCache<Int, [UInt8]>()
-      for key in 0..<2000 { cache[key] = described(UInt32(key), version: 1, count: 5000) }
+      for key in 0..<2000 { cache[key] = described(UInt32(key), version: 1, count: 20_000) }
       let byteCount = try cache.save(to: path).byteCount
       let afterSave = try cachedPages(path)
       try cancelWherePagesStay(folder.path + "/plain")
-      #expect(byteCount > 10_000_000 && afterSave < 64)
-      #expect(try PurgeableCache<Int, [UInt8]>().restore(from: path).entryCount == 2000)
+      #expect(byteCount > 40_000_000 && afterSave < 64)
+      var pages: [Int] = []
+      let restored = try PurgeableCache<Int, [UInt8]>().restore(from: path) { _ in
+        pages.append((try? cachedPages(path)) ?? .max)
+        return true
+      }
+      #expect(restored.entryCount == 2000)
+      #expect(pages.count > 30 && pages.max()! < 64)
+      #expect(try cachedPages(path) < 64)
+      // One that ends before the end of the file.
+      #expect(throws: PurgeableError.self) { try PurgeableCache<Int, [UInt8]>().restore(from: path) { $0 < 0.3 } }
       #expect(try cachedPages(path) < 64)
     }
   }

@@ -50,29 +50,34 @@ struct EntryCopies {
     trackedCount = 0
   }
 
-  /// Copies an entry, unless it is lost, its time is over, or there is no memory for a large one. Runs none of the program's
-  /// code. False where nothing is copied. `keepKey`: gets the node of a key that has no bytes.
+  enum Copied {
+    case nothing, key, payload
+  }
+
+  /// Copies an entry, unless it is lost, its time is over, or there is no memory for a large one: its payload where that is
+  /// shorter than `bound` bytes, else its key. Runs none of the program's code. `keepKey`: gets the node of a key that has no
+  /// bytes.
   @discardableResult
   mutating func append(
-    _ slot: Slot, in held: borrowing HeldShard, withValue: Bool, keepKey: (NodePointer) -> Void
-  ) -> Bool {
-    if held.isExpired(slot) { return false }
+    _ slot: Slot, in held: borrowing HeldShard, payloadBelow bound: Int, keepKey: (NodePointer) -> Void
+  ) -> Copied {
+    if held.isExpired(slot) { return .nothing }
     let node = slot.isTracked ? held.keys[EngineKey.trackedNumber(of: slot)] : nil
-    if slot.isTracked, node == nil { return false }
+    if slot.isTracked, node == nil { return .nothing }
     let (elements, reference) = (held.elements, held.heap.reference(slot.place))
-    guard withValue ? copyPayload(of: reference, elements) : copyKey(of: reference, elements, isTracked: node != nil) else {
-      return false
+    var copied = Copied.key
+    if bound > 0 {
+      guard let length = elements.length(reference) else { return .nothing }
+      if length < bound { copied = .payload }
+      if copied == .payload, !copyStart(of: reference, elements, count: length) { return .nothing }
     }
+    if copied == .key, !copyKey(of: reference, elements, isTracked: node != nil) { return .nothing }
     entries.append(Entry(end: bytes.count, trackedKey: node == nil ? -1 : Int32(trackedCount), hasHead: slot.hasHead))
     if let node {
       keepKey(node)
       trackedCount += 1
     }
-    return true
-  }
-
-  private mutating func copyPayload(of reference: purgeable_reference_t, _ elements: ElementReader) -> Bool {
-    elements.length(reference).map { copyStart(of: reference, elements, count: $0) } ?? false
+    return copied
   }
 
   /// In one read, where the key has the usual length.
@@ -121,18 +126,20 @@ struct EntryCopies {
     }
   }
 
-  /// Calls `body` with the payload of an entry whose value was copied, its head, and where the value begins.
+  /// Calls `body` with the payload of an entry whose value was copied, where its key lies in it, if there, its head, and where
+  /// the value begins.
   func withPayload<E: Error>(
-    of number: Int, _ body: (_ payload: RawSpan, EntryHead, _ valueStart: Int) throws(E) -> Void
+    of number: Int, _ body: (_ payload: RawSpan, _ key: Range<Int>?, EntryHead, _ valueStart: Int) throws(E) -> Void
   ) throws(E) {
     let payload = unsafe bytes.span.bytes.extracting(range(number))
     let prefixByteCount: Int
+    var key: Range<Int>?
     switch EntryPrefix.parse(payload, layout: layout) {
-    case .key(let count, _): prefixByteCount = count
+    case .key(let count, let keyAt): (prefixByteCount, key) = (count, keyAt..<count)
     case .tracked: prefixByteCount = EntryPrefix.trackedByteCount
     case nil: return
     }
     let head = EntryPrefix.head(of: payload, behind: prefixByteCount, hasHead: entries[number].hasHead)
-    try body(payload, head, min(payload.byteCount, prefixByteCount + head.byteCount))
+    try body(payload, key, head, min(payload.byteCount, prefixByteCount + head.byteCount))
   }
 }

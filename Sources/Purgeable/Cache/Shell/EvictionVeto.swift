@@ -51,7 +51,7 @@ final class EvictionVeto<Key: Hashable & Sendable, Value: PurgeableValue>: Askin
     return cache.engine.evict(most: most, sparing: key, reason) { held, found in
       hasMemory = MemoryReserve.isThere(MemoryReserve.ofNews)
       if !hasMemory { return }
-      copies.append(found.slot, in: held, withValue: false) { tracked.append($0.key(as: Key.self)) }
+      copies.append(found.slot, in: held, payloadBelow: 0) { tracked.append($0.key(as: Key.self)) }
     } mayGo: { reason in
       defer {
         copies.removeAll()

@@ -119,7 +119,7 @@ extension PurgeableCache {
     all.reserveCapacity(copies.count)
     for i in 0..<copies.count {
       guard let key = key(i, of: copies, tracked) else { continue }
-      copies.withPayload(of: i) { payload, _, start in
+      copies.withPayload(of: i) { payload, _, _, start in
         all[key] = Value(purgeableBytes: payload.extracting(start..<payload.byteCount))
       }
     }
@@ -139,7 +139,7 @@ extension PurgeableCache {
     for shard in engine.shards.all {
       shard.held.whileHeld { held in
         held.index.forEachSlot { slot in
-          copies.append(slot, in: held, withValue: true) { tracked.append($0.key(as: Key.self)) }
+          copies.append(slot, in: held, payloadBelow: .max) { tracked.append($0.key(as: Key.self)) }
         }
       }
     }
@@ -271,9 +271,8 @@ final class KeyWalk<Key: Hashable & Sendable, Value: PurgeableValue>: IteratorPr
         use = held.lastUse(of: found.slot)
         guard let use, start.steps(until: use) > 0 else { return }
       }
-      guard copies.append(found.slot, in: held, withValue: false, keepKey: { tracked.append($0.key(as: Key.self)) })
-      else { return }
-      if let use { uses.append(use) }
+      let copied = copies.append(found.slot, in: held, payloadBelow: 0) { tracked.append($0.key(as: Key.self)) }
+      if let use, copied != .nothing { uses.append(use) }
     }
     (self.copies, self.tracked) = (copies, tracked)
     return goesOn

@@ -13,8 +13,9 @@ extension PurgeableCache where Key: PurgeableValue {
   ///
   /// An entry that does not decode or has a wrong checksum is skipped and named.
   ///
-  /// Cost: buffers of two mebibytes, and the memory of a value that is longer than one. Nothing stays in the page cache. Other
-  /// threads may use the cache meanwhile. One save or restore of a cache at a time: another waits. Any thread.
+  /// Cost: two blocks of a mebibyte, of which a thread reads one while the entries of the other are stored, and the memory of a
+  /// value that is longer than one. Nothing stays in the page cache. Other threads may use the cache meanwhile. One save or
+  /// restore of a cache at a time: another waits. Any thread.
   ///
   /// - Parameters:
   ///   - path: of the file.
@@ -50,7 +51,7 @@ extension PurgeableCache where Key: PurgeableValue {
     let times = FileTimes(clock: engine.base.clock, created: reader.header.created)
     var batch = CacheFileReader.Batch()
     var isFull = false
-    while !isFull, try reader.next(&batch) {
+    while !isFull, !overtaken.hasAll, try reader.next(&batch) {
       var start = 0
       while start < batch.items.count, !isFull, !overtaken.hasAll {
         let end = endOfRoom(batch, from: start)

@@ -58,28 +58,31 @@ extension PurgeableCache where Key: PurgeableValue {
       tracked.removeAll(keepingCapacity: true)
       let goesOn = walk.visitNext(of: engine.shards) { held, found in
         let bound = min(held.heap.largeByteCount, MemoryReserve.ofLargeResults)
-        let isLarge = held.elements.length(held.heap.reference(found.slot.place)).map { $0 >= bound } ?? false
-        guard
-          copies.append(found.slot, in: held, withValue: !isLarge, keepKey: { tracked.append($0.key(as: Key.self)) })
-        else { return }
-        ranks.append(SavedRank(found.slot, in: held, isLarge: isLarge))
+        let copied = copies.append(found.slot, in: held, payloadBelow: bound) { tracked.append($0.key(as: Key.self)) }
+        if copied != .nothing { ranks.append(SavedRank(found.slot, in: held, isLarge: copied == .key)) }
       }
       if walk.lacksMemory || copies.lacksMemory { throw PurgeableError.withoutMemory(in: "PurgeableCache.save") }
       if !goesOn { break }
       let times = FileTimes(clock: engine.base.clock, created: 0)
       for (i, rank) in ranks.enumerated() {
-        guard let key = key(i, of: copies, tracked) else { continue }
         seen += 1
         if rank.isLarge {
+          guard let key = key(i, of: copies, tracked) else { continue }
           try writeLarge(key, rank, times, to: &writer, format, &report)
           continue
         }
-        try copies.withPayload(of: i) { payload, head, start throws(PurgeableError) in
+        try copies.withPayload(of: i) { payload, keyRange, head, start throws(PurgeableError) in
           // The version's text is the end of the head.
           let text = start - Int(head.version?.byteCount ?? 0)..<start
-          try write(
-            key, head.version == nil ? nil : payload.extracting(text), payload.extracting(start..<payload.byteCount),
-            rank.record(head, times), to: &writer, format, &report)
+          let version = head.version == nil ? nil : payload.extracting(text)
+          let value = payload.extracting(start..<payload.byteCount)
+          let record = rank.record(head, times)
+          if format.isPlain, let keyRange {
+            // The bytes of a key are what it writes in a file.
+            try writer.append(record, key: payload.extracting(keyRange), version: version, value: value, &report)
+          } else if let key = key(i, of: copies, tracked) {
+            try write(key, version, value, record, to: &writer, format, &report)
+          }
         }
       }
       try steps.note(Double(seen) / total, at: writer.byteCount)
