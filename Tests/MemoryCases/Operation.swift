@@ -41,6 +41,8 @@ struct Operation: Sendable {
   var watchesLibrary = false
   /// Whether the operation takes seconds: it is run only with nothing left at all.
   var isLong = false
+  /// Whether the run without memory is the first one, for which the runtime makes what it has not made yet.
+  var isFirst = false
   /// The bytes with which it has to go on, and why it need not with fewer.
   var floor: Floor = Floor(bytes: 0, reason: "")
   /// Prepares a run, and returns the operation itself, which may be run several times; it returns false when something was
@@ -48,11 +50,11 @@ struct Operation: Sendable {
   let prepare: @Sendable () throws -> () -> Bool
 
   init(
-    _ name: String, takes: Takes = .nothing, watchesLibrary: Bool = false, isLong: Bool = false,
+    _ name: String, takes: Takes = .nothing, watchesLibrary: Bool = false, isLong: Bool = false, isFirst: Bool = false,
     floor: Floor = Floor(bytes: 0, reason: ""), prepare: @escaping @Sendable () throws -> () -> Bool
   ) {
     (self.name, self.takes, self.watchesLibrary, self.isLong) = (name, takes, watchesLibrary, isLong)
-    (self.floor, self.prepare) = (floor, prepare)
+    (self.isFirst, self.floor, self.prepare) = (isFirst, floor, prepare)
   }
 }
 
@@ -113,7 +115,7 @@ extension Operation {
       exit(Ending.unusable.rawValue)
     }
     // Once without a fault: the runtime makes a type's metadata at its first use.
-    _ = run()
+    if !isFirst { _ = run() }
     memory_faults_trace(traces)
     if fault == .left || fault == .space || fault == .bare { Self.settle() }
     switch fault {

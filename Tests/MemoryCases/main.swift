@@ -12,7 +12,8 @@ import Glibc
 import MemoryFaults
 import ToolSupport
 
-let operations = cacheOperations + objectOperations + memoryOperations + spaceOperations + nsCacheOperations + fileOperations
+let operations =
+  firstOperations + cacheOperations + objectOperations + memoryOperations + spaceOperations + nsCacheOperations + fileOperations
 
 /// Fewer steps, for the tests.
 let isQuick = CommandLine.arguments.contains("--quick")

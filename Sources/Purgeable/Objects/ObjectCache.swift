@@ -71,9 +71,9 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
     isSurelyEqual: @escaping @Sendable (Key, Key) -> Bool = { _, _ in false },
     onDeparture: (@Sendable (Departure<Key, Value>) -> Void)? = nil
   ) throws(PurgeableError) {
-    let operation = "ObjectCache '\(options.name)'.init"
     // Swift's runtime ends the program when it gets no memory for objects and arrays.
-    guard MemoryReserve.isThere(MemoryReserve.ofObjects) else { throw PurgeableError.withoutMemory(in: operation) }
+    guard MemoryReserve.isThere(MemoryReserve.ofObjects) else { throw PurgeableError.withoutMemory(in: "ObjectCache.init") }
+    let operation = "ObjectCache '\(options.name)'.init"
     try options.check(in: operation)
     let ofBytes = [
       ("lockedByteLimit", options.lockedByteLimit != nil), ("pinnedByteLimit", options.pinnedByteLimit != nil),
@@ -83,6 +83,15 @@ public final class ObjectCache<Key: Hashable & Sendable, Value: Sendable>: Senda
       throw PurgeableError(.invalidArgument(label), in: operation, explanation: "this option is for caches of bytes")
     }
     store = ObjectStore(options, clock: clock ?? options.monotonicClock, isSurelyEqual: isSurelyEqual)
+    KnownTypes.make([
+      Value?.self, Lookup<Value>.self, Found?.self, CacheEntry<Key, Value>?.self, NotedObject<Key, Value>?.self,
+      DepartedObject<Key, Value>?.self, (Bool, DepartedObject<Key, Value>?).self, (StoreOutcome?, Value?).self,
+      (value: Value, isDiscardable: Bool, birth: UInt64)?.self, Departure<Key, Value>.self, ObjectNode<Key, Value>.self,
+      [DepartedObject<Key, Value>].self, (Key?, Key?).self,
+    ])
+    // The same for types that have no value: those of walks and of tables.
+    removeAll()
+    _ = (store.sweep(), store.dropExpired())
     if let onDeparture { setDepartureHandler(onDeparture) }
     ClientRoster.shared.add(store)
   }

@@ -12,7 +12,7 @@ struct MemoryCasesTests {
     "no operation dies: the n-th call of the core refused, so many bytes left, no more address space",
     .notUnderThreadSanitizer, .countsMemory, .fullRun,
     arguments: [
-      "cache: read into", "cache: value", "cache: stores at a", "cache: removals", "cache: trim at", "cache: made",
+      "first:", "cache: read into", "cache: value", "cache: stores at a", "cache: removals", "cache: trim at", "cache: made",
       "cache: statistics",
       "region", "heap", "data", "pressure", "the library's thread", "files",
     ])

@@ -221,10 +221,9 @@ struct ElementReader: Sendable {
   /// Whether the element at a place is lost, or its slab has ended.
   func isGone(_ place: UInt64) -> Bool {
     if heap.isLost(place) { return true }
-    switch check(heap.reference(place)) {
-    case .intact, .busy: return false
-    // An error: the slab was given back, or the process is a forked child, in which all slabs have ended.
-    case .discarded, .error: return true
-    }
+    // An error: the slab was given back, or the process is a forked child, in which all slabs have ended. Not a switch, which
+    // asks the runtime for the type, in memory of its own, at the first eviction by an exact order.
+    let outcome = check(heap.reference(place))
+    return outcome == .discarded || outcome == .error
   }
 }

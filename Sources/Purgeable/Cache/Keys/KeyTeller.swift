@@ -69,6 +69,7 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
   let epoch = Atomic<UInt64>(0)
 
   init(_ handler: Handler?, _ loads: LoadTable<Key>) {
+    KnownTypes.make([Consequences.self, Handler?.self])
     self.loads = ObjectIdentifier(loads)
     nodes = NodeMemory(
       nodeByteCount: NodePointer.keyOffset(of: Key.self) + MemoryLayout<Key>.size,

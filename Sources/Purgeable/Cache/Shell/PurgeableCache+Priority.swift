@@ -24,13 +24,13 @@ extension PurgeableCache {
     switch change {
     case .done: return true
     case .absent, nil: return false
-    case .noRoom, .noMemory:
+    case .noRoom where MemoryReserve.isThere(MemoryReserve.ofNews):
       let limit = engine.base.limits.pinned.load(ordering: .relaxed)
       throw PurgeableError(
         .outOfMemory, in: "PurgeableCache '\(name)'.setPriority", errorNumber: outOfMemoryNumber,
-        explanation: change == .noRoom
-          ? "more than \(limit) bytes would be pinned; raise pinnedByteLimit, or make others normal"
-          : "there is no memory to copy the value off offer")
+        explanation: "more than \(limit) bytes would be pinned; raise pinnedByteLimit, or make others normal")
+    // An error of other words would take memory itself.
+    case .noRoom, .noMemory: throw PurgeableError.withoutMemory(in: "PurgeableCache.setPriority")
     }
   }
 

@@ -18,25 +18,23 @@ extension PurgeableCache {
   @discardableResult
   public func removeValue(forKey key: Key) -> Value? {
     loads.overtake(key)
-    var buffer = [UInt8](repeating: 0, count: 1024)
-    while true {
-      // The entry stays where the buffer is too small.
-      let found = unsafe buffer.withUnsafeMutableBytes { bytes -> BufferRead in
-        withEntry(key) { engineKey, prefix, held in
-          unsafe held.read(engineKey, prefix, into: bytes, countsAsUse: false, removes: true)
-        } ?? .miss(.unknown)
-      }
-      switch found {
-      case .hit(let byteCount): return unsafe Value(purgeableBytes: buffer.span.bytes.extracting(first: byteCount))
-      case .bufferTooSmall(let byteCount):
-        guard byteCount < MemoryReserve.ofLargeResults || MemoryReserve.isThere(2 * (byteCount + 4096)) else {
-          remove(forKey: key)
-          return nil
-        }
-        buffer = [UInt8](repeating: 0, count: byteCount)
-      case .miss: return nil
-      }
+    var isRemoved = false
+    // The entry stays where the buffer is too small.
+    let found = unsafe lookUp(
+      { bytes in
+        let read =
+          withEntry(key) { engineKey, prefix, held in
+            unsafe held.read(engineKey, prefix, into: bytes, countsAsUse: false, removes: true)
+          } ?? .miss(.unknown)
+        if case .hit = read { isRemoved = true }
+        return read
+      }, countsAsUse: false)
+    switch found {
+    case .hit(let value): return value
+    case .miss(.outOfMemory), .miss(.undecodable): if !isRemoved { remove(forKey: key) }
+    case .miss: break
     }
+    return nil
   }
 
   /// Removes every entry, and forgets why earlier entries left: the next look-up of any key says `.unknown`. The slabs'

@@ -152,6 +152,10 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
         .outOfMemory, in: "PurgeableCache.init", errorNumber: outOfMemoryNumber,
         explanation: "there is no memory for a cache's objects; free some, or raise the process's limits")
     }
+    KnownTypes.make([
+      BufferRead?.self, EngineLock?.self, HeldShard.PriorityChange?.self, Bool?.self, (Key?, Key?).self, Key?.self, Value?.self,
+      Lookup<Value>.self, Departure<Key, Value>.self,
+    ])
     let operation = "PurgeableCache '\(options.name)'.init"
     try options.check(in: operation)
     let form = KeyForm<Key>(
