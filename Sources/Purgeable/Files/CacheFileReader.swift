@@ -270,8 +270,7 @@ import Glibc
     guard status.st_mode & S_IFMT == S_IFREG else { throw refusal("is not a file") }
     let length = Int(status.st_size)
     let page = unsafe UnsafeMutableRawBufferPointer(rebasing: window[..<CacheFile.headerByteCount])
-    guard unsafe try read(page, at: 0) == page.count
-    else { throw refusal("is no saved cache: it has \(length) bytes") }
+    guard unsafe try read(page, at: 0) == page.count else { throw refusal("is no saved cache: it has \(length) bytes") }
     let header: FileHeader
     switch unsafe FileHeader.read(page.bytes) {
     case .success(let read): header = read

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Swift's runtime makes a generic type when code asks for it first, in memory that it cannot do without: where it gets none, it
-// ends the program. So what look-ups, stores, removals and whatever gives memory back ask for is made with the first object that
-// may need it, when there is memory for it.
+// Swift's runtime makes a generic type when code first asks for it, and ends the program where it gets no memory for that. So the
+// types that look-ups, stores, removals and evictions ask for are made with the cache, at whose creation there is memory.
 
 import Synchronization
 

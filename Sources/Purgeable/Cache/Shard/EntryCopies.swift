@@ -65,13 +65,16 @@ struct EntryCopies {
     let node = slot.isTracked ? held.keys[EngineKey.trackedNumber(of: slot)] : nil
     if slot.isTracked, node == nil { return .nothing }
     let (elements, reference) = (held.elements, held.heap.reference(slot.place))
-    var copied = Copied.key
+    var length = 0
     if bound > 0 {
-      guard let length = elements.length(reference) else { return .nothing }
-      if length < bound { copied = .payload }
-      if copied == .payload, !copyStart(of: reference, elements, count: length) { return .nothing }
+      guard let known = elements.length(reference) else { return .nothing }
+      length = known
     }
-    if copied == .key, !copyKey(of: reference, elements, isTracked: node != nil) { return .nothing }
+    let copied = length < bound ? Copied.payload : .key
+    guard
+      copied == .payload
+        ? copyStart(of: reference, elements, count: length) : copyKey(of: reference, elements, isTracked: node != nil)
+    else { return .nothing }
     entries.append(Entry(end: bytes.count, trackedKey: node == nil ? -1 : Int32(trackedCount), hasHead: slot.hasHead))
     if let node {
       keepKey(node)
@@ -126,20 +129,24 @@ struct EntryCopies {
     }
   }
 
-  /// Calls `body` with the payload of an entry whose value was copied, where its key lies in it, if there, its head, and where
-  /// the value begins.
-  func withPayload<E: Error>(
-    of number: Int, _ body: (_ payload: RawSpan, _ key: Range<Int>?, EntryHead, _ valueStart: Int) throws(E) -> Void
+  /// Calls `body` with an entry whose value was copied: its key's bytes, nil for one that has none; its head; the text of its
+  /// version, nil for none; and its value.
+  func withEntry<E: Error>(
+    _ number: Int, _ body: (_ key: RawSpan?, EntryHead, _ version: RawSpan?, _ value: RawSpan) throws(E) -> Void
   ) throws(E) {
     let payload = unsafe bytes.span.bytes.extracting(range(number))
     let prefixByteCount: Int
-    var key: Range<Int>?
+    var key: RawSpan?
     switch EntryPrefix.parse(payload, layout: layout) {
-    case .key(let count, let keyAt): (prefixByteCount, key) = (count, keyAt..<count)
+    case .key(let count, let keyAt): (prefixByteCount, key) = (count, payload.extracting(keyAt..<count))
     case .tracked: prefixByteCount = EntryPrefix.trackedByteCount
     case nil: return
     }
     let head = EntryPrefix.head(of: payload, behind: prefixByteCount, hasHead: entries[number].hasHead)
-    try body(payload, key, head, min(payload.byteCount, prefixByteCount + head.byteCount))
+    let start = min(payload.byteCount, prefixByteCount + head.byteCount)
+    var version: RawSpan?
+    // The text is the end of the head.
+    if let byteCount = head.version?.byteCount { version = payload.extracting(start - Int(byteCount)..<start) }
+    try body(key, head, version, payload.extracting(start..<payload.byteCount))
   }
 }

@@ -119,9 +119,7 @@ extension PurgeableCache {
     all.reserveCapacity(copies.count)
     for i in 0..<copies.count {
       guard let key = key(i, of: copies, tracked) else { continue }
-      copies.withPayload(of: i) { payload, _, _, start in
-        all[key] = Value(purgeableBytes: payload.extracting(start..<payload.byteCount))
-      }
+      copies.withEntry(i) { _, _, _, value in all[key] = Value(purgeableBytes: value) }
     }
     return all
   }

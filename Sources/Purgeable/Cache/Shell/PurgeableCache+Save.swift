@@ -71,15 +71,11 @@ extension PurgeableCache where Key: PurgeableValue {
           try writeLarge(key, rank, times, to: &writer, format, &report)
           continue
         }
-        try copies.withPayload(of: i) { payload, keyRange, head, start throws(PurgeableError) in
-          // The version's text is the end of the head.
-          let text = start - Int(head.version?.byteCount ?? 0)..<start
-          let version = head.version == nil ? nil : payload.extracting(text)
-          let value = payload.extracting(start..<payload.byteCount)
+        try copies.withEntry(i) { keyBytes, head, version, value throws(PurgeableError) in
           let record = rank.record(head, times)
-          if format.isPlain, let keyRange {
-            // The bytes of a key are what it writes in a file.
-            try writer.append(record, key: payload.extracting(keyRange), version: version, value: value, &report)
+          if format.isPlain, let keyBytes {
+            // They are what the key writes in a file.
+            try writer.append(record, key: keyBytes, version: version, value: value, &report)
           } else if let key = key(i, of: copies, tracked) {
             try write(key, version, value, record, to: &writer, format, &report)
           }
