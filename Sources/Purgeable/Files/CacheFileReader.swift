@@ -227,7 +227,7 @@ import Glibc
     let start = position & ~(CacheFile.pageByteCount - 1)
     let again = position - start
     let left = end - begin
-    assert(left + again <= Self.blockAt, "CacheFileReader: more is left than there is room for")
+    assert(left <= Self.blockAt + again, "CacheFileReader: more is left than there is room for")
     if ahead != start { readAhead(at: start) }
     let count = try naming { () throws(BlockFailure) in try blocks.fill() }
     guard start + count > position else {

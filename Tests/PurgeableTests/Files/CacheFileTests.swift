@@ -163,6 +163,55 @@ struct CacheFileTests {
     }
   }
 
+  @Test("a file that is cut within a page and grows again while it is read: the error says so, or all is there")
+  func cutAndGrown() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let mebibyte = 1 << 20
+      let cache = try PurgeableCache<Int, [UInt8]>(evictionOrder: .lru)
+      // Each record takes a mebibyte, and the one before them no more than its header and its key.
+      let count = mebibyte - FileRecord.headerByteCount - 8
+      for key in 1...5 { cache[key] = described(UInt32(key), version: 1, count: count) }
+      cache[0] = []
+      try cache.save(to: path)
+      let whole = try Data(contentsOf: URL(fileURLWithPath: path))
+      var (cutCount, wholeCount) = (0, 0)
+      for block in 1..<4 {
+        for step in 1...3 {
+          // A block's last byte is gone for as long as one step takes.
+          let end = 4096 + block * mebibyte + mebibyte - 1
+          let restored = try PurgeableCache<Int, [UInt8]>()
+          let file = unsafe open(path, O_RDWR | O_CLOEXEC)
+          defer { close(file) }
+          var calls = 0
+          do throws(PurgeableError) {
+            try restored.restore(from: path) { _ in
+              calls += 1
+              if calls == step { require(ftruncate(file, off_t(end)) == 0, "cut") }
+              usleep(2000)
+              if calls == step + 1 {
+                let isWritten = unsafe whole[end...].withUnsafeBytes { bytes in
+                  unsafe pwrite(file, bytes.baseAddress!, bytes.count, off_t(end)) == bytes.count
+                }
+                require(isWritten, "grown again")
+              }
+              return true
+            }
+            wholeCount += restored.count == 6 ? 1 : 0
+          } catch {
+            #expect(error.kind == .invalidFile)
+            cutCount += 1
+          }
+          for key in 1...5 {
+            if let value = restored.peekValue(forKey: key) { #expect(value == described(UInt32(key), version: 1, count: count)) }
+          }
+          try whole.write(to: URL(fileURLWithPath: path))
+        }
+      }
+      #expect(cutCount + wholeCount == 9)
+    }
+  }
+
   @Test("records of an older file of the same keys in this one's place are none of it")
   func oldRecords() throws {
     try withFolder { folder in
