@@ -228,7 +228,9 @@ static bool follow_mount(const char *root, char *line, const memberships_t *memb
   if (mount_length + strlen(below) >= PURGEABLE_GROUP_ROOM) return false;
   group->mount_length_bytes = mount_length;
   strcpy(group->path, path);
-  (void)snprintf(group->directory, PURGEABLE_GROUP_ROOM, "%s%s%s", root, words[4], below);
+  strcpy(group->directory, root);
+  strcat(group->directory, words[4]);
+  strcat(group->directory, below);
   return cut_to_visible(group);
 }
 

@@ -146,6 +146,38 @@ struct CacheLargeStoreTests {
     cache.checkBooksSwept()
   }
 
+  @Test(
+    "what nearly fills the byte limit is stored and stays, or is refused and nothing leaves", arguments: EvictionOrder.allCases)
+  func nearTheLimit(order: EvictionOrder) throws {
+    for (limit, others) in [(128 << 10, 200), (1 << 20, 0), (1 << 20, 3000), (2 << 20, 200), (6 << 20, 200)] {
+      var outcomes: [StoreOutcome: Int] = [:]
+      for rest in stride(from: 0, through: limit / 16 + 50_000, by: max(2000, limit / 128)) {
+        let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: limit, evictionOrder: order)
+        for key in 0..<others { cache[key] = pattern(3) }
+        let value = [UInt8](repeating: 7, count: limit - rest)
+        let outcome = cache.setValue(value, forKey: -1)
+        outcomes[outcome, default: 0] += 1
+        if outcome == .stored {
+          #expect(cache.peekValue(forKey: -1) == value, "\(rest) bytes below \(limit), \(others) others")
+        } else {
+          #expect(cache.count == others && outcome == .tooLarge, "\(rest) bytes below \(limit), \(others) others: \(outcome)")
+        }
+        #expect(cache.byteCount <= limit)
+      }
+      #expect(outcomes[.stored] ?? 0 >= 4 && outcomes[.tooLarge] ?? 0 >= 4, "\(limit) bytes, \(others) others: \(outcomes)")
+    }
+  }
+
+  @Test("a value that fits beside what an empty cache keeps is stored, however much the cache remembers of what left for it")
+  func afterManySmall() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 1 << 20)
+    for key in 0..<20_000 { cache[key] = [1, 2, 3] }
+    let value = pattern(1 << 20 - 120_000)
+    #expect(cache.setValue(value, forKey: -1) == .stored)
+    #expect(cache.peekValue(forKey: -1) == value && cache.byteCount <= 1 << 20)
+    cache.checkBooksSwept()
+  }
+
   @Test("where two large stores in two shards have both found room, the second evicts nothing")
   func overtakenInAllocation() throws {
     let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 8 << 20)

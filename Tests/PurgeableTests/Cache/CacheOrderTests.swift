@@ -89,9 +89,10 @@ struct CacheOrderTests {
     #expect((count / 2..<count).allSatisfy { cache.peekValue(forKey: $0) == $0 })
   }
 
-  @Test("of so many entries that there are several shards, 99 % of the newer half stay", arguments: LateLimit.allCases)
+  /// What else leaves follows from the sizes of the shards, which differ the more the fewer entries there are.
+  @Test("of so many entries that there are several shards, nearly all of the newer half stay", arguments: LateLimit.allCases)
   func halfOfMany(limit: LateLimit) throws {
-    let count = TestRun.isFull ? 100_000 : 7500
+    let (count, percent) = TestRun.isFull ? (100_000, 99) : (7500, 96)
     let cache = try PurgeableCache<Int, Int>(clock: .system, hashSeed: chosenSeed)
     if !TestRun.isFull { cache.openEarly(count: count * 2 / 3) }
     for i in 0..<count { cache.setValue(i, forKey: i, cost: 1) }
@@ -99,7 +100,7 @@ struct CacheOrderTests {
     limit.apply(count / 2, to: cache)
     let kept = (count / 2..<count).count { cache.peekValue(forKey: $0) != nil }
     #expect(cache.count == count / 2)
-    #expect(kept >= count / 2 * 99 / 100, "\(kept)")
+    #expect(kept >= count / 2 * percent / 100, "\(kept), seed \(chosenSeed)")
     cache.checkBooksSwept()
   }
 

@@ -262,6 +262,20 @@ struct CacheShardsTests {
     }
   }
 
+  @Test("the library's round moves what is left of the founder's entries, and brings the cache below its byte limit then")
+  func limitWhileOpening() throws {
+    let cache = try PurgeableCache<Int, [UInt8]>()
+    cache.openEarly(count: 2000, bytes: .max)
+    for i in 0..<2000 { cache[i] = described(UInt32(i), version: 1, count: 1000) }
+    #expect(cache.isOpen && cache.founderCount == 2000)
+    let limit = cache.byteCount
+    try cache.setByteLimit(limit)
+    // Each of the sixteen begins a slab.
+    _ = cache.engine.upkeepRound()
+    #expect(cache.isOpen && cache.founderCount == 0 && cache.byteCount <= limit && cache.count > 0)
+    cache.checkBooksSwept()
+  }
+
   @Test("what the kernel took before the shards opened is found lost, and nothing else", arguments: [false, true])
   func losses(tracksKeys: Bool) throws {
     try needRealDiscards()

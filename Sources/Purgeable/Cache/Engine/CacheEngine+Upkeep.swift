@@ -23,7 +23,10 @@ extension CacheEngine {
       base.limits.apply(to: heap)
       if !base.isAsking.load(ordering: .relaxed), base.isOverLimits { enforceByteLimit() }
     }
-    while shards.goOnOpening() {}
+    var hasMoved = false
+    while shards.goOnOpening() { hasMoved = true }
+    // What moves to another shard lies in slabs of that one.
+    if hasMoved, base.isOverByteLimit { enforceLimits() }
     // In this order: whoever lowers a limit at this moment enforces it before any shard closes.
     if shards.areTooMany, !base.isOverLimits { enforceLimits() }
     shards.reviewOpening()

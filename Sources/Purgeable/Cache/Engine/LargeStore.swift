@@ -46,11 +46,18 @@ import Glibc
     var element: FreshElement?
     var search = RoomSearch(nil)
     let deadline = MonotonicTime.now + Self.longestWait
+    var hasFitted = false
     while true {
       // Asked before too: what was written in full after the store got no memory can be evicted now.
       let wasWriting = isWriting(in: engine)
       element = begin(in: engine, &failure, &due)
       if element == nil, let failure, engine.makesRoom(key, failure, due, &search) { continue }
+      // What was evicted is remembered, and an index may be as large as it was with all entries: that takes room, too.
+      if element == nil, failure == .outOfMemory, !hasFitted {
+        hasFitted = true
+        engine.shards.visit { shard in engine.shards.hold(shard) { held in _ = held.fitBookkeeping() } }
+        continue
+      }
       guard element == nil, failure == .outOfMemory, wasWriting || isWriting(in: engine), MonotonicTime.now < deadline
       else { break }
       usleep(100)

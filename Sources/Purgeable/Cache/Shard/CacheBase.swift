@@ -134,11 +134,17 @@ final class CacheBase: Sendable {
     if cost > limits.cost.load(ordering: .relaxed) || limits.count.load(ordering: .relaxed) == 0 { return true }
     let limit = limits.bytes.load(ordering: .relaxed)
     if limit == .max { return false }
-    // Beside its lasting bookkeeping, the cache has to hold a slab for a small entry, or a large entry in whole pages with its
-    // witnesses.
-    let page = Int(purgeable_page_size_bytes())
-    let needed = byteCount <= heap.slabBytes / 2 ? heap.slabBytes : byteCount + byteCount / page * 2 + page
+    // Beside its lasting bookkeeping, the cache has to hold a slab for a small entry, or a large entry.
+    let needed = byteCount <= heap.slabBytes / 2 ? heap.slabBytes : bytesAlone(ofLarge: byteCount)
     return needed > limit - min(limit, lastingBytes + beside)
+  }
+
+  /// What a large entry takes where there is no other: whole pages with its witnesses, notes of each slab that it spans, what a
+  /// first entry takes, and the shards that may open.
+  private func bytesAlone(ofLarge byteCount: Int) -> Int {
+    let page = Int(purgeable_page_size_bytes())
+    let bookkeeping = Self.firstEntryBytes + Self.firstKeyBytes + min(byteCount / 32, 832 << 10)
+    return byteCount + byteCount / page * 2 + page + bookkeeping
   }
 
   /// Whether a large value would have no room beside those that are being written, even where all else were evicted.
