@@ -53,7 +53,7 @@ import Glibc
       element = begin(in: engine, &failure, &due)
       if element == nil, let failure, engine.makesRoom(key, failure, due, &search) { continue }
       // What was evicted is remembered, and an index may be as large as it was with all entries: that takes room, too.
-      if element == nil, failure == .outOfMemory, !hasFitted {
+      if element == nil, failure == .outOfMemory, !hasFitted, engine.base.refusalReason == .bytes {
         hasFitted = true
         engine.shards.visit { shard in engine.shards.hold(shard) { held in _ = held.fitBookkeeping() } }
         continue
