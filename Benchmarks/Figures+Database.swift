@@ -205,7 +205,8 @@ enum DatabaseFigures {
           let store = try open("store", folder)
           for number in 0..<count {
             store.setValue(value, forKey: key(number))
-            if number % 10_000 == 9999 { try store.flush() }
+            // In a small group less may wait to be written.
+            if number % 2000 == 1999 { try store.flush() }
           }
           let cache = try PurgeableCache<Int, [UInt8]>(name: "figures")
           for number in 0..<count { cache[number] = value }

@@ -14,12 +14,18 @@ enum GroupRun {
     guard group.files.setLimit(UInt64(limit)) == 0 else { return [:] }
     let child = fork()
     if child == 0 {
-      guard group.files.enter() == 0, let numbers = try? body() else { _exit(1) }
-      for (name, value) in numbers { print(name, value) }
-      fflush(nil)
-      _exit(0)
+      do {
+        guard group.files.enter() == 0 else { throw ToolFailure("the group cannot be entered") }
+        for (name, value) in try body() { print(name, value) }
+        fflush(nil)
+        _exit(0)
+      } catch {
+        complain("\(error)")
+        _exit(1)
+      }
     }
-    guard case .exited(0) = ChildEnd.of(child) else { throw ToolFailure("the process in the group failed") }
+    let end = ChildEnd.of(child)
+    guard end == .exited(0) else { throw ToolFailure("the process in the group ended: \(end.map { "\($0)" } ?? "unknown")") }
     return [:]
   }
 

@@ -22,9 +22,9 @@
         let nobody: uid_t = 65_534
         if geteuid() == 0 {
           let isOther = unsafe chown(place.folder.path, nobody, nobody) == 0 && setgid(nobody) == 0 && setuid(nobody) == 0
-          precondition(isOther, "another user")
+          demand(isOther, "another user")
         }
-        func permit(_ path: String, _ mode: mode_t) { precondition(unsafe chmod(path, mode) == 0, "chmod \(path)") }
+        func permit(_ path: String, _ mode: mode_t) { demand(unsafe chmod(path, mode) == 0, "chmod \(path)") }
         func refusal() -> PurgeableError? {
           do {
             try place.withStore(.withFiles) { _ in }
@@ -33,8 +33,8 @@
         }
         permit(place.folder.path, 0o500)
         var error = refusal()
-        precondition(error?.errorNumber == EACCES && "\(error!)".contains(place.path), "\(String(describing: error))")
-        precondition((try? FileManager.default.contentsOfDirectory(atPath: place.folder.path)) == [], "nothing is made")
+        demand(error?.errorNumber == EACCES && "\(error!)".contains(place.path), "\(String(describing: error))")
+        demand((try? FileManager.default.contentsOfDirectory(atPath: place.folder.path)) == [], "nothing is made")
         permit(place.folder.path, 0o700)
         let data = place.path + "/data"
         func store(_ keys: Range<Int>, _ store: BytesStore) {
@@ -46,36 +46,36 @@
         }
         guard let opened = try? place.open(.withFiles) else { fatalError("a store") }
         store(0..<40, opened)
-        precondition((try? opened.flush()) != nil, "a flush")
+        demand((try? opened.flush()) != nil, "a flush")
         // While it is open: no file of a value can be made.
         permit(data, 0o500)
         permit(data + "/values", 0o500)
         store(40..<61, opened)
         let isFlushed: ()? = try? opened.flush()
-        precondition(isFlushed != nil || opened.statistics.failureCount > 0, "a failure is told")
+        demand(isFlushed != nil || opened.statistics.failureCount > 0, "a failure is told")
         opened.cache.removeAll()
         for key in 0..<61 {
           let found = opened.value(forKey: "\(key)")
-          precondition(found == nil || found == mixedContent(key), "\(key)")
+          demand(found == nil || found == mixedContent(key), "\(key)")
         }
         permit(data, 0o700)
         permit(data + "/values", 0o700)
         store(40..<61, opened)
-        precondition((try? opened.flush()) != nil && has(0..<61, opened), "with the right again")
-        precondition((try? opened.close()) != nil, "the end")
+        demand((try? opened.flush()) != nil && has(0..<61, opened), "with the right again")
+        demand((try? opened.close()) != nil, "the end")
         // Before it is opened.
         permit(data, 0o500)
         error = refusal()
-        precondition(error != nil, "no log can be made")
+        demand(error != nil, "no log can be made")
         permit(data, 0o000)
         error = refusal()
-        precondition(error != nil && "\(error!)".contains(place.path), "\(String(describing: error))")
+        demand(error != nil && "\(error!)".contains(place.path), "\(String(describing: error))")
         permit(data, 0o700)
         permit(place.path, 0o500)
         _ = refusal()
         permit(place.path, 0o700)
         guard let again = try? place.open(.withFiles) else { fatalError("a store again") }
-        precondition(has(0..<61, again) && again.statistics.failureCount == 0, "all is there")
+        demand(has(0..<61, again) && again.statistics.failureCount == 0, "all is there")
         try? again.close()
         place.folder.remove()
       }

@@ -349,12 +349,12 @@
             try place.withStore(PurgeableStoreOptions(countLimit: 30)) { store in
               for key in 0..<20 {
                 let found = store.value(forKey: "\(key)")
-                precondition(found == nil || found == [UInt8(key)], "\(statement): a wrong value")
+                demand(found == nil || found == [UInt8(key)], "\(statement): a wrong value")
               }
               store.remove(forKey: "3")
               for key in 0..<40 { store.setValue([1, 2], forKey: "new \(key)") }
               try store.flush()
-              precondition(store.value(forKey: "new 39") == [1, 2], "\(statement): it goes on")
+              demand(store.value(forKey: "new 39") == [1, 2], "\(statement): it goes on")
               try store.trim(toBytes: 100)
             }
           } catch { fatalError("\(statement): \(error)") }
@@ -453,16 +453,16 @@
         guard (try? store.flush()) != nil else { fatalError("a flush") }
         store.cache.removeAll()
         // A connection is open afterwards.
-        precondition(store.value(forKey: "small") == [1], "a value")
+        demand(store.value(forKey: "small") == [1], "a value")
         var taken: [Int32] = []
         while case let file = unsafe open("/dev/null", O_RDONLY), file >= 0 { taken.append(file) }
-        precondition(store.value(forKey: "long") == nil, "no descriptor")
+        demand(store.value(forKey: "long") == nil, "no descriptor")
         for file in taken { close(file) }
-        precondition(store.statistics.lastError?.errorNumber == EMFILE, "\(store.statistics.lastError as Any)")
+        demand(store.statistics.lastError?.errorNumber == EMFILE, "\(store.statistics.lastError as Any)")
         usleep(100_000)
         try? store.flush()
-        precondition(store.value(forKey: "long") == content(1, count: 1 << 20), "it is there")
-        precondition((try? store.close()) != nil, "an end")
+        demand(store.value(forKey: "long") == content(1, count: 1 << 20), "it is there")
+        demand((try? store.close()) != nil, "an end")
         place.folder.remove()
       }
     }

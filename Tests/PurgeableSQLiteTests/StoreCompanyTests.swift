@@ -83,11 +83,11 @@
               let key = random.index(below: 400)
               guard let found = store.value(forKey: "\(key)") else { continue }
               let version = mark(of: found, key)
-              precondition(version != nil, "\(key): a value that nobody stored")
-              if key % 4 == process { precondition(version == versions[key], "\(key): not what was stored last") }
+              demand(version != nil, "\(key): a value that nobody stored")
+              if key % 4 == process { demand(version == versions[key], "\(key): not what was stored last") }
             }
           }
-          precondition(store.statistics.failureCount == 0, "\(store.statistics.lastError as Any)")
+          demand(store.statistics.failureCount == 0, "\(store.statistics.lastError as Any)")
           try store.close()
         }
         let children = (0..<2).map { process -> pid_t in
@@ -98,19 +98,19 @@
           }
           return child
         }
-        for child in children { precondition(ChildEnd.of(child) == .exited(0), "a process that is well") }
+        for child in children { demand(ChildEnd.of(child) == .exited(0), "a process that is well") }
         guard let store = try? place.open() else { fatalError("it opens again") }
         let statistics = store.statistics
-        precondition(
+        demand(
           (try? place.number("SELECT count(*) FROM record")) == Int64(statistics.recordCount)
             && (try? place.number("SELECT count(*) FROM life")) == Int64(statistics.recordCount)
             && (try? place.number("SELECT sum(size) FROM life")) == Int64(statistics.byteCount), "the totals")
-        precondition((1...300).contains(statistics.recordCount), "the limit")
-        precondition(
+        demand((1...300).contains(statistics.recordCount), "the limit")
+        demand(
           (try? place.number("SELECT count(*) FROM record WHERE file IS NOT NULL")) == Int64(place.valueFiles().count), "files")
         let count = (0..<400).count { store.value(forKey: "\($0)").map { $0.isEmpty } == false }
-        precondition(count == statistics.recordCount, "each record is found")
-        precondition(store.statistics.failureCount == 0, "each record is whole")
+        demand(count == statistics.recordCount, "each record is found")
+        demand(store.statistics.failureCount == 0, "each record is whole")
         try? store.close()
         place.folder.remove()
       }
@@ -124,7 +124,7 @@
         let arePiped = unsafe ends.withUnsafeMutableBufferPointer {
           unsafe pipe($0.baseAddress!) == 0 && pipe($0.baseAddress! + 2) == 0
         }
-        precondition(arePiped, "pipes")
+        demand(arePiped, "pipes")
         let (go, begun) = ((read: ends[0], write: ends[1]), (read: ends[2], write: ends[3]))
         var byte: UInt8 = 0
         // Before this process has anything of SQLite.
@@ -147,20 +147,20 @@
         for key in 0..<100 { store.setValue(content(key), forKey: "\(key)") }
         guard (try? store.flush()) != nil else { fatalError("a flush") }
         let hasBegun = unsafe write(go.write, &byte, 1) == 1 && read(begun.read, &byte, 1) == 1
-        precondition(hasBegun, "the other process has it locked")
+        demand(hasBegun, "the other process has it locked")
         store.setValue(content(1, version: 1), forKey: "1")
         store.cache.removeAll()
         for key in 0..<100 {
-          precondition(store.value(forKey: "\(key)") == content(key, version: key == 1 ? 1 : 0), "\(key), while it is locked")
+          demand(store.value(forKey: "\(key)") == content(key, version: key == 1 ? 1 : 0), "\(key), while it is locked")
         }
         kill(child, SIGKILL)
-        precondition(ChildEnd.of(child) == .killed(SIGKILL), "the other process")
-        precondition((try? store.flush()) != nil, "writes go on")
+        demand(ChildEnd.of(child) == .killed(SIGKILL), "the other process")
+        demand((try? store.flush()) != nil, "writes go on")
         store.cache.removeAll()
         for key in 0..<100 {
-          precondition(store.value(forKey: "\(key)") == content(key, version: key == 1 ? 1 : 0), "\(key), afterwards")
+          demand(store.value(forKey: "\(key)") == content(key, version: key == 1 ? 1 : 0), "\(key), afterwards")
         }
-        precondition(store.statistics.recordCount == 100 && store.statistics.failureCount == 0, "nothing of the change")
+        demand(store.statistics.recordCount == 100 && store.statistics.failureCount == 0, "nothing of the change")
         try? store.close()
         place.folder.remove()
       }
@@ -181,7 +181,7 @@
           store.cache.removeAll()
           for key in 0..<100 {
             guard let found = store.value(forKey: "\(key)") else { continue }
-            precondition(found == content(key, version: version + 1), "\(key): an older value")
+            demand(found == content(key, version: version + 1), "\(key): an older value")
           }
           // Another one, from its beginning.
           let other = try? StorePlace()
@@ -190,7 +190,7 @@
             try? another.flush()
             another.cache.removeAll()
             let found = another.value(forKey: "a")
-            precondition(found == nil || found == [2], "another store")
+            demand(found == nil || found == [2], "another store")
             try? another.close()
           } else {
             failures += 1
@@ -198,15 +198,15 @@
           sqlite3_hard_heap_limit64(0)
           other?.folder.remove()
           store.setValue([UInt8(version)], forKey: "again")
-          precondition((try? store.flush()) != nil, "with memory again: \(store.statistics.lastError as Any)")
+          demand((try? store.flush()) != nil, "with memory again: \(store.statistics.lastError as Any)")
           store.cache.removeAll()
-          precondition(
+          demand(
             store.value(forKey: "again") == [UInt8(version)] && store.value(forKey: "kept") == [1], "with memory again")
         }
-        precondition(failures > 2, "no memory shows")
-        precondition(store.statistics.lastError?.kind == .outOfMemory, "\(store.statistics.lastError as Any)")
+        demand(failures > 2, "no memory shows")
+        demand(store.statistics.lastError?.kind == .outOfMemory, "\(store.statistics.lastError as Any)")
         let names = (try? FileManager.default.contentsOfDirectory(atPath: place.path)) ?? []
-        precondition(!names.contains { $0.hasPrefix("damaged.") }, "want of memory is no damage")
+        demand(!names.contains { $0.hasPrefix("damaged.") }, "want of memory is no damage")
         try? store.close()
         place.folder.remove()
       }

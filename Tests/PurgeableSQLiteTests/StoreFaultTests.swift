@@ -182,24 +182,24 @@
     @Test("where the disk has not kept what it was given, no later flush says that all is well")
     func lostSync() async {
       await #expect(processExitsWith: .success) {
-        guard let place = try? StorePlace(), let store = try? place.open() else { preconditionFailure("a store") }
+        guard let place = try? StorePlace(), let store = try? place.open() else { fatalError("a store") }
         defer { place.folder.remove() }
         func error(_ body: () throws(PurgeableError) -> Void) -> PurgeableError? {
           do throws(PurgeableError) { try body() } catch { return error }
           return nil
         }
         store.setValue([1], forKey: "a")
-        precondition(error { () throws(PurgeableError) in try store.flush() } == nil, "a flush")
+        demand(error { () throws(PurgeableError) in try store.flush() } == nil, "a flush")
         // Without filters here, nothing is shown.
         guard cases_refuse(cases_call_fsync, EIO) else { return }
         store.setValue([2], forKey: "b")
         for _ in 0..<3 {
           let error = error { () throws(PurgeableError) in try store.flush() }
-          precondition(error?.kind == .systemCallFailed(call: "fsync") && error?.errorNumber == EIO, "\(error as Any)")
+          demand(error?.kind == .systemCallFailed(call: "fsync") && error?.errorNumber == EIO, "\(error as Any)")
         }
         store.cache.removeAll()
-        precondition(store.value(forKey: "a") == [1] && store.value(forKey: "b") == [2], "reads and writes go on")
-        precondition(error { () throws(PurgeableError) in try store.close() } != nil, "the end")
+        demand(store.value(forKey: "a") == [1] && store.value(forKey: "b") == [2], "reads and writes go on")
+        demand(error { () throws(PurgeableError) in try store.close() } != nil, "the end")
       }
     }
 
@@ -299,7 +299,7 @@
           let isPiped = unsafe withUnsafeMutableBytes(of: &ends) {
             unsafe Glibc.pipe($0.baseAddress!.assumingMemoryBound(to: Int32.self)) == 0
           }
-          precondition(isPiped, "a pipe")
+          demand(isPiped, "a pipe")
           let child = fork()
           if child == 0 {
             alarm(240)
@@ -308,7 +308,7 @@
           close(ends.1)
           var said: Int32 = 0
           let hasBegun = unsafe read(ends.0, &said, 4) == 4
-          precondition(hasBegun, "the child stores")
+          demand(hasBegun, "the child stores")
           usleep(UInt32(random.index(below: 30_000)))
           kill(child, SIGKILL)
           var reported = Int(said)
@@ -322,8 +322,8 @@
             for version in [reported, reported + 1] where found == mixedContent(key, version) { return version }
             fatalError("\(key): a value that was not stored last, after \(reported)")
           }
-          if reported % 7 != 0, (reported + 1) % 7 != 0 { precondition(versions.count == 40, "\(versions.count) of 40") }
-          precondition(store.statistics.failureCount == 0, "nothing is damaged")
+          if reported % 7 != 0, (reported + 1) % 7 != 0 { demand(versions.count == 40, "\(versions.count) of 40") }
+          demand(store.statistics.failureCount == 0, "nothing is damaged")
           try? store.close()
           last = reported + 2
         }
@@ -356,11 +356,11 @@
           try? store.close()
           _exit(isWell ? 0 : 1)
         }
-        precondition(ChildEnd.of(child) == .exited(0), "the child is well")
+        demand(ChildEnd.of(child) == .exited(0), "the child is well")
         store.cache.removeAll()
-        precondition(
+        demand(
           store.value(forKey: "a") == [1] && store.value(forKey: "b") == [2] && store.value(forKey: "c") == nil, "the parent's")
-        precondition((try? store.close()) != nil, "an end")
+        demand((try? store.close()) != nil, "an end")
         place.folder.remove()
       }
     }
@@ -368,24 +368,24 @@
     @Test("what waits is not given up for want of a descriptor; and however much waits, what was written stays")
     func manyChanges() async {
       await #expect(processExitsWith: .success) {
-        guard let place = try? StorePlace(), let store = try? place.open() else { preconditionFailure("a store") }
+        guard let place = try? StorePlace(), let store = try? place.open() else { fatalError("a store") }
         defer { place.folder.remove() }
         for key in 0..<100 { store.setValue([UInt8(key)], forKey: "\(key)") }
-        precondition((try? store.flush()) != nil, "a flush")
+        demand((try? store.flush()) != nil, "a flush")
         let resource = __rlimit_resource_t(RLIMIT_NOFILE.rawValue)
         var before = rlimit()
-        precondition(unsafe getrlimit(resource, &before) == 0)
+        demand(unsafe getrlimit(resource, &before) == 0)
         var none = rlimit(rlim_cur: 0, rlim_max: before.rlim_max)
-        precondition(unsafe setrlimit(resource, &none) == 0)
+        demand(unsafe setrlimit(resource, &none) == 0)
         for key in 0..<70_000 { store.setValue([1], forKey: "new \(key)") }
         for key in 0..<70_000 { store.remove(forKey: "none \(key)") }
-        precondition((try? store.flush()) == nil, "no descriptor")
-        precondition(unsafe setrlimit(resource, &before) == 0)
-        precondition((try? store.flush()) != nil && store.statistics.recordCount == 70_100, "\(store.statistics)")
+        demand((try? store.flush()) == nil, "no descriptor")
+        demand(unsafe setrlimit(resource, &before) == 0)
+        demand((try? store.flush()) != nil && store.statistics.recordCount == 70_100, "\(store.statistics)")
         store.cache.removeAll()
-        for key in 0..<100 { precondition(store.value(forKey: "\(key)") == [UInt8(key)], "\(key)") }
-        precondition(store.value(forKey: "new 69999") == [1], "what waited")
-        precondition((try? store.close()) != nil, "the end")
+        for key in 0..<100 { demand(store.value(forKey: "\(key)") == [UInt8(key)], "\(key)") }
+        demand(store.value(forKey: "new 69999") == [1], "what waited")
+        demand((try? store.close()) != nil, "the end")
       }
     }
   }

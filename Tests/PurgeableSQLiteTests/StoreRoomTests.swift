@@ -145,7 +145,7 @@
         func limit(_ byteCount: rlim_t) {
           var limit = rlimit(rlim_cur: byteCount, rlim_max: .max)
           let isSet = unsafe setrlimit(__rlimit_resource_t(RLIMIT_FSIZE.rawValue), &limit) == 0
-          precondition(isSet, "a limit")
+          demand(isSet, "a limit")
         }
         var failures = 0
         for room in [0, 4096, 100_000, 200_000] {
@@ -155,20 +155,20 @@
           store.cache.removeAll()
           for key in 0..<200 {
             guard let found = store.value(forKey: "\(key)") else { continue }
-            precondition(found == mixedContent(key, room + 1), "\(key): an older value")
+            demand(found == mixedContent(key, room + 1), "\(key): an older value")
           }
           limit(.max)
           store.setValue([UInt8(truncatingIfNeeded: room)], forKey: "again")
-          precondition((try? store.flush()) != nil, "with room again: \(store.statistics.lastError as Any)")
+          demand((try? store.flush()) != nil, "with room again: \(store.statistics.lastError as Any)")
           store.cache.removeAll()
-          precondition(store.value(forKey: "again") == [UInt8(truncatingIfNeeded: room)], "with room again")
+          demand(store.value(forKey: "again") == [UInt8(truncatingIfNeeded: room)], "with room again")
           for key in 0..<200 {
             guard let found = store.value(forKey: "\(key)") else { continue }
-            precondition(found == mixedContent(key, room + 1), "\(key): an older value, later")
+            demand(found == mixedContent(key, room + 1), "\(key): an older value, later")
           }
         }
-        precondition(failures > 0, "no room shows")
-        precondition((try? store.close()) != nil, "an end")
+        demand(failures > 0, "no room shows")
+        demand((try? store.close()) != nil, "an end")
         place.folder.remove()
       }
     }
@@ -180,19 +180,19 @@
         var limit = rlimit(rlim_cur: 6 << 20, rlim_max: .max)
         guard unsafe setrlimit(__rlimit_resource_t(RLIMIT_FSIZE.rawValue), &limit) == 0, let place = try? StorePlace(),
           let store = try? place.open()
-        else { preconditionFailure("a store") }
+        else { fatalError("a store") }
         defer { place.folder.remove() }
         var failures = 0
         for round in 0..<40 {
           for key in 0..<500 { store.setValue(content(key, version: round, count: 1000), forKey: "\(500 * round + key)") }
           if (try? store.flush()) == nil { failures += 1 }
           store.cache.removeAll()
-          precondition(
+          demand(
             store.value(forKey: "\(500 * round + 499)") == content(499, version: round, count: 1000),
             "round \(round): \(store.statistics)")
         }
-        precondition(failures < 4 && store.statistics.recordCount > 1500, "\(failures) failures, \(store.statistics)")
-        precondition((try? store.close()) != nil, "the end")
+        demand(failures < 4 && store.statistics.recordCount > 1500, "\(failures) failures, \(store.statistics)")
+        demand((try? store.close()) != nil, "the end")
       }
     }
   }

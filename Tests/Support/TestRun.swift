@@ -18,6 +18,14 @@ public enum TestRun {
   }()
 }
 
+/// Ends the process where something does not hold: for child processes and exit tests, from which no `#expect` is heard. Other
+/// than `precondition`, it says why in optimised builds, too.
+public func demand(
+  _ holds: Bool, _ why: @autoclosure () -> String = "what has to hold does not", file: StaticString = #fileID, line: UInt = #line
+) {
+  if !holds { fatalError(why(), file: file, line: line) }
+}
+
 extension Trait where Self == ConditionTrait {
   /// For tests whose outcome or duration hangs on the machine: on what the scheduler, the clock or the kernel's reclaim do, or on
   /// a race that has to happen. They run in the full run, one after the other.
