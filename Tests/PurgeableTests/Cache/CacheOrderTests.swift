@@ -89,7 +89,8 @@ struct CacheOrderTests {
     #expect((count / 2..<count).allSatisfy { cache.peekValue(forKey: $0) == $0 })
   }
 
-  /// What else leaves follows from the sizes of the shards, which differ the more the fewer entries there are.
+  /// The age of an entry is estimated by its place in its slab, and shards are compared by ages. Where a shard has few entries,
+  /// the estimates are off by a larger part of them; how much follows from the seed.
   @Test("of so many entries that there are several shards, nearly all of the newer half stay", arguments: LateLimit.allCases)
   func halfOfMany(limit: LateLimit) throws {
     let (count, percent) = TestRun.isFull ? (100_000, 99) : (7500, 96)

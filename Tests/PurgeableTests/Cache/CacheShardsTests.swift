@@ -264,7 +264,8 @@ struct CacheShardsTests {
 
   @Test("the library's round moves what is left of the founder's entries, and brings the cache below its byte limit then")
   func limitWhileOpening() throws {
-    let cache = try PurgeableCache<Int, [UInt8]>()
+    // Its rounds are the test's.
+    let cache: PurgeableCache<Int, [UInt8]> = try makeExpiringCache(ManualClock())
     cache.openEarly(count: 2000, bytes: .max)
     for i in 0..<2000 { cache[i] = described(UInt32(i), version: 1, count: 1000) }
     #expect(cache.isOpen && cache.founderCount == 2000)

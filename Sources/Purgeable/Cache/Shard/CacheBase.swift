@@ -139,8 +139,9 @@ final class CacheBase: Sendable {
     return needed > limit - min(limit, lastingBytes + beside)
   }
 
-  /// What a large entry takes where there is no other: whole pages with its witnesses, notes of each slab that it spans, what a
-  /// first entry takes, and the shards that may open.
+  /// What a large entry takes where there is no other: whole pages with its witnesses, and bookkeeping. That is what a first
+  /// entry takes; notes of each slab that the entry spans, up to a chunk of slabs, beyond which it has a mapping of its own; and
+  /// what other shards take, if it has them open. A 32nd is more than was measured at any length, and so are 832 KiB.
   private func bytesAlone(ofLarge byteCount: Int) -> Int {
     let page = Int(purgeable_page_size_bytes())
     let bookkeeping = Self.firstEntryBytes + Self.firstKeyBytes + min(byteCount / 32, 832 << 10)
