@@ -10,8 +10,8 @@ import CPurgeable
 ///
 /// `@safe`: the memory is this value's alone until its end, and every index is compared with the count.
 @safe struct BookkeepingArray<Element: BitwiseCopyable>: ~Copyable {
-  /// nil only where the count is 0.
-  private var start: UnsafeMutablePointer<Element>?
+  /// Leads nowhere where the count is 0. Not an optional: debug builds look its type up each time they unwrap one.
+  private var start: UnsafeMutablePointer<Element>
   private(set) var count: Int
   /// The memory it takes, in bytes.
   private(set) var byteCount: Int
@@ -21,7 +21,10 @@ import CPurgeable
   private static var mappedByteCount: Int { 32 << 10 }
 
   /// Takes no memory.
-  init() { unsafe (start, count, byteCount, isMapped) = (nil, 0, 0, false) }
+  init() {
+    unsafe start = UnsafeMutablePointer(bitPattern: MemoryLayout<Element>.alignment).unsafelyUnwrapped
+    (count, byteCount, isMapped) = (0, 0, false)
+  }
 
   /// nil: no memory, or a count of 0.
   init?(zeros count: Int) {
@@ -46,10 +49,9 @@ import CPurgeable
   }
 
   deinit {
-    guard let start = unsafe start else { return }
     if isMapped {
       unsafe purgeable_bookkeeping_unmap(start, byteCount)
-    } else {
+    } else if count > 0 {
       unsafe purgeable_bookkeeping_free(start)
     }
   }
@@ -57,11 +59,11 @@ import CPurgeable
   subscript(index: Int) -> Element {
     get {
       precondition(index >= 0 && index < count, "BookkeepingArray: index out of range")
-      return unsafe start.unsafelyUnwrapped[index]
+      return unsafe start[index]
     }
     set {
       precondition(index >= 0 && index < count, "BookkeepingArray: index out of range")
-      unsafe start.unsafelyUnwrapped[index] = newValue
+      unsafe start[index] = newValue
     }
   }
 
@@ -74,13 +76,13 @@ import CPurgeable
   /// Has the processor fetch an element.
   func prefetch(_ index: Int) {
     precondition(index >= 0 && index < count, "BookkeepingArray: index out of range")
-    unsafe purgeable_prefetch(start.unsafelyUnwrapped + index)
+    unsafe purgeable_prefetch(start + index)
   }
 
   /// Keeps the first elements and gives the memory of the others back. Allocates nothing; if the system refuses, the memory
   /// stays.
   mutating func shrink(to newCount: Int) {
-    guard newCount > 0, newCount < count, let start = unsafe start else { return }
+    guard newCount > 0, newCount < count else { return }
     count = newCount
     let wanted = newCount * MemoryLayout<Element>.stride
     if isMapped {
@@ -90,7 +92,7 @@ import CPurgeable
       let tail = unsafe UnsafeMutableRawPointer(start) + kept
       if unsafe purgeable_bookkeeping_unmap(tail, byteCount - kept) == 0 { byteCount = kept }
     } else if let smaller = unsafe purgeable_bookkeeping_resize(start, wanted) {
-      unsafe self.start = smaller.bindMemory(to: Element.self, capacity: newCount)
+      unsafe start = smaller.bindMemory(to: Element.self, capacity: newCount)
       byteCount = wanted
     }
   }

@@ -36,7 +36,7 @@ struct CacheGiveBackTests {
   private func check<Key: Hashable & Sendable>(
     tracksKeys: Bool, isPartlyLost: Bool, findsLosses: Bool, _ key: (Int) -> Key
   ) throws {
-    let count = 20_000
+    let count = TestRun.isFull ? 20_000 : 10_000
     let clock = SetClock()
     let cache = try filled(count, tracksKeys: tracksKeys, clock: clock.monotonic, key)
     if isPartlyLost { cache.discardEveryThirdPage() }

@@ -176,11 +176,12 @@ struct Ghost: ~Copyable {
     var victim = start
     var victimAge: UInt32 = 0
     for i in start..<start + Self.bucketSize {
-      if entries[i] == 0 || entries[i] >> Self.fingerprintAt == fingerprint {
+      let old = entries[i]
+      if old == 0 || old >> Self.fingerprintAt == fingerprint {
         (victim, victimAge) = (i, .max)
         break
       }
-      let itsAge = age(entries[i]) + (Self.reason(of: entries[i]) == .evictedFromMain ? Self.maximumAge + 1 : 0)
+      let itsAge = age(old) + (Self.reason(of: old) == .evictedFromMain ? Self.maximumAge + 1 : 0)
       if itsAge >= victimAge { (victim, victimAge) = (i, itsAge) }
     }
     if reason == .evictedFromMain, victimAge <= Self.maximumAge { return }
