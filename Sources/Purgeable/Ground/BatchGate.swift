@@ -4,10 +4,27 @@
 import Glibc
 import Synchronization
 
-/// Who is in a batch. Nobody is kept from storing: who looks at the whole waits for a moment without a batch of another thread.
-/// For a second at most, since a batch may run the program's code, which may wait for that very look.
+/// Who is in a batch, and who looks at the whole. A look waits for a moment without a batch of another thread. Where it does not
+/// come at once, no batch begins until the look is over: else threads with a batch after the other would keep it waiting.
+///
+/// Each waits for a second at most, since a batch may run the program's code, which may wait for that very look or for another
+/// batch. Calls that change one entry wait for nobody.
 final class BatchGate: ForkProtected {
-  private let threads = Guarded([pthread_t]())
+  private struct Users {
+    /// A thread is here once for each of its batches, or looks.
+    var inBatch: [pthread_t] = []
+    var looking: [pthread_t] = []
+
+    static func remove(_ thread: pthread_t, from threads: inout [pthread_t]) {
+      if let at = threads.firstIndex(where: { pthread_equal($0, thread) != 0 }) { threads.remove(at: at) }
+    }
+
+    static func has(_ thread: pthread_t, in threads: [pthread_t]) -> Bool {
+      threads.contains { pthread_equal($0, thread) != 0 }
+    }
+  }
+
+  private let users = Guarded(Users())
   private let begunCount = Atomic<UInt64>(0)
   private static let longestWait: UInt64 = 1_000_000_000
 
@@ -20,16 +37,24 @@ final class BatchGate: ForkProtected {
 
   func run<R>(_ batch: () -> R) -> R {
     let thread = pthread_self()
-    threads.withLock { threads in
-      threads.append(thread)
-      begunCount.add(1, ordering: .relaxed)
+    if !begin(thread, isLast: false) {
+      let deadline = MonotonicTime.now + Self.longestWait
+      repeat { usleep(100) } while !begin(thread, isLast: MonotonicTime.now >= deadline)
     }
-    defer {
-      threads.withLock { threads in
-        if let at = threads.firstIndex(where: { pthread_equal($0, thread) != 0 }) { threads.remove(at: at) }
-      }
-    }
+    defer { users.withLock { Users.remove(thread, from: &$0.inBatch) } }
     return batch()
+  }
+
+  /// False where another thread looks. Within a batch or a look of this thread another batch need not wait.
+  private func begin(_ thread: pthread_t, isLast: Bool) -> Bool {
+    users.withLock { users in
+      let mayBegin =
+        isLast || users.looking.isEmpty || Users.has(thread, in: users.looking) || Users.has(thread, in: users.inBatch)
+      guard mayBegin else { return false }
+      users.inBatch.append(thread)
+      begunCount.add(1, ordering: .relaxed)
+      return true
+    }
   }
 
   /// Rises with each batch.
@@ -38,22 +63,29 @@ final class BatchGate: ForkProtected {
   /// Whether no other thread is in a batch.
   var isQuiet: Bool {
     let thread = pthread_self()
-    return threads.withLock { threads in threads.allSatisfy { pthread_equal($0, thread) != 0 } }
+    return users.withLock { users in users.inBatch.allSatisfy { pthread_equal($0, thread) != 0 } }
   }
 
-  /// Calls `look` until it was called in a quiet moment, which it finds out by asking.
-  static func whenQuiet(_ look: (_ isLast: Bool) -> Bool) {
-    let deadline = MonotonicTime.now + longestWait
+  /// Calls `look` until it was called in a quiet moment, which it finds out by asking. `gate`: nil as long as there was no batch.
+  static func whenQuiet(of gate: @autoclosure () -> BatchGate?, _ look: (_ isLast: Bool) -> Bool) {
+    if look(false) { return }
+    let (thread, deadline) = (pthread_self(), MonotonicTime.now + longestWait)
+    let held = gate()
+    held?.users.withLock { $0.looking.append(thread) }
+    defer { held?.users.withLock { Users.remove(thread, from: &$0.looking) } }
     while !look(MonotonicTime.now >= deadline) { usleep(100) }
   }
 
   // MARK: Forks (ForkGuard.swift)
 
-  func lockForFork() { threads.lock() }
-  func unlockAfterFork() { threads.unlock() }
-  /// The batches of other threads have no end here.
+  func lockForFork() { users.lock() }
+  func unlockAfterFork() { users.unlock() }
+  /// What other threads do has no end here.
   func forgetInChild() {
     let thread = pthread_self()
-    threads.withLock { threads in threads.removeAll { pthread_equal($0, thread) == 0 } }
+    users.withLock { users in
+      users.inBatch.removeAll { pthread_equal($0, thread) == 0 }
+      users.looking.removeAll { pthread_equal($0, thread) == 0 }
+    }
   }
 }

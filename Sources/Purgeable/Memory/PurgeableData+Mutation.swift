@@ -46,6 +46,11 @@ extension PurgeableData {
     }
   }
 
+  /// Puts a collection's bytes in the place of as many; see `replaceBytes(at:with:)`.
+  public func replaceBytes(at offset: Int, with bytes: some Collection<UInt8>) throws(PurgeableError) {
+    try withRawSpan(of: bytes) { span throws(PurgeableError) in try replaceBytes(at: offset, with: span) }
+  }
+
   /// Puts other bytes, more or fewer or none, in the place of a range; what is behind the range moves. An empty range inserts.
   /// Stops the program when nobody holds an access.
   ///

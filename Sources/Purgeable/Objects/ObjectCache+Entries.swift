@@ -31,7 +31,7 @@ extension ObjectCache {
   /// sees a part of what takes longer.
   public func snapshot() -> [Key: Value] {
     var entries: [CacheEntry<Key, Value>] = []
-    BatchGate.whenQuiet { isLast in
+    BatchGate.whenQuiet(of: store.lazy.knownBatches) { isLast in
       let batches = store.lazy.knownBatches
       let begun = batches?.begun ?? 0
       if !isLast, batches?.isQuiet == false { return false }

@@ -172,7 +172,7 @@ final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
 
   private func tellPending(_ listener: ChangeListener<Key>) {
     var changes = CacheChanges<Key>(updatedKeys: [], removedKeys: [])
-    BatchGate.whenQuiet { isLast in
+    BatchGate.whenQuiet(of: batches) { isLast in
       let begun = batches.begun
       if !isLast, !batches.isQuiet { return false }
       changes = takeChanges(of: listener)

@@ -31,10 +31,7 @@ extension ObjectCache: Batched where Key == Int, Value == [UInt8] {
 @Suite("cache: batches")
 struct CacheBatchTests {
   private static func each() throws -> [any Batched] {
-    [
-      try PurgeableCache<Int, [UInt8]>(tracksKeys: true), try PurgeableCache<Int, [UInt8]>(tracksKeys: true),
-      try ObjectCache<Int, [UInt8]>(),
-    ]
+    [try PurgeableCache<Int, [UInt8]>(tracksKeys: true), try ObjectCache<Int, [UInt8]>()]
   }
 
   private static let keys = Array(0..<40)
@@ -108,6 +105,41 @@ struct CacheBatchTests {
       let changes = told.withLock { $0 }
       #expect(changes.count > 2)
       for change in changes { #expect([0, 40] == Set([change.updatedKeys.count, change.removedKeys.count])) }
+    }
+  }
+
+  @Test("whoever looks at the whole gets a turn between threads that begin a batch as soon as one ends")
+  func without() throws {
+    for cache in try Self.each() {
+      let told = Mutex<[CacheChanges<Int>]>([])
+      try cache.setChangeHandler(every: .seconds(10_000)) { change in told.withLock { $0.append(change) } }
+      let isDone = Atomic<Bool>(false)
+      onThreads(3) { thread in
+        let keys = Self.keys.map { $0 + 100 * thread }
+        if thread > 0 {
+          let values = Dictionary(uniqueKeysWithValues: keys.map { ($0, [UInt8](repeating: 1, count: 60)) })
+          while !isDone.load(ordering: .acquiring) {
+            _ = cache.setValues(values)
+            _ = cache.remove(forKeys: keys)
+          }
+          return
+        }
+        for _ in 0..<Self.rounds {
+          let all = cache.snapshot().keys
+          for writer in 1...2 {
+            let count = all.count { $0 / 100 == writer }
+            if count != 0, count != 40 { Issue.record("a snapshot has \(count) of 40") }
+          }
+          cache.deliverChanges()
+        }
+        isDone.store(true, ordering: .releasing)
+      }
+      for change in told.withLock({ $0 }) {
+        for writer in 1...2 {
+          let counts = [change.updatedKeys, change.removedKeys].map { keys in keys.count { $0 / 100 == writer } }
+          #expect(counts.allSatisfy { $0 == 0 || $0 == 40 } && counts != [40, 40], "changes have \(counts) of 40")
+        }
+      }
     }
   }
 

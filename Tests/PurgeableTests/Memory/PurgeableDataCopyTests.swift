@@ -42,9 +42,9 @@ struct PurgeableDataCopyTests {
     let one = try idle(bytes)
     let other = try PurgeableData(bytes)
     for offset in [0, 1, pageSize - 1, pageSize, 2 * pageSize + 17, 3 * pageSize - 1] {
-      try unsafe other.replaceBytes(at: offset, with: [UInt8(0)].span.bytes)  // a pattern has no zeros
+      try other.replaceBytes(at: offset, with: [UInt8(0)])  // a pattern has no zeros
       #expect(one != other && other != one)
-      try unsafe other.replaceBytes(at: offset, with: [bytes[offset]].span.bytes)
+      try other.replaceBytes(at: offset, with: [bytes[offset]])
       #expect(one == other)
     }
   }

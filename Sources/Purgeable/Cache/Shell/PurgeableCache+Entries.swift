@@ -106,7 +106,7 @@ extension PurgeableCache {
   public func snapshot() -> [Key: Value] {
     engine.shards.healIfChild()
     var (copies, tracked) = (EntryCopies(layout: form.layout), [Key]())
-    BatchGate.whenQuiet { isLast in
+    BatchGate.whenQuiet(of: engine.lazy.knownBatches) { isLast in
       engine.shards.lockAll()
       defer { engine.shards.unlockAll() }
       if !isLast, engine.lazy.knownBatches?.isQuiet == false { return false }
