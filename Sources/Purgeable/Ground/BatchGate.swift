@@ -15,6 +15,12 @@ final class BatchGate: ForkProtected {
     var inBatch: [pthread_t] = []
     var looking: [pthread_t] = []
 
+    init() {
+      // So that a look takes no memory, which may be short, as a rule.
+      inBatch.reserveCapacity(16)
+      looking.reserveCapacity(16)
+    }
+
     static func remove(_ thread: pthread_t, from threads: inout [pthread_t]) {
       if let at = threads.firstIndex(where: { pthread_equal($0, thread) != 0 }) { threads.remove(at: at) }
     }
