@@ -22,11 +22,7 @@ final class BatchGate: ForkProtected {
     }
 
     static func remove(_ thread: pthread_t, from threads: inout [pthread_t]) {
-      if let at = threads.firstIndex(where: { pthread_equal($0, thread) != 0 }) { threads.remove(at: at) }
-    }
-
-    static func has(_ thread: pthread_t, in threads: [pthread_t]) -> Bool {
-      threads.contains { pthread_equal($0, thread) != 0 }
+      if let at = threads.firstIndex(of: thread) { threads.remove(at: at) }
     }
   }
 
@@ -55,7 +51,7 @@ final class BatchGate: ForkProtected {
   private func begin(_ thread: pthread_t, isLast: Bool) -> Bool {
     users.withLock { users in
       let mayBegin =
-        isLast || users.looking.isEmpty || Users.has(thread, in: users.looking) || Users.has(thread, in: users.inBatch)
+        isLast || users.looking.isEmpty || users.looking.contains(thread) || users.inBatch.contains(thread)
       guard mayBegin else { return false }
       users.inBatch.append(thread)
       begunCount.add(1, ordering: .relaxed)
@@ -69,7 +65,7 @@ final class BatchGate: ForkProtected {
   /// Whether no other thread is in a batch.
   var isQuiet: Bool {
     let thread = pthread_self()
-    return users.withLock { users in users.inBatch.allSatisfy { pthread_equal($0, thread) != 0 } }
+    return users.withLock { users in users.inBatch.allSatisfy { $0 == thread } }
   }
 
   /// Calls `look` until it was called in a quiet moment, which it finds out by asking. `gate`: nil as long as there was no batch.
@@ -90,8 +86,8 @@ final class BatchGate: ForkProtected {
   func forgetInChild() {
     let thread = pthread_self()
     users.withLock { users in
-      users.inBatch.removeAll { pthread_equal($0, thread) == 0 }
-      users.looking.removeAll { pthread_equal($0, thread) == 0 }
+      users.inBatch.removeAll { $0 != thread }
+      users.looking.removeAll { $0 != thread }
     }
   }
 }

@@ -109,7 +109,7 @@ struct CacheBatchTests {
   }
 
   @Test("whoever looks at the whole gets a turn between threads that begin a batch as soon as one ends")
-  func without() throws {
+  func withoutPause() throws {
     for cache in try Self.each() {
       let told = Mutex<[CacheChanges<Int>]>([])
       try cache.setChangeHandler(every: .seconds(10_000)) { change in told.withLock { $0.append(change) } }
