@@ -99,8 +99,8 @@ open class PurgeableNSCache<KeyType: AnyObject, ObjectType: AnyObject>: NSObject
     set { try? core.objects.setCostLimit(newValue > 0 ? newValue : nil) }
   }
 
-  /// The most objects. 0, as at first, is no limit; so is less than 0, which reads as 0. A lower limit evicts before this
-  /// returns. Any thread.
+  /// The most objects. 0, as at first, is no limit; so are `Int.max` and what is less than 0, which read as 0. A lower limit
+  /// evicts before this returns. Any thread.
   open var countLimit: Int {
     get { core.objects.countLimit ?? 0 }
     set { try? core.objects.setCountLimit(newValue > 0 ? newValue : nil) }

@@ -4,30 +4,39 @@
 import Glibc
 import Synchronization
 
-/// Who is in a batch, and who looks at the whole. A look waits for a moment without a batch of another thread. Where it does not
-/// come at once, no batch begins until the look is over: else threads with a batch after the other would keep it waiting.
+/// Who is in a batch, and who looks at the whole. A look begins when no other thread is in a batch; and while it waits, and until
+/// it is over, no other thread begins one: else threads with a batch after the other would keep it waiting.
 ///
 /// Each waits for a second at most, since a batch may run the program's code, which may wait for that very look or for another
-/// batch. Calls that change one entry wait for nobody.
+/// batch. Calls that change one entry wait for nobody. Only the making of a gate takes memory.
 final class BatchGate: ForkProtected {
+  /// Who is in. A thread has a place for each of its batches and looks, which may be in one another.
   private struct Users {
-    /// A thread is here once for each of its batches, or looks.
-    var inBatch: [pthread_t] = []
-    var looking: [pthread_t] = []
+    private var places = InlineArray<32, (thread: pthread_t, isLook: Bool)>(repeating: (0, false))
 
-    init() {
-      // So that a look takes no memory, which may be short, as a rule.
-      inBatch.reserveCapacity(16)
-      looking.reserveCapacity(16)
+    private func hasPlace(_ isMeant: (pthread_t, Bool) -> Bool) -> Bool {
+      places.indices.contains { places[$0].thread != 0 && isMeant(places[$0].thread, places[$0].isLook) }
     }
 
-    static func remove(_ thread: pthread_t, from threads: inout [pthread_t]) {
-      if let at = threads.firstIndex(of: thread) { threads.remove(at: at) }
+    func has(_ thread: pthread_t) -> Bool { hasPlace { user, _ in user == thread } }
+    func hasLook(besides thread: pthread_t) -> Bool { hasPlace { user, isLook in user != thread && isLook } }
+    func hasBatch(besides thread: pthread_t) -> Bool { hasPlace { user, isLook in user != thread && !isLook } }
+
+    /// The number of its place; nil where none is free.
+    mutating func add(_ thread: pthread_t, isLook: Bool) -> Int? {
+      guard let place = places.indices.first(where: { places[$0].thread == 0 }) else { return nil }
+      places[place] = (thread, isLook)
+      return place
+    }
+
+    mutating func remove(_ place: Int) { places[place].thread = 0 }
+
+    mutating func removeAll(besides thread: pthread_t) {
+      for place in places.indices where places[place].thread != thread { remove(place) }
     }
   }
 
   private let users = Guarded(Users())
-  private let begunCount = Atomic<UInt64>(0)
   private static let longestWait: UInt64 = 1_000_000_000
 
   init() {
@@ -39,43 +48,37 @@ final class BatchGate: ForkProtected {
 
   func run<R>(_ batch: () -> R) -> R {
     let thread = pthread_self()
-    if !begin(thread, isLast: false) {
-      let deadline = MonotonicTime.now + Self.longestWait
-      repeat { usleep(100) } while !begin(thread, isLast: MonotonicTime.now >= deadline)
+    var place: Int?
+    Self.wait {
+      place = users.withLock { users in
+        // Within a batch or a look of its own it need not wait.
+        guard users.has(thread) || !users.hasLook(besides: thread) else { return nil }
+        return users.add(thread, isLook: false)
+      }
+      return place != nil
     }
-    defer { users.withLock { Users.remove(thread, from: &$0.inBatch) } }
+    // One that has waited in vain is waited for, too.
+    place = place ?? users.withLock { $0.add(thread, isLook: false) }
+    defer { leave(place) }
     return batch()
   }
 
-  /// False where another thread looks. Within a batch or a look of this thread another batch need not wait.
-  private func begin(_ thread: pthread_t, isLast: Bool) -> Bool {
-    users.withLock { users in
-      let mayBegin =
-        isLast || users.looking.isEmpty || users.looking.contains(thread) || users.inBatch.contains(thread)
-      guard mayBegin else { return false }
-      users.inBatch.append(thread)
-      begunCount.add(1, ordering: .relaxed)
-      return true
-    }
-  }
-
-  /// Rises with each batch.
-  var begun: UInt64 { begunCount.load(ordering: .relaxed) }
-
-  /// Whether no other thread is in a batch.
-  var isQuiet: Bool {
+  func look<R>(_ body: () -> R) -> R {
     let thread = pthread_self()
-    return users.withLock { users in users.inBatch.allSatisfy { $0 == thread } }
+    let place = users.withLock { $0.add(thread, isLook: true) }
+    defer { leave(place) }
+    Self.wait { users.withLock { !$0.hasBatch(besides: thread) } }
+    return body()
   }
 
-  /// Calls `look` until it was called in a quiet moment, which it finds out by asking. `gate`: nil as long as there was no batch.
-  static func whenQuiet(of gate: @autoclosure () -> BatchGate?, _ look: (_ isLast: Bool) -> Bool) {
-    if look(false) { return }
-    let (thread, deadline) = (pthread_self(), MonotonicTime.now + longestWait)
-    let held = gate()
-    held?.users.withLock { $0.looking.append(thread) }
-    defer { held?.users.withLock { Users.remove(thread, from: &$0.looking) } }
-    while !look(MonotonicTime.now >= deadline) { usleep(100) }
+  /// `place`: nil where there was none.
+  private func leave(_ place: Int?) { if let place { users.withLock { $0.remove(place) } } }
+
+  /// Until it is so, for the longest wait at most.
+  private static func wait(_ isSo: () -> Bool) {
+    if isSo() { return }
+    let deadline = MonotonicTime.now + longestWait
+    repeat { usleep(100) } while !isSo() && MonotonicTime.now < deadline
   }
 
   // MARK: Forks (ForkGuard.swift)
@@ -85,9 +88,6 @@ final class BatchGate: ForkProtected {
   /// What other threads do has no end here.
   func forgetInChild() {
     let thread = pthread_self()
-    users.withLock { users in
-      users.inBatch.removeAll { $0 != thread }
-      users.looking.removeAll { $0 != thread }
-    }
+    users.withLock { $0.removeAll(besides: thread) }
   }
 }

@@ -287,8 +287,10 @@ extension ObjectCache {
     store.lazy.batches.run { keys.count { remove(forKey: $0) } }
   }
 
-  /// Removes every entry that is there now, in no order. Any thread.
-  public func removeAll() {
+  /// Removes every entry that is there now, in no order. To others as `setValues`. Any thread.
+  public func removeAll() { store.lazy.batches.run(removeEach) }
+
+  private func removeEach() {
     loads.overtakeAll()
     if store.mayHaveExpired { store.dropExpired() }
     for at in 0..<ObjectGate.count {

@@ -27,17 +27,10 @@ extension ObjectCache {
   public var values: [Value] { entries.map { $0.value } }
 
   /// All keys and values as they are at one moment. Stores, removals and look-ups wait while they are listed. Of what another
-  /// thread's `setValues` or `remove(forKeys:)` does it sees all or nothing: it waits for these, a second at most, and
-  /// sees a part of what takes longer.
+  /// thread's `setValues`, `remove(forKeys:)` or `removeAll()` does it sees all or nothing: it waits for these, a second at
+  /// most, and sees a part of what takes longer.
   public func snapshot() -> [Key: Value] {
-    var entries: [CacheEntry<Key, Value>] = []
-    BatchGate.whenQuiet(of: store.lazy.knownBatches) { isLast in
-      let batches = store.lazy.knownBatches
-      let begun = batches?.begun ?? 0
-      if !isLast, batches?.isQuiet == false { return false }
-      entries = self.entries(atOnce: true)
-      return isLast || store.lazy.knownBatches?.begun ?? 0 == begun
-    }
+    let entries = store.lazy.batches.look { self.entries(atOnce: true) }
     // A key that the program changed after it was stored may come twice.
     return Dictionary(entries.map { ($0.key, $0.value) }, uniquingKeysWith: { $1 })
   }

@@ -4,7 +4,7 @@
 import Synchronization
 
 extension ObjectCache {
-  /// The most entries, nil for no limit.
+  /// The most entries, nil for no limit, which `Int.max` is too.
   public var countLimit: Int? {
     let limit = store.countLimit.load(ordering: .relaxed)
     return limit == .max ? nil : limit
@@ -29,6 +29,9 @@ extension ObjectCache {
     try LimitCheck.limit(limit, "limit", in: "ObjectCache '\(name)'.setCostLimit")
     change { $0.costLimit = limit }
   }
+
+  /// The bytes that `byteLimit` and `trim(toBytes:)` go by: `totalCost`. Any thread, no mutex.
+  public var byteCount: Int { totalCost }
 
   /// The most bytes that costs may add up to, nil for no limit: a cost limit beside `costLimit`, for programs that give bytes as
   /// costs. What objects take besides is not known here.

@@ -3,7 +3,7 @@
 
 /// Why an entry left a cache.
 public enum DepartureReason: Int, Sendable, Hashable, CaseIterable {
-  /// Another value was stored under its key.
+  /// Another value was stored under its key, or was refused as too large or as expired.
   case replaced
   /// The program removed it.
   case removed

@@ -2,8 +2,10 @@
 // The keys that were touched, for who wants to know what changed.
 //
 //   store, departure --note--> pending keys of each listener     no hash, no ==: these are the program's code
-//   interval, or the program's wish --deliver--> each key once: there now? updated, else removed
-//                                                (in a moment without a batch: Ground/BatchGate.swift)
+//   interval, or the program's wish --deliver--> a handler is called; a sequence's task gets a signal, and takes what is pending
+//                                                when it asks
+//   what is told                                 each key once: there now? updated, else removed (in a moment without a batch:
+//                                                Ground/BatchGate.swift)
 //
 // What became of a key is asked when it is told. So no order of notes matters, and what comes after the question is noted for the
 // next time.
@@ -13,8 +15,7 @@ import Synchronization
 
 /// Who is told of changes. What changes in it is under the mutex of its board.
 final class ChangeListener<Key: Hashable & Sendable>: @unchecked Sendable {
-  /// Tells; false where it was not taken, and is to be told later with what comes.
-  let tell: @Sendable (CacheChanges<Key>) -> Bool
+  let way: Way
   /// Called once, when the cache has ended or the listener leaves.
   let end: @Sendable () -> Void
   fileprivate var pending: [Key] = []
@@ -28,9 +29,13 @@ final class ChangeListener<Key: Hashable & Sendable>: @unchecked Sendable {
 
   fileprivate static var firstMost: Int { 4096 }
 
-  init(tell: @escaping @Sendable (CacheChanges<Key>) -> Bool, end: @escaping @Sendable () -> Void = {}) {
-    (self.tell, self.end) = (tell, end)
+  enum Way {
+    case handler(@Sendable (CacheChanges<Key>) -> Void)
+    /// Who gets the signal takes what is pending.
+    case signal(@Sendable () -> Void)
   }
+
+  init(_ way: Way, end: @escaping @Sendable () -> Void = {}) { (self.way, self.end) = (way, end) }
 }
 
 final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
@@ -62,22 +67,25 @@ final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
   // MARK: Listeners
 
   func setHandler(every interval: Duration, _ handler: @escaping @Sendable (CacheChanges<Key>) -> Void) {
-    let listener = ChangeListener<Key>(tell: {
-      handler($0)
-      return true
-    })
-    add(listener, every: interval, isHandler: true)
+    add(ChangeListener(.handler(handler)), every: interval, isHandler: true)
   }
 
   /// For one task. What it has not taken stays pending, together with what comes.
   func stream(every interval: Duration) -> AsyncStream<CacheChanges<Key>> {
-    AsyncStream(bufferingPolicy: .bufferingOldest(1)) { continuation in
-      let listener = ChangeListener<Key>(
-        tell: { if case .dropped = continuation.yield($0) { false } else { true } }, end: { continuation.finish() })
-      continuation.onTermination = { [weak self, weak listener] _ in
-        if let listener { self?.remove(listener) }
+    // One signal says as much as many.
+    let (signals, signal) = AsyncStream.makeStream(of: Void.self, bufferingPolicy: .bufferingNewest(1))
+    let listener = ChangeListener<Key>(.signal { signal.yield() }, end: { signal.finish() })
+    signal.onTermination = { [weak self, weak listener] _ in
+      if let listener { self?.remove(listener) }
+    }
+    add(listener, every: interval, isHandler: false)
+    return AsyncStream { [weak self, weak listener] in
+      for await _ in signals {
+        guard let self, let listener else { continue }
+        let changes = inTurn(with: listener) { takeChanges(of: listener) }
+        if !changes.isEmpty { return changes }
       }
-      add(listener, every: interval, isHandler: false)
+      return nil
     }
   }
 
@@ -160,31 +168,32 @@ final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
   /// Tells all listeners what is pending. When this returns, they have been told, by whichever thread.
   func deliverAll() { for listener in state.withLock({ $0.listeners }) { deliver(to: listener) } }
 
-  /// One thread at a time tells a listener. The others wait for it, but not from inside of what it calls.
   private func deliver(to listener: ChangeListener<Key>) {
-    while let other = takeTurn(with: listener) {
-      if pthread_equal(other, pthread_self()) != 0 { return tellPending(listener) }
-      usleep(100)
+    switch listener.way {
+    case .signal(let signal): if state.withLock({ _ in listener.pending.count > listener.foreignCount }) { signal() }
+    case .handler(let handler):
+      inTurn(with: listener) {
+        let changes = takeChanges(of: listener)
+        if !changes.isEmpty, isHere(listener) { handler(changes) }
+      }
     }
-    tellPending(listener)
-    state.withLock { _ in listener.teller = nil }
   }
 
-  private func tellPending(_ listener: ChangeListener<Key>) {
-    var changes = CacheChanges<Key>(updatedKeys: [], removedKeys: [])
-    BatchGate.whenQuiet(of: batches) { isLast in
-      let begun = batches.begun
-      if !isLast, !batches.isQuiet { return false }
-      changes = takeChanges(of: listener)
-      // Else a batch may have begun meanwhile.
-      if isLast || batches.begun == begun { return true }
-      putBack(changes, listener)
-      return false
+  /// One thread at a time tells a listener. The others wait for it, but not from inside of what it calls.
+  private func inTurn<R>(with listener: ChangeListener<Key>, _ tell: () -> R) -> R {
+    while let other = takeTurn(with: listener) {
+      if pthread_equal(other, pthread_self()) != 0 { return tell() }
+      usleep(100)
     }
-    if !changes.isEmpty, isHere(listener), !listener.tell(changes) { putBack(changes, listener) }
+    defer { state.withLock { _ in listener.teller = nil } }
+    return tell()
   }
 
   private func takeChanges(of listener: ChangeListener<Key>) -> CacheChanges<Key> {
+    batches.look { changes(of: listener) }
+  }
+
+  private func changes(of listener: ChangeListener<Key>) -> CacheChanges<Key> {
     var (updated, removed): (Set<Key>, Set<Key>) = ([], [])
     // Once more, for what the first looks have dropped: it would be told twice.
     for _ in 0..<2 {
@@ -201,13 +210,6 @@ final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
       }
     }
     return CacheChanges(updatedKeys: updated, removedKeys: removed)
-  }
-
-  private func putBack(_ changes: CacheChanges<Key>, _ listener: ChangeListener<Key>) {
-    state.withLock { _ in
-      listener.pending.append(contentsOf: changes.updatedKeys)
-      listener.pending.append(contentsOf: changes.removedKeys)
-    }
   }
 
   private func isHere(_ listener: ChangeListener<Key>) -> Bool {

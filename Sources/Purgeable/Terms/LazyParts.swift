@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
-// What few caches of either kind need, made when it is first wanted.
+// What few caches of either kind need, made when it is first wanted; and the gate, for which no call may need memory.
 
 import Synchronization
 
 struct LazyParts: ~Copyable, Sendable {
+  /// Who changes several entries in one call, and who looks at them all.
+  let batches = BatchGate()
   private let lazyIntervals = AtomicLazyReference<IntervalThread>()
   private let lazySaves = AtomicLazyReference<IntervalThread>()
-  private let lazyBatches = AtomicLazyReference<BatchGate>()
   private let lazyFiles = AtomicLazyReference<FileGate>()
 
   /// What the program wants done at intervals.
@@ -15,9 +16,6 @@ struct LazyParts: ~Copyable, Sendable {
   /// Saves at intervals: apart, since they wait for the disk.
   var saves: IntervalThread { lazySaves.load() ?? Self.publish(IntervalThread(), lazySaves) }
   var knownSaves: IntervalThread? { lazySaves.load() }
-  /// Who changes several entries in one call.
-  var batches: BatchGate { lazyBatches.load() ?? Self.publish(BatchGate(), lazyBatches) }
-  var knownBatches: BatchGate? { lazyBatches.load() }
   /// Who saves or restores.
   var files: FileGate { lazyFiles.load() ?? Self.publish(FileGate(), lazyFiles) }
   var knownFiles: FileGate? { lazyFiles.load() }
@@ -36,7 +34,7 @@ struct LazyParts: ~Copyable, Sendable {
   /// Those that are there, for forks.
   func forEach(_ body: (any ForkProtected) -> Void) {
     if let knownFiles { body(knownFiles) }
-    if let knownBatches { body(knownBatches) }
+    body(batches)
     if let knownSaves { body(knownSaves) }
     if let knownIntervals { body(knownIntervals) }
   }

@@ -12,6 +12,7 @@ import Testing
 private protocol Batched: AnyObject, Sendable {
   func setValues(_ values: [Int: [UInt8]]) -> [Int: StoreOutcome]
   func remove(forKeys keys: [Int]) -> Int
+  func removeAll()
   func snapshot() -> [Int: [UInt8]]
   func setChangeHandler(every interval: Duration, _ handler: @escaping @Sendable (CacheChanges<Int>) -> Void)
     throws(PurgeableError)
@@ -80,6 +81,39 @@ struct CacheBatchTests {
         }
       }
       #expect(wholes.load(ordering: .relaxed) > 0 && empties.load(ordering: .relaxed) > 0)
+    }
+  }
+
+  private final class Removal: Sendable {
+    let isBegun = Atomic<Bool>(false)
+    let isSeen = Atomic<Bool>(false)
+  }
+
+  @Test("a snapshot of another thread, and changes, have all that removeAll() removes")
+  func removals() throws {
+    for kind in 0..<2 {
+      let removal = Removal()
+      // The first departure comes long before the last.
+      let handler: @Sendable (Departure<Int, [UInt8]>) -> Void = { _ in
+        if removal.isBegun.exchange(true, ordering: .relaxed) { return }
+        while !removal.isSeen.load(ordering: .relaxed) { usleep(100) }
+        usleep(20_000)
+      }
+      let cache: any Batched =
+        kind == 0
+        ? try PurgeableCache<Int, [UInt8]>(onDeparture: handler) : try ObjectCache<Int, [UInt8]>(onDeparture: handler)
+      let told = Mutex<[CacheChanges<Int>]>([])
+      // More than one step of a removal.
+      _ = cache.setValues(Dictionary(uniqueKeysWithValues: (0..<600).map { ($0, [UInt8](repeating: 1, count: 60)) }))
+      try cache.setChangeHandler(every: .seconds(10_000)) { change in told.withLock { $0.append(change) } }
+      onThreads(2) { thread in
+        if thread == 0 { return cache.removeAll() }
+        while !removal.isBegun.load(ordering: .relaxed) { usleep(100) }
+        removal.isSeen.store(true, ordering: .relaxed)
+        #expect(cache.snapshot().isEmpty)
+        cache.deliverChanges()
+      }
+      #expect(told.withLock { $0 } == [CacheChanges(updatedKeys: [], removedKeys: Set(0..<600))])
     }
   }
 

@@ -103,6 +103,26 @@ struct CacheLimitsTests {
     cache.checkBooksSwept()
   }
 
+  @Test("a trim to a cost leaves what costs nothing", arguments: [EvictionOrder.s3FIFO, .lru], [false, true])
+  func withoutCost(order: EvictionOrder, tracksKeys: Bool) throws {
+    let cache = try PurgeableCache<Int, Int>(evictionOrder: order, tracksKeys: tracksKeys)
+    for key in 0..<400 {
+      cache.setValue(key, forKey: key, cost: key % 4 == 3 ? 5 : 0, priority: key % 4 == 1 ? .speculative : nil)
+    }
+    cache.trim(toCost: 200)
+    #expect(cache.totalCost == 200 && cache.count == 340)
+    cache.trim(toCost: 0)
+    #expect(cache.totalCost == 0 && cache.count == 300)
+    for key in 0..<400 { #expect(cache.peekValue(forKey: key) == (key % 4 == 3 ? nil : key)) }
+    #expect(cache.statistics.departures.filter { $0.value > 0 } == [.trimmed: 100])
+    // Nothing is left to free.
+    cache.trim(toCost: 0)
+    #expect(cache.count == 300)
+    cache.trim(toCount: 0)
+    #expect(cache.isEmpty)
+    cache.checkBooksSwept()
+  }
+
   @Test("a limit of 0 admits nothing that counts against it", arguments: [false, true])
   func zero(tracksKeys: Bool) throws {
     let count = try PurgeableCache<Int, [UInt8]>(countLimit: 0, tracksKeys: tracksKeys)

@@ -303,7 +303,7 @@ struct ObjectHandlerTests {
     let cache = try ObjectCache<Int, Int>(CacheOptions(costLimit: 100, byteLimit: 50)) { told.note($0) }
     for key in 0..<6 { cache.setValue(key, forKey: key, cost: 10) }
     #expect(told.take().map(\.inShort) == ["0: byte limit, 10"])
-    #expect(cache.statistics.limitInForce == 50 && cache.statistics.limitReason == .byteLimit)
+    #expect(cache.statistics.limitInForce == 50 && cache.statistics.limitReason == .byteLimit && cache.byteCount == 50)
     try cache.setByteLimit(nil)
     for key in 10..<16 { cache.setValue(key, forKey: key, cost: 10) }
     #expect(told.take().map(\.inShort) == ["1: cost limit, 10"])

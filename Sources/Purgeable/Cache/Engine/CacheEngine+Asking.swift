@@ -163,7 +163,7 @@ private struct AskingTurn {
       if candidate != nil || hasDropped { return candidate }
     }
     shards.evictByAge(
-      age: { $0.nextAge(reason) }, until: { candidate != nil || hasDropped },
+      age: { $0.nextAge(EvictionNeed(reason)) }, until: { candidate != nil || hasDropped },
       evict: { held in
         let isFruitful = held.note(&candidate, reason, passes, in: shards, note)
         hasDropped = isFruitful && candidate == nil
@@ -185,7 +185,7 @@ extension HeldShard {
     _ candidate: inout EvictionCandidate?, _ reason: DepartureReason, _ passes: EvictionPasses, in shards: borrowing CacheShards,
     _ note: (borrowing HeldShard, FoundSlot) -> Void
   ) -> Bool {
-    guard let next = nextToGo(reason, resting: passes.resting(of: self)) else { return false }
+    guard let next = nextToGo(EvictionNeed(reason), resting: passes.resting(of: self)) else { return false }
     guard case .entry(let found, let facts) = next else { return true }
     let slot = found.slot
     guard let digest = elements.digest(of: heap.reference(slot.place), from: 0, to: facts.prefixByteCount) else {

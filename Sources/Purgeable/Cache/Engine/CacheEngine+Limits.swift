@@ -49,14 +49,14 @@ extension CacheEngine {
       age: { held in
         switch base.exceededLimit {
         case .bytes, nil: held.oldestSlabAge()
-        case let reason?: held.nextAge(reason)
+        case let reason?: held.nextAge(EvictionNeed(reason))
         }
       },
       until: { !base.isOverLimits },
       evict: { held in
         switch base.exceededLimit {
         case .bytes: held.fitBookkeeping() || held.evictSlab(.bytes)
-        case let reason?: held.evictEntry(reason)
+        case let reason?: held.evictEntry(EvictionNeed(reason))
         case nil: true
         }
       })

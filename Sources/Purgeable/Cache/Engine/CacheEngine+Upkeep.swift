@@ -109,7 +109,9 @@ extension CacheEngine {
 
   /// Evicts entry by entry, always from the shard that is next by age, until all shards' amounts add up to `wanted`, or nothing
   /// is left to evict.
-  private func trim(to wanted: UInt128, total: () -> UInt128, amount: (borrowing HeldShard) -> UInt128) {
+  private func trim(
+    _ need: EvictionNeed, to wanted: UInt128, total: () -> UInt128, amount: (borrowing HeldShard) -> UInt128
+  ) {
     if total() > wanted { removeExpired() }
     let before = total()
     guard before > wanted else { return }
@@ -118,12 +120,12 @@ extension CacheEngine {
     var evicted: UInt128 = 0
     heap.givingBackTogether {
       shards.evictByAge(
-        age: { $0.nextAge(.trimmed) },
+        age: { $0.nextAge(need) },
         until: { evicted > most || total() <= wanted },
         evict: { held in
           let before = amount(held)
           defer { evicted += before - min(before, amount(held)) }
-          return held.evictEntry(.trimmed)
+          return held.evictEntry(need)
         })
     }
     enforceAfterCopying()
@@ -139,10 +141,12 @@ extension CacheEngine {
 
   func trim(toCount count: Int) {
     if count == 0, base.totals.pinnedBytes.load(ordering: .relaxed) == 0 { return removeAll(.trimmed) }
-    trim(to: UInt128(count), total: { UInt128(max(0, base.count)) }, amount: { UInt128($0.books.entryCount) })
+    trim(.trimmedCount, to: UInt128(count), total: { UInt128(max(0, base.count)) }, amount: { UInt128($0.books.entryCount) })
   }
 
-  func trim(toCost cost: UInt64) { trim(to: UInt128(cost), total: { base.totalCost }, amount: { $0.books.cost }) }
+  func trim(toCost cost: UInt64) {
+    trim(.trimmedCost, to: UInt128(cost), total: { base.totalCost }, amount: { $0.books.cost })
+  }
 
   /// Trims slabs and bookkeeping together to so many bytes.
   func trim(toBytes byteCount: Int) {

@@ -81,6 +81,22 @@ extension DepartureReason {
   }
 }
 
+/// What single entries are evicted for.
+struct EvictionNeed {
+  let reason: DepartureReason
+  /// Entries without cost stay, because their going would free none.
+  let isOfCost: Bool
+
+  static let count = EvictionNeed(.count)
+  static let cost = EvictionNeed(.cost)
+  static let trimmedCount = EvictionNeed(.trimmed)
+  static let trimmedCost = EvictionNeed(.trimmed, isOfCost: true)
+
+  init(_ reason: DepartureReason) { self.init(reason, isOfCost: reason == .cost) }
+
+  private init(_ reason: DepartureReason, isOfCost: Bool) { (self.reason, self.isOfCost) = (reason, isOfCost) }
+}
+
 struct S3FIFOOrder: Sendable {
   /// Probation gets one of so many parts.
   private let probationParts = 10

@@ -27,8 +27,8 @@ extension HeldShard {
   func position(of found: FoundSlot) -> UInt32 { UInt32(truncatingIfNeeded: index.number(of: found.pointer)) }
 
   /// As `nextToGo`.
-  mutating func next(by entryOrder: any EntryOrder, _ reason: DepartureReason, sparing own: UInt64?) -> NextToGo? {
-    var (last, hasPassedOwn) = (reason == .cost ? entryOrder.passed : nil, false)
+  mutating func next(by entryOrder: any EntryOrder, _ need: EvictionNeed, sparing own: UInt64?) -> NextToGo? {
+    var (last, hasPassedOwn) = (need.isOfCost ? entryOrder.passed : nil, false)
     while let position = entryOrder.next(after: last), let slots = index.current().slots {
       let pointer = slots[Int(position)]
       let slot = Slot(bits: pointer.relaxed)
@@ -40,7 +40,7 @@ extension HeldShard {
         return .gone
       }
       // Its eviction would free no cost.
-      let isFree = reason == .cost && elements.cost(of: slot, facts) == 0
+      let isFree = need.isOfCost && elements.cost(of: slot, facts) == 0
       if slot.place != own, !isFree { return .entry(found, facts) }
       last = position
       // Its own cost is about to change.
@@ -54,7 +54,7 @@ extension HeldShard {
   mutating func evictEntries(ofBytes byteCount: Int, _ reason: DepartureReason) -> Bool {
     let (countBefore, heldBefore) = (slots.count, heap.heldBytes)
     let goal = heldBefore - min(heldBefore, byteCount)
-    while heap.heldBytes > goal, livingBytes > goal / 4 * 3, evictEntry(reason) {}
+    while heap.heldBytes > goal, livingBytes > goal / 4 * 3, evictEntry(EvictionNeed(reason)) {}
     // Slabs that are three quarters alive give memory back with the fourth that moves; those whose entries leave gaps that no
     // other fits, never.
     var (fruitless, least) = (0, heap.heldBytes)
@@ -63,7 +63,7 @@ extension HeldShard {
         compactSparsest()
         fruitless = heap.heldBytes < least ? 0 : fruitless + 1
         least = min(least, heap.heldBytes)
-      } else if evictEntry(reason) {
+      } else if evictEntry(EvictionNeed(reason)) {
         fruitless = 0
       } else {
         // Nothing is left; an open slab without entries goes back when it is sealed.

@@ -54,20 +54,21 @@ extension HeldShard {
   }
 
   /// The queue that evicts next, measured in what the limit counts.
-  func nextQueue(_ reason: DepartureReason) -> EvictionQueue {
+  func nextQueue(_ need: EvictionNeed) -> EvictionQueue {
     let (probation, main, pinned) = (books[.probation], books[.main], books[.pinned])
     let open = base.openCount
-    switch reason {
+    if need.isOfCost {
+      let limit = UInt128(base.limits.cost.load(ordering: .relaxed)) / UInt128(open)
+      return order.next(
+        probation: probation.cost, main: main.cost, limit: need.reason == .cost ? limit - min(limit, pinned.cost) : nil,
+        hasSpeculative: hasSpeculative && books[.speculative].cost > 0)
+    }
+    switch need.reason {
     case .count:
       let limit = base.limits.count.load(ordering: .relaxed) / open
       return order.next(
         probation: UInt128(probation.count), main: UInt128(main.count), limit: UInt128(limit - min(limit, pinned.count)),
         hasSpeculative: hasSpeculative)
-    case .cost:
-      let limit = UInt128(base.limits.cost.load(ordering: .relaxed)) / UInt128(open)
-      return order.next(
-        probation: probation.cost, main: main.cost, limit: limit - min(limit, pinned.cost),
-        hasSpeculative: hasSpeculative && books[.speculative].cost > 0)
     default:
       return order.next(
         probation: UInt128(probation.byteCount), main: UInt128(main.byteCount), hasSpeculative: hasSpeculative)
@@ -77,10 +78,10 @@ extension HeldShard {
   // MARK: One entry
 
   /// Evicts the one entry that the order names. False when no entry could be evicted. `own`: as in `nextToGo`.
-  mutating func evictEntry(_ reason: DepartureReason, sparing own: UInt64? = nil) -> Bool {
-    if base.asks(reason) { return dropDead(for: reason) }
-    guard let next = nextToGo(reason, sparing: own) else { return false }
-    if case .entry(let found, let facts) = next { drop(found, reason, facts: facts) }
+  mutating func evictEntry(_ need: EvictionNeed, sparing own: UInt64? = nil) -> Bool {
+    if base.asks(need.reason) { return dropDead(for: need) }
+    guard let next = nextToGo(need, sparing: own) else { return false }
+    if case .entry(let found, let facts) = next { drop(found, need.reason, facts: facts) }
     return true
   }
 
@@ -94,19 +95,19 @@ extension HeldShard {
   /// The entry that goes next for a reason; those before it that the order spares have been moved. nil where none can go.
   /// `resting`: a bit for each queue that is passed over. `own`: the place of an entry that is passed over, since another value
   /// is being stored under its key.
-  mutating func nextToGo(_ reason: DepartureReason, resting: UInt8 = 0, sparing own: UInt64? = nil) -> NextToGo? {
-    if dropDead(for: reason) { return .gone }
-    let before = slots.count
-    if case .limit = reason.cause { index.noteEviction() }
-    if reason == .cost, books.cost == 0 { return nil }
-    if let entryOrder { return next(by: entryOrder, reason, sparing: own) }
+  mutating func nextToGo(_ need: EvictionNeed, resting: UInt8 = 0, sparing own: UInt64? = nil) -> NextToGo? {
+    if dropDead(for: need) { return .gone }
+    let (before, cause) = (slots.count, need.reason.cause)
+    if case .limit = cause { index.noteEviction() }
+    if need.isOfCost, books.cost == 0 { return nil }
+    if let entryOrder { return next(by: entryOrder, need, sparing: own) }
     var spared = 0
     var (resting, hasPassed) = (resting, false)
     // Every entry can be spared three times at most; beyond that the books and the queues disagree.
     var looks = 4 * before + 1024
     while slots.count > 0, looks > 0 {
       looks -= 1
-      guard let reference = nextElement(reason, resting) else { break }
+      guard let reference = nextElement(need, resting) else { break }
       if reference.place == own {
         // Its queue may have nothing else.
         if hasPassed { resting |= heap.queue(at: reference.place).bit }
@@ -117,14 +118,14 @@ extension HeldShard {
       if let facts = elements.facts(of: reference) {
         guard let found = index.find(identity: facts.identity, place: reference.place) else { continue }
         // An entry without cost stays where it is: its eviction would free no cost.
-        if reason == .cost, elements.cost(of: found.slot, facts) == 0 { continue }
+        if need.isOfCost, elements.cost(of: found.slot, facts) == 0 { continue }
         var rule = order.rule(
-          heap.queue(at: reference.place), reason.cause, spares: spared < S3FIFOOrder.mostSpared)
+          heap.queue(at: reference.place), cause, spares: spared < S3FIFOOrder.mostSpared)
         let byteCount = facts.payloadByteCount + SlabHeap.elementOverhead
         let fate = order.fate(
           counter: found.slot.counter, credit: credit(of: found.slot, facts), byteCount: byteCount, &rule)
         if case .drop = fate { return .entry(found, facts) }
-        outcome = apply(fate, reason.cause, to: found, facts)
+        outcome = apply(fate, cause, to: found, facts)
       }
       switch outcome {
       case .left: return .gone
@@ -138,11 +139,11 @@ extension HeldShard {
   }
 
   /// The next living element of the first queue in turn that has one: of a queue the oldest of its lanes' next ones.
-  private mutating func nextElement(_ reason: DepartureReason, _ resting: UInt8) -> purgeable_reference_t? {
-    let turns = nextQueue(reason).turns
+  private mutating func nextElement(_ need: EvictionNeed, _ resting: UInt8) -> purgeable_reference_t? {
+    let turns = nextQueue(need).turns
     for i in turns.indices where resting & turns[i].bit == 0 {
-      if laneTimes.count > 1, let next = nextInTurn(turns[i]), let found = nextElement(next.lane, reason) { return found }
-      for lane in usedLanes(of: turns[i]) { if let found = nextElement(lane, reason) { return found } }
+      if laneTimes.count > 1, let next = nextInTurn(turns[i]), let found = nextElement(next.lane, need) { return found }
+      for lane in usedLanes(of: turns[i]) { if let found = nextElement(lane, need) { return found } }
     }
     return nil
   }
@@ -160,7 +161,7 @@ extension HeldShard {
   }
 
   /// The next living element of a lane, from where the last eviction stopped.
-  private mutating func nextElement(_ lane: Lane, _ reason: DepartureReason) -> purgeable_reference_t? {
+  private mutating func nextElement(_ lane: Lane, _ need: EvictionNeed) -> purgeable_reference_t? {
     var cursor = lanes[lane].cursor
     defer { lanes[lane].cursor = cursor }
     var wraps = 0
@@ -170,7 +171,7 @@ extension HeldShard {
         cursor = EvictionCursor(slab: heap.oldest(of: stream(lane)) ?? .none)
         if cursor.slab.isNone { return nil }
       }
-      if reason == .cost { passPagesWithoutCost(&cursor) }
+      if need.isOfCost { passPagesWithoutCost(&cursor) }
       if let reference = heap.nextElement(of: cursor.slab, &cursor.element) { return reference }
       // No more elements in this slab: on to the next one, or to the front of the lane when the slab was given back. Elements
       // that stay are looked at again after a wrap.
@@ -300,10 +301,10 @@ extension HeldShard {
   private func turn(_ age: UInt64, _ queue: EvictionQueue) -> UInt64 { queue == .speculative ? age : age | 1 << 62 }
 
   /// The turn of the entry that `evictEntry` would look at next; `UInt64.max` when there is none.
-  func nextAge(_ reason: DepartureReason) -> UInt64 {
-    if reason != .cost, keys.hollowCount > 0 { return 0 }
+  func nextAge(_ need: EvictionNeed) -> UInt64 {
+    if !need.isOfCost, keys.hollowCount > 0 { return 0 }
     guard slots.count > 0 else { return .max }
-    let turns = nextQueue(reason).turns
+    let turns = nextQueue(need).turns
     for i in turns.indices { if let age = nextInTurn(turns[i])?.age { return turn(age, turns[i]) } }
     // Slots are left for which no queue has an element: this shard is asked last.
     return .max - 1
@@ -312,7 +313,7 @@ extension HeldShard {
   /// The turn of the slab that would be given back next; `UInt64.max` when there is none.
   func oldestSlabAge() -> UInt64 {
     if keys.hollowCount > 0 { return 0 }
-    let turns = nextQueue(.bytes).turns
+    let turns = nextQueue(EvictionNeed(.bytes)).turns
     for i in turns.indices {
       let oldest = usedLanes(of: turns[i]).reduce(UInt64.max) { min($0, heap.firstAge(ofOldestIn: stream($1)) ?? .max) }
       if oldest != .max { return turn(oldest, turns[i]) }

@@ -44,7 +44,7 @@ extension HeldShard {
   }
 
   /// Drops what has no value any more before entries have to go for want of room. False where there was nothing.
-  mutating func dropDead(for reason: DepartureReason) -> Bool {
-    dropExpiredForRoom() || reason != .cost && dropHollow(1, reason)
+  mutating func dropDead(for need: EvictionNeed) -> Bool {
+    dropExpiredForRoom() || !need.isOfCost && dropHollow(1, need.reason)
   }
 }

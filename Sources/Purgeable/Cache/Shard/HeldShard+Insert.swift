@@ -64,7 +64,7 @@ extension HeldShard {
 
   /// Makes room in most buckets. In a small cache, a slab would be far more than that.
   private mutating func evictForRoom(_ reason: DepartureReason) -> Bool {
-    for i in 0..<order.countForRoom(ofEntries: slots.count) where !evictEntry(reason) { return i > 0 }
+    for i in 0..<order.countForRoom(ofEntries: slots.count) where !evictEntry(EvictionNeed(reason)) { return i > 0 }
     return true
   }
 

@@ -100,18 +100,16 @@ extension PurgeableCache {
   /// All keys and values as they are at one moment.
   ///
   /// Stores and removals wait while bytes are copied; look-ups do not, nor does anything while keys and values are made of the
-  /// bytes. Of what another thread's `setValues` or `remove(forKeys:)` does it sees all or nothing: it waits for these, a
-  /// second at most, and sees a part of what takes longer. Counts as no use. Takes twice the ordinary memory that the values
-  /// need; empty without it. Any thread.
+  /// bytes. Of what another thread's `setValues`, `remove(forKeys:)` or `removeAll()` does it sees all or nothing: it waits
+  /// for these, a second at most, and sees a part of what takes longer. Counts as no use. Takes twice the ordinary memory that
+  /// the values need; empty without it. Any thread.
   public func snapshot() -> [Key: Value] {
     engine.shards.healIfChild()
     var (copies, tracked) = (EntryCopies(layout: form.layout), [Key]())
-    BatchGate.whenQuiet(of: engine.lazy.knownBatches) { isLast in
+    engine.lazy.batches.look {
       engine.shards.lockAll()
       defer { engine.shards.unlockAll() }
-      if !isLast, engine.lazy.knownBatches?.isQuiet == false { return false }
       copyAll(into: &copies, &tracked)
-      return true
     }
     let entryByteCount = 4 * (MemoryLayout<Key>.stride + MemoryLayout<Value>.stride + 16)
     guard MemoryReserve.isThere(2 * copies.byteCount + copies.count * entryByteCount) else { return [:] }

@@ -57,8 +57,8 @@ extension PurgeableCache {
   ///       print("\(change.updatedKeys.count) stored, \(change.removedKeys.count) gone")
   ///     }
   ///
-  /// What is pending when the cache ends is not told, unless `deliverChanges()` was called. A load that says `unchanged` is an
-  /// update, as a store of an equal value is; so is what a restore stores.
+  /// What is pending when the cache ends is not told: call `deliverChanges()` before, where there is a handler. A load that says
+  /// `unchanged` is an update, as a store of an equal value is; so is what a restore stores.
   ///
   /// Cost: while anybody is told of changes, each store and departure notes its key, in ordinary memory, once for each who is
   /// told. Any thread.

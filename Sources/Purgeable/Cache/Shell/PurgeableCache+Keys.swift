@@ -133,7 +133,9 @@ extension PurgeableCache {
       }
       guard let (outcome, due) = result else {
         // There is no memory for another key: one leaves for it.
-        guard !hasEvicted, engine.shards.hold(homeOf: EngineKey(hash: hash), { $0.evictEntry(engine.base.refusalReason) }) else {
+        guard !hasEvicted,
+          engine.shards.hold(homeOf: EngineKey(hash: hash), { $0.evictEntry(EvictionNeed(engine.base.refusalReason)) })
+        else {
           return .outOfMemory
         }
         hasEvicted = true

@@ -6,7 +6,7 @@ import Synchronization
 extension PurgeableCache {
   // MARK: Entries, costs, bytes
 
-  /// The most entries, nil for no limit.
+  /// The most entries, nil for no limit, which `Int.max` is too.
   public var countLimit: Int? {
     let limit = engine.base.limits.count.load(ordering: .relaxed)
     return limit == .max ? nil : limit
