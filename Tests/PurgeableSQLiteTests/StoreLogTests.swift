@@ -116,9 +116,15 @@
       try withClosedStore { place in
         try #require(StoreFolder.byteCount(place.database) < StoreDatabase.mostReadBytes())
         try place.withStore { store in
-          for key in 0..<5000 { #expect(store.value(forKey: "\(key)") == content(key)) }
-          store.database.noteReadBytes(1 << 50)
-          let cached = try cachedPages(place.database)
+          // Pages are given up when nothing was written for a while, and a slow machine reads for that long: then they come
+          // again.
+          var cached = 0
+          for _ in 0..<3 where cached <= 1000 {
+            store.cache.removeAll()
+            for key in 0..<5000 { #expect(store.value(forKey: "\(key)") == content(key)) }
+            store.database.noteReadBytes(1 << 50)
+            cached = try cachedPages(place.database)
+          }
           #expect(cached > 1000)
         }
       }

@@ -37,9 +37,12 @@ public struct Expiry: Sendable, Hashable {
 
   @usableFromInline var lifetime: Lifetime {
     Lifetime(
-      sinceCreation: sinceCreation.map(\.wholeNanoseconds).flatMap { $0 < .max / 4 ? $0 : nil },
-      sinceLastUse: sinceLastUse.map(\.wholeNanoseconds).flatMap { $0 < Lifetime.longestSinceLastUse ? $0 : nil })
+      sinceCreation: sinceCreation.map(Self.nanoseconds).flatMap { $0 < .max / 4 ? $0 : nil },
+      sinceLastUse: sinceLastUse.map(Self.nanoseconds).flatMap { $0 < Lifetime.longestSinceLastUse ? $0 : nil })
   }
+
+  /// 0 only for what is over when it begins.
+  private static func nanoseconds(_ time: Duration) -> UInt64 { time > .zero ? max(1, time.wholeNanoseconds) : 0 }
 
   /// A time of 0 or less that a cache is given.
   static func check(_ expiry: Expiry?, in operation: @autoclosure () -> String) throws(PurgeableError) {

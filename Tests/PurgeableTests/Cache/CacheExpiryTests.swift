@@ -114,6 +114,11 @@ struct CacheExpiryTests {
       #expect(told.map(\.value) == [pattern(10), pattern(20), pattern(20)])
     }
     #expect(cache.statistics.refusalCount == 6)
+    // Less than the clock can tell is more than nothing.
+    let least = Expiry.sinceCreation(Duration(secondsComponent: 0, attosecondsComponent: 1))
+    #expect(cache.setValue(pattern(10), forKey: "short", expiry: least) == .stored && cache["short"] != nil)
+    clock.advance(by: .nanoseconds(1))
+    #expect(cache["short"] == nil)
     cache.setValue(pattern(10), forKey: "long", expiry: .sinceCreation(.seconds(Int64.max)))
     #expect(cache.peekEntry(forKey: "long").map { $0.remainingTime == nil } == true)
     let refused = PurgeableError.Kind.invalidArgument("expiry")

@@ -130,6 +130,8 @@ struct ObjectExpiryTests {
     #expect(cache.values(forKeys: [51, 52], expiry: .sinceCreation(.seconds(1))) { _ in [51: 5, 52: 5] } == [5, 5])
     #expect(cache.value(forKey: 53, expiry: .sinceCreation(.seconds(1))) { () -> Int? in 5 } == 5)
     #expect((50...53).allSatisfy { left($0) == .seconds(1) })
+    try cache.setExpiry(.sinceLastUse(Duration(secondsComponent: 0, attosecondsComponent: 1)))
+    #expect(cache.setValue(9, forKey: 55) == .stored && cache[55] == 9)
     #expect(cache.value(forKey: 54, expiry: .sinceCreation(.zero)) { 5 } == 5 && !cache.containsValue(forKey: 54))
   }
 
