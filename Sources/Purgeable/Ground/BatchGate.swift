@@ -4,90 +4,88 @@
 import Glibc
 import Synchronization
 
-/// Who is in a batch, and who looks at the whole. A look begins when no other thread is in a batch; and while it waits, and until
-/// it is over, no other thread begins one: else threads with a batch after the other would keep it waiting.
+/// Who is in a batch, and who looks at the whole: each waits for those of the other kind that came before it. So nobody is passed
+/// by again and again, however closely batches or looks follow one another.
 ///
 /// Each waits for a second at most, since a batch may run the program's code, which may wait for that very look or for another
 /// batch. Calls that change one entry wait for nobody. Only the making of a gate takes memory.
 final class BatchGate: ForkProtected {
-  /// Who is in. A thread has a place for each of its batches and looks, which may be in one another.
-  private struct Users {
-    private var places = InlineArray<32, (thread: pthread_t, isLook: Bool)>(repeating: (0, false))
+  /// Of a batch or a look.
+  private struct Ticket {
+    /// 0: of nobody.
+    var thread: pthread_t = 0
+    var isLook = false
+    /// In the order of coming.
+    var number: UInt64 = 0
+    /// nil: waited for by nobody.
+    var place: Int?
+  }
 
-    private func hasPlace(_ isMeant: (pthread_t, Bool) -> Bool) -> Bool {
-      places.indices.contains { places[$0].thread != 0 && isMeant(places[$0].thread, places[$0].isLook) }
+  private struct Tickets {
+    /// A thread has one for each of its batches and looks, which may be in one another. Who comes when none is free goes without.
+    private var places = InlineArray<32, Ticket>(repeating: Ticket())
+    private var last: UInt64 = 0
+
+    mutating func take(_ thread: pthread_t, isLook: Bool) -> Ticket {
+      last += 1
+      var ticket = Ticket(thread: thread, isLook: isLook, number: last)
+      // A batch within a batch or a look of the same thread comes with that.
+      if !isLook {
+        for i in places.indices where places[i].thread == thread { ticket.number = min(ticket.number, places[i].number) }
+      }
+      ticket.place = places.indices.first { places[$0].thread == 0 }
+      if let place = ticket.place { places[place] = ticket }
+      return ticket
     }
 
-    func has(_ thread: pthread_t) -> Bool { hasPlace { user, _ in user == thread } }
-    func hasLook(besides thread: pthread_t) -> Bool { hasPlace { user, isLook in user != thread && isLook } }
-    func hasBatch(besides thread: pthread_t) -> Bool { hasPlace { user, isLook in user != thread && !isLook } }
-
-    /// The number of its place; nil where none is free.
-    mutating func add(_ thread: pthread_t, isLook: Bool) -> Int? {
-      guard let place = places.indices.first(where: { places[$0].thread == 0 }) else { return nil }
-      places[place] = (thread, isLook)
-      return place
+    func mustWait(_ ticket: Ticket) -> Bool {
+      places.indices.contains {
+        let other = places[$0]
+        return other.thread != 0 && other.thread != ticket.thread && other.isLook != ticket.isLook && other.number < ticket.number
+      }
     }
 
-    mutating func remove(_ place: Int) { places[place].thread = 0 }
+    mutating func giveBack(_ ticket: Ticket) { if let place = ticket.place { places[place] = Ticket() } }
 
-    mutating func removeAll(besides thread: pthread_t) {
-      for place in places.indices where places[place].thread != thread { remove(place) }
+    mutating func giveBackAll(besides thread: pthread_t) {
+      for place in places.indices where places[place].thread != thread { places[place] = Ticket() }
     }
   }
 
-  private let users = Guarded(Users())
+  private let tickets = Guarded(Tickets())
   private static let longestWait: UInt64 = 1_000_000_000
 
   init() {
     rehearseFork()
+    // What a child may call, too.
+    run { look {} }
     ForkGuard.shared.reserve(1)
   }
 
   deinit { ForkGuard.shared.dismiss(1) }
 
-  func run<R>(_ batch: () -> R) -> R {
-    let thread = pthread_self()
-    var place: Int?
-    Self.wait {
-      place = users.withLock { users in
-        // Within a batch or a look of its own it need not wait.
-        guard users.has(thread) || !users.hasLook(besides: thread) else { return nil }
-        return users.add(thread, isLook: false)
-      }
-      return place != nil
-    }
-    // One that has waited in vain is waited for, too.
-    place = place ?? users.withLock { $0.add(thread, isLook: false) }
-    defer { leave(place) }
-    return batch()
-  }
+  func run<R>(_ batch: () -> R) -> R { inTurn(isLook: false, batch) }
+  func look<R>(_ look: () -> R) -> R { inTurn(isLook: true, look) }
 
-  func look<R>(_ body: () -> R) -> R {
-    let thread = pthread_self()
-    let place = users.withLock { $0.add(thread, isLook: true) }
-    defer { leave(place) }
-    Self.wait { users.withLock { !$0.hasBatch(besides: thread) } }
+  private func inTurn<R>(isLook: Bool, _ body: () -> R) -> R {
+    let ticket = tickets.withLock { $0.take(pthread_self(), isLook: isLook) }
+    defer { tickets.withLock { $0.giveBack(ticket) } }
+    if mustWait(ticket) {
+      let deadline = MonotonicTime.now + Self.longestWait
+      repeat { usleep(100) } while mustWait(ticket) && MonotonicTime.now < deadline
+    }
     return body()
   }
 
-  /// `place`: nil where there was none.
-  private func leave(_ place: Int?) { if let place { users.withLock { $0.remove(place) } } }
-
-  /// Until it is so, for the longest wait at most.
-  private static func wait(_ isSo: () -> Bool) {
-    if isSo() { return }
-    let deadline = MonotonicTime.now + longestWait
-    repeat { usleep(100) } while !isSo() && MonotonicTime.now < deadline
-  }
+  private func mustWait(_ ticket: Ticket) -> Bool { tickets.withLock { $0.mustWait(ticket) } }
 
   // MARK: Forks (ForkGuard.swift)
 
-  func lockForFork() { users.lock() }
-  func unlockAfterFork() { users.unlock() }
+  func lockForFork() { tickets.lock() }
+  func unlockAfterFork() { tickets.unlock() }
   /// What other threads do has no end here.
   func forgetInChild() {
     let thread = pthread_self()
-    users.withLock { $0.removeAll(besides: thread) }
+    tickets.withLock { $0.giveBackAll(besides: thread) }
   }
 }

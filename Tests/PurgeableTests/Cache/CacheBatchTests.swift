@@ -177,6 +177,48 @@ struct CacheBatchTests {
     }
   }
 
+  @Test("a batch gets its turn between threads that look again as soon as they have looked")
+  func besideLooks() throws {
+    for cache in try Self.each() {
+      let isDone = Atomic<Bool>(false)
+      let start = MonotonicTime.now
+      onThreads(4) { thread in
+        if thread > 0 {
+          while !isDone.load(ordering: .acquiring) { _ = cache.snapshot() }
+          return
+        }
+        for round in 0..<Self.rounds { _ = cache.setValues(Self.values(UInt8(round))) }
+        isDone.store(true, ordering: .releasing)
+      }
+      // Each would wait a second.
+      #expect(MonotonicTime.now - start < UInt64(Self.rounds) * 500_000_000)
+    }
+  }
+
+  @Test("a batch within a batch does not wait for a look that waits for the outer one")
+  func nested() throws {
+    let own = Mutex<PurgeableCache<Int, [UInt8]>?>(nil)
+    let removal = Removal()
+    let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 20) { departure in
+      removal.isBegun.store(true, ordering: .relaxed)
+      usleep(1000)
+      if departure.key < 40, let cache = own.withLock({ $0 }) { _ = cache.setValues([departure.key + 100: [1]]) }
+    }
+    own.withLock { $0 = cache }
+    let start = MonotonicTime.now
+    onThreads(2) { thread in
+      if thread == 0 {
+        _ = cache.setValues(Self.values(1))
+        return removal.isSeen.store(true, ordering: .relaxed)
+      }
+      while !removal.isBegun.load(ordering: .relaxed) { usleep(100) }
+      while !removal.isSeen.load(ordering: .relaxed) { _ = cache.snapshot() }
+    }
+    // Each of the 20 and more would wait for the next look.
+    #expect(MonotonicTime.now - start < 10_000_000_000)
+    own.withLock { $0 = nil }
+  }
+
   @Test("a handler within a batch sees the part that is done, and waits for nothing")
   func within() throws {
     let counts = Mutex<[Int]>([])
