@@ -302,7 +302,10 @@
       let expiry = expiry ?? defaultExpiry
       // Refused there: what was under the key stays.
       if VersionLimit.isExceeded(by: version) { return cache.setValue(value, forKey: key, version: version) }
-      let change = change(of: key, to: record(of: value, cost, expiry, version))
+      let record = record(of: value, cost, expiry, version)
+      // Kept nowhere: the same.
+      if record == nil, !Self.isEncodable(value), expiry?.isOver != true { return cache.setValue(value, forKey: key) }
+      let change = change(of: key, to: record)
       return cache.setValue(value, forKey: key, cost: cost, expiry: expiry, version: version, announcing: change)
     }
 
@@ -358,12 +361,15 @@
       return key.withPurgeableBytesIfEncodable { span in unsafe span.withUnsafeBytes { unsafe [UInt8]($0) } }
     }
 
+    /// Whether memory can have it.
+    private static func isEncodable(_ value: Value) -> Bool { value.withPurgeableBytesIfEncodable { _ in } != nil }
+
     /// nil for a value that the database is not to have.
     private func record(of value: Value, _ cost: Int?, _ expiry: Expiry?, _ version: String?) -> StoredRecord? {
       if expiry?.isOver == true || VersionLimit.isExceeded(by: version) { return nil }
       let lifetime = expiry.map { ($0.sinceCreation?.wholeNanoseconds, $0.sinceLastUse?.wholeNanoseconds) }
       guard let bytes = (value as? [UInt8]).flatMap({ format.isPlain ? $0 : nil }) ?? (try? format.encode(value)) else {
-        database.noteFailure(.notSupported, "a value does not encode; it is in memory alone")
+        database.noteFailure(.notSupported, "a value does not encode, and is not written", isNews: true)
         return nil
       }
       let now = database.now()

@@ -80,12 +80,12 @@
       return nil
     }
 
-    /// A failure of one value.
-    func noteFailure(_ kind: PurgeableError.Kind, _ explanation: String) {
-      noteFailure(PurgeableError(kind, in: "PurgeableStore '\(name)'", explanation: explanation))
+    /// A failure of one value. `isNews`: of one that was to be written.
+    func noteFailure(_ kind: PurgeableError.Kind, _ explanation: String, isNews: Bool = false) {
+      noteFailure(PurgeableError(kind, in: "PurgeableStore '\(name)'", explanation: explanation), isNews: isNews)
     }
 
-    private func noteFailure(_ error: PurgeableError) { mutex.withLock { count(error, isNews: false) } }
+    private func noteFailure(_ error: PurgeableError, isNews: Bool = false) { mutex.withLock { count(error, isNews: isNews) } }
 
     private func noteRead(_ found: StoreReader.Found, at now: Int64) {
       // The page of a row; those of the indexes are the same again and again. A value's file leaves none.

@@ -213,11 +213,44 @@ import Testing
         store.setValue([13], forKey: "b")
         #expect(store.value(forKey: "b") == [13] && store.statistics.failureCount == 2)
         #expect(store.statistics.lastError?.explanation.contains("does not encode") == true)
+        #expect(throws: PurgeableError.self) { try store.flush() }
+        try store.flush()
         store.setValue([3], forKey: "c")
         #expect(store.setValue([4], forKey: "c", version: String(repeating: "v", count: 256)) == .notEncodable)
         #expect(store.value(forKey: "c") == [3])
         try store.close()
         try place.withStore { store in #expect(store.value(forKey: "a") == [1] && store.value(forKey: "b") == nil) }
+      }
+    }
+
+    @Test("a value that neither memory nor the database can keep changes nothing")
+    func keptNowhere() throws {
+      /// Has bytes, but for 13.
+      struct Odd: PurgeableValue, Equatable {
+        var number: UInt8
+        init(_ number: UInt8) { self.number = number }
+        init?(purgeableBytes bytes: RawSpan) {
+          guard let number = UInt8(purgeableBytes: bytes) else { return nil }
+          self.init(number)
+        }
+        func withPurgeableBytes<R, E: Error>(_ body: (RawSpan) throws(E) -> R) throws(E) -> R {
+          try number.withPurgeableBytes(body)
+        }
+        func withPurgeableBytesIfEncodable<R, E: Error>(_ body: (RawSpan) throws(E) -> R) throws(E) -> R? {
+          number == 13 ? nil : try number.withPurgeableBytes(body)
+        }
+      }
+      try withPlace { place in
+        let store = try place.open(PurgeableStoreOptions(), of: Odd.self, .purgeableBytes)
+        store.setValue(Odd(1), forKey: "a")
+        try store.flush()
+        #expect(store.setValue(Odd(13), forKey: "a") == .notEncodable)
+        #expect(throws: PurgeableError.self) { try store.flush() }
+        for _ in 0..<2 {
+          #expect(store.value(forKey: "a") == Odd(1))
+          store.cache.removeAll()
+        }
+        try store.close()
       }
     }
 

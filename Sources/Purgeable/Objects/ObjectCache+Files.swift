@@ -23,7 +23,7 @@ extension ObjectCache where Key: PurgeableValue {
   ///   - format: how values are written. Keys are written as they are `PurgeableValue`s.
   ///   - permissions: of the file, whatever the process's mask says.
   ///   - isSynchronized: false does not wait for the disk; a power cut may then leave neither file.
-  ///   - progress: called about once a mebibyte with 0 to 1, under no mutex; false cancels.
+  ///   - progress: called about once a mebibyte, between entries, with 0 to 1, under no mutex; false cancels.
   /// - Throws: `PurgeableError` of kind `systemCallFailed`, `outOfMemory`, `cancelled`, `invalidArgument` (a path that names no
   ///   file), `busy` (from within `progress` or the format's closures). The old file stays then, and no temporary one is left.
   ///   Only where the directory cannot be brought to the disk, which the error says, the new file is in place.
@@ -61,7 +61,7 @@ extension ObjectCache where Key: PurgeableValue {
   /// - Parameters:
   ///   - path: of the file.
   ///   - format: how values were written.
-  ///   - progress: called about once a mebibyte with 0 to 1, under no mutex; false cancels.
+  ///   - progress: called about once a mebibyte, between entries, with 0 to 1, under no mutex; false cancels.
   /// - Throws: `PurgeableError` of kind `invalidFile`, before anything is stored, where the file is none of `save`, is cut or
   ///   damaged at one of its ends, was written by a newer version, or has keys of another type; and in the midst of it where
   ///   somebody cuts it. `systemCallFailed`, `outOfMemory`, `cancelled`, `invalidArgument`, `busy` as `save`. What is stored by

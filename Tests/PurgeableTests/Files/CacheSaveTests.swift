@@ -236,6 +236,58 @@ struct CacheSaveTests {
     }
   }
 
+  @Test(
+    "shards that open during a restore keep its order, and what was stored since the start before it", arguments: [false, true])
+  func opening(_ tracksKeys: Bool) throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try PurgeableCache<Int, [UInt8]>(tracksKeys: tracksKeys)
+      // Several batches.
+      let count = 4000
+      for key in 0..<count { saved[key] = [UInt8](repeating: 1, count: 600) }
+      try saved.save(to: path)
+      let restored = try PurgeableCache<Int, [UInt8]>(tracksKeys: tracksKeys)
+      restored.openEarly(count: 300)
+      for key in count..<count + 200 { restored[key] = [2] }
+      #expect(try restored.restore(from: path).entryCount == count && restored.isOpen)
+      restored.trim(toCount: count / 2 + 200)
+      let left = Set(restored.keys)
+      #expect(left.count { $0 >= count } > 190 && left.count { $0 >= count / 2 } > count / 2 - 40 + 190)
+      restored.trim(toCount: 200)
+      let lastLeft = restored.keys.count { $0 >= count }
+      #expect(lastLeft > 180)
+      restored.checkBooks()
+    }
+  }
+
+  @Test("costs that together are more than Int.max are restored where there is no limit on them")
+  func greatCosts() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try PurgeableCache<Int, [UInt8]>()
+      for key in 0..<100 { saved[key] = [UInt8](repeating: 1, count: 100) }
+      for key in 100..<103 { saved.setValue([1], forKey: key, cost: .max) }
+      try saved.save(to: path)
+      let restored = try PurgeableCache<Int, [UInt8]>()
+      #expect(try restored.restore(from: path).entryCount == 103 && restored.totalCost == .max)
+      restored.checkBooks()
+    }
+  }
+
+  @Test("keys come in the order of eviction right after a restore, also of few entries: speculative ones first")
+  func fewEntries() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try cacheWithoutTwins(20, of: [UInt8].self)
+      for key in 0..<20 { saved.setValue([1], forKey: key, priority: key == 7 ? .speculative : nil) }
+      try saved.save(to: path)
+      let restored = try cacheWithoutTwins(20, of: [UInt8].self)
+      try restored.restore(from: path)
+      let first = restored.keys.first { _ in true }
+      #expect(first == 7)
+    }
+  }
+
   @Test("in less room the hottest are restored, and nothing is evicted for them", arguments: [EvictionOrder.lru, .s3FIFO])
   func lessRoom(_ order: EvictionOrder) throws {
     try withFolder { folder in

@@ -29,6 +29,12 @@ struct CacheLimits: ~Copyable, Sendable {
   let pressureFelt = Atomic<Bool>(false)
   let clock: MonotonicClock
 
+  /// `cost`, for sums that no cost reaches.
+  var mostCost: UInt128 {
+    let limit = cost.load(ordering: .relaxed)
+    return limit == .max ? .max : UInt128(limit)
+  }
+
   init(_ options: CacheOptions, clock: MonotonicClock) {
     var options = options
     var isDefault = false

@@ -83,7 +83,7 @@ extension CacheShards {
   func openIfLarge() {
     let mask = base.indexes.mask
     if mask.isMoving { goOnOpening() }
-    guard mask.openCount == 1, mayOpen.load(ordering: .relaxed),
+    guard mask.openCount == 1, mayOpen.load(ordering: .relaxed), !isRestoring.load(ordering: .relaxed),
       base.count >= sizes.count.load(ordering: .relaxed) || base.heldBytes >= sizes.byteCount.load(ordering: .relaxed)
     else { return }
     openShards()
@@ -103,7 +103,7 @@ extension CacheShards {
     move {
       // Those that were made first are all that there ever are.
       let wanted = min(wantedShardCount, base.indexes.otherCount)
-      guard !isOpen, wanted > 1 else { return }
+      guard !isOpen, wanted > 1, !isRestoring.load(ordering: .relaxed) else { return }
       begin(openCount: wanted, from: 0..<1)
       if founder.held.whileHeld({ $0.keys.count > 0 }) { moveSome(.max) }
     }

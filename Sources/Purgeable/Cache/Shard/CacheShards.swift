@@ -14,6 +14,8 @@ struct CacheShards: ~Copyable, Sendable {
   private let alone: [EngineShard]
   /// Whether the limits allow other shards, as far as is known, and memory for them was not refused since the last review.
   let mayOpen = Atomic<Bool>(false)
+  /// Whether a batch of a file comes, in the midst of which they do not open.
+  let isRestoring = Atomic<Bool>(false)
   let sizes = ShardSizes()
 
   init(_ base: CacheBase, founder index: SlotIndex) {

@@ -4,8 +4,8 @@
 //   note     each shard under its mutex: slabs in the order of their turn, then one pass over the index, which adds a note of
 //            each entry to its slab's notes: 8 bytes an entry, no page of an entry is touched. Where the order names entries
 //            (EntryOrder.swift), all of them in that order.
-//   next     the entries with the fewest uses first; among these the slab that is the oldest of all shards' next ones; in a
-//            slab in order of birth
+//   next     the entries with the fewest uses first; among these, some at a time, those of the shard whose next one is the
+//            oldest; in a shard slab by slab, and in a slab in order of birth
 //   visit    some notes at a time, under their shard's mutex: all entries that bear the name in the note now
 //
 // A note has no place to look at but a name, because evictions and compactions move entries. The name is a part of the key's
@@ -41,6 +41,7 @@ struct WalkNote {
   }
 
   var counter: UInt64 { bits >> 62 }
+  var granule: UInt64 { bits >> 42 & (1 << 20 - 1) }
   var isTracked: Bool { bits & 1 << 41 != 0 }
   /// Of an entry whose key has bytes.
   var identity: UInt64 { bits << Slot.tagShift }
@@ -54,8 +55,10 @@ final class ShardNotes {
     /// Of the notes that have not been visited.
     var next = 0
     var end = 0
-    /// The age of the first element.
-    var age = UInt64.max
+    /// The ages of the first and the last element.
+    var ages = (first: UInt64.max, last: UInt64.max)
+    /// Between the two.
+    var agePerGranule = 0.0
     var isSorted = false
   }
 
@@ -73,8 +76,16 @@ final class ShardNotes {
     self.slabs = slabs
   }
 
-  /// The age of the slab whose turn it is; nil after the last.
-  var age: UInt64? { passed < slabs.count ? slabs[slab].age : nil }
+  /// The age of the entry whose turn it is; nil after the last slab.
+  var age: UInt64? {
+    guard passed < slabs.count else { return nil }
+    let slab = slabs[self.slab]
+    guard slab.isSorted, slab.next < slab.end, slab.ages.first < .max else {
+      return isReversed ? slab.ages.last : slab.ages.first
+    }
+    let note = WalkNote(bits: notes[isReversed ? slab.end - 1 : slab.next])
+    return slab.ages.first &+ UInt64(Double(note.granule) * slab.agePerGranule)
+  }
   private var slab: Int { isReversed ? slabs.count - 1 - passed : passed }
 
   func nextSlab() { passed += 1 }
@@ -120,7 +131,6 @@ struct EntryWalk {
   private let isReversed: Bool
   /// How many counters have had their turn.
   private var passed: UInt64 = 0
-  private var current: ShardNotes?
   /// Whether it is empty, or ended early, for want of memory.
   private(set) var lacksMemory: Bool
 
@@ -151,11 +161,11 @@ struct EntryWalk {
   /// The next notes, all of one shard; nil at the end.
   private mutating func next(_ batch: inout WalkBatch) -> (shard: Int, count: Int)? {
     while true {
-      guard let notes = current else {
-        for notes in shards {
-          if let age = notes.age, current.map({ isReversed ? age > $0.age! : age < $0.age! }) ?? true { current = notes }
-        }
-        if current != nil { continue }
+      var oldest: (notes: ShardNotes, age: UInt64)?
+      for notes in shards {
+        if let age = notes.age, oldest.map({ isReversed ? age > $0.age : age < $0.age }) ?? true { oldest = (notes, age) }
+      }
+      guard let notes = oldest?.notes else {
         passed += 1
         guard passed <= Slot.highestCounter else { return nil }
         for notes in shards { notes.beginAgain() }
@@ -167,7 +177,6 @@ struct EntryWalk {
       }
       if count > 0 { return (notes.number, count) }
       notes.nextSlab()
-      current = nil
     }
   }
 }
@@ -216,7 +225,7 @@ extension HeldShard {
 
   private func noteEntriesBySlab(_ isReversed: Bool) -> ShardNotes? {
     var (count, first, last) = (0, UInt32.max, UInt32(0))
-    forEachSlabInTurn { slab, _, _ in
+    forEachSlabInTurn(sparseFirst: false) { slab, _, _ in
       (count, first, last) = (count + 1, min(first, slab.index), max(last, slab.index))
       return .taken
     }
@@ -224,16 +233,18 @@ extension HeldShard {
     guard var numbers = BookkeepingArray<UInt32>(zeros: count == 0 ? 1 : Int(last - first) + 1),
       var slabs = BookkeepingArray<ShardNotes.Slab>(zeros: count + 1)
     else { return nil }
+    let now = base.indexes.birthCount
     var ranked = 0
-    forEachSlabInTurn { slab, information, _ in
-      // A sparse slab comes twice, and its first turn counts.
+    forEachSlabInTurn(sparseFirst: false) { slab, information, _ in
       guard numbers[Int(slab.index - first)] == 0, ranked < count else { return .passed }
-      slabs[ranked].age = information.first_age
+      let ages = (first: information.first_age, last: information.age(at: .max, now: now))
+      slabs[ranked].ages = ages
+      slabs[ranked].agePerGranule = Double(ages.last - ages.first) / Double(max(1, information.used_granule_count))
       ranked += 1
       numbers[Int(slab.index - first)] = UInt32(ranked)
       return .taken
     }
-    for i in ranked...count { slabs[i].age = .max }
+    for i in ranked...count { slabs[i].ages = (.max, .max) }
 
     let (shift, granules) = (heap.slabPlaceShift, heap.granulesPerSlab)
     func slabNumber(_ slot: Slot, _ numbers: borrowing BookkeepingArray<UInt32>) -> Int {

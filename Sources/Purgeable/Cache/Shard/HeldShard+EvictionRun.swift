@@ -226,15 +226,15 @@ extension HeldShard {
   enum TurnAnswer { case taken, passed, last }
 
   /// Calls `body` with slabs in the order in which they go, until it answers that one was the last: the sparse ones among the
-  /// oldest of each queue, then again and again the oldest of the queue whose turn it is. `looks`: at so many of each queue at
-  /// most.
+  /// oldest of each queue, which lose no entry, then again and again the oldest of the queue whose turn it is. `looks`: at so
+  /// many of each queue at most. `sparseFirst`: false for the order in which entries go.
   func forEachSlabInTurn(
-    looks: Int = .max, _ body: (purgeable_slab_t, SlabInformation, EvictionQueue) -> TurnAnswer
+    looks: Int = .max, sparseFirst: Bool = true, _ body: (purgeable_slab_t, SlabInformation, EvictionQueue) -> TurnAnswer
   ) {
     var next = EachLane<purgeable_slab_t?>(repeating: nil)
     for lane in evictedLanes {
       next[lane.index] = heap.oldest(of: stream(lane))
-      for slab in heap.slabs(of: stream(lane)).prefix(S3FIFOOrder.sparseLooks) {
+      for slab in heap.slabs(of: stream(lane)).prefix(sparseFirst ? S3FIFOOrder.sparseLooks : 0) {
         guard let information = heap.information(slab) else { break }
         if order.isSparse(information.facts), body(slab, information, lane.queue) == .last { return }
       }

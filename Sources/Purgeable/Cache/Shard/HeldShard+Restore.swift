@@ -7,8 +7,8 @@
 //
 //   lane      [batch 2][batch 1][what was there before or came since]
 //
-// What another thread stores into a lane during a batch lies among the batch's entries. An order that names entries is told of
-// each, hottest first.
+// Shards open between batches: entries that move home in the midst of one would lie among its own. What another thread stores
+// into a lane during a batch lies among the batch's entries. An order that names entries is told of each, hottest first.
 
 import CPurgeable
 import Synchronization
@@ -36,7 +36,7 @@ extension HeldShard {
     // Who has lost its value has a place.
     let added = isHollow(key) ? 0 : 1
     guard base.count + added <= base.limits.count.load(ordering: .relaxed),
-      base.totalCost + UInt128(size.cost) <= UInt128(base.limits.cost.load(ordering: .relaxed)),
+      base.totalCost + UInt128(size.cost) <= base.limits.mostCost,
       size.byteCount <= base.growthLimit - min(base.growthLimit, base.chargedBytes), hasIndexRoom
     else { return .full }
     // One that may not be pinned is a normal one.
@@ -100,11 +100,11 @@ extension HeldShard {
 extension CacheBase {
   /// How much there is room for without an eviction, as far as that is known beforehand.
   var roomToRestore: (count: Int, cost: UInt128, byteCount: Int) {
-    let (countLimit, costLimit) = (limits.count.load(ordering: .relaxed), limits.cost.load(ordering: .relaxed))
+    let (countLimit, costLimit) = (limits.count.load(ordering: .relaxed), limits.mostCost)
     let (count, cost) = (max(0, self.count), totalCost)
     let byteLimit = min(limits.bytes.load(ordering: .relaxed), growthLimit)
     return (
-      countLimit - min(countLimit, count), UInt128(costLimit) - min(UInt128(costLimit), cost),
+      countLimit - min(countLimit, count), costLimit - min(costLimit, cost),
       byteLimit - min(byteLimit, chargedBytes)
     )
   }
@@ -113,6 +113,11 @@ extension CacheBase {
 extension CacheShards {
   /// Runs `body`, which restores a batch, coldest first, and tells of how many entries.
   func restoring(_ body: () -> Int) {
+    openIfLarge()
+    isRestoring.store(true, ordering: .relaxed)
+    defer { isRestoring.store(false, ordering: .relaxed) }
+    // Whoever has not seen that has begun to open them, under this mutex too.
+    while hold(founder, { _ in base.indexes.mask.isMoving }), goOnOpening() {}
     var marks = InlineArray<17, RestoreMarks>(repeating: RestoreMarks(repeating: .none))
     for (i, shard) in all.enumerated() { marks[i] = hold(shard) { $0.beginRestoring() } }
     let count = UInt64(body())

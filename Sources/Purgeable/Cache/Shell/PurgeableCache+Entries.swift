@@ -5,7 +5,7 @@ extension PurgeableCache {
   // MARK: Walks
 
   /// The keys in the order of eviction as it stands when a loop begins, the next to go first: by default entries that were not
-  /// used lately, the oldest slab first, then those that were; with `EvictionOrder.lru` the least recently used first. A trim in
+  /// used lately, the oldest first, then those that were; with `EvictionOrder.lru` the least recently used first. A trim in
   /// the default order takes of both, by how many there are of each. Few keys have a hash that agrees with another's in 26 bits;
   /// the two come together. Copies no values, and counts as no use.
   ///

@@ -21,7 +21,7 @@ extension PurgeableCache where Key: PurgeableValue {
   ///   - path: of the file.
   ///   - format: how values were written. A file that holds the values' bytes as they were in memory, `purgeableBytes`, can be
   ///     read as that only with the same type of values.
-  ///   - progress: called about once a mebibyte with 0 to 1, under no mutex; false cancels.
+  ///   - progress: called about once a mebibyte, between entries, with 0 to 1, under no mutex; false cancels.
   /// - Throws: `PurgeableError` of kind `invalidFile`, before anything is stored, where the file is none of `save`, is cut or
   ///   damaged at one of its ends, was written by a newer version, or has keys or values of another type; and in the midst of it
   ///   where somebody cuts it. `systemCallFailed`, `outOfMemory`, `cancelled`, `invalidArgument`, `busy` as `save`. What is
