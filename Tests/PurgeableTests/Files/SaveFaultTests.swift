@@ -295,6 +295,25 @@ struct SaveFaultTests {
     }
   }
 
+  @Test("in a child that is forked while another thread restores, shards open as ever", .forks)
+  func forkBesideRestore() async {
+    await #expect(processExitsWith: .success) {
+      guard let cache = try? PurgeableCache<Int, [UInt8]>() else { return require(false, "a cache") }
+      cache[1] = [1]
+      cache.engine.shards.restoring {
+        let child = fork()
+        if child == 0 {
+          endAfter(seconds: 60)
+          cache.openEarly(count: 100)
+          for key in 0..<500 { cache[key] = [2] }
+          _exit(cache.isOpen ? 0 : 1)
+        }
+        require(endsWell(child, seconds: 60), "the child opens its shards")
+        return 0
+      }
+    }
+  }
+
   @Test("temporary files of other names stay")
   func othersFiles() throws {
     try withFolder { folder in

@@ -118,6 +118,8 @@ struct CacheShards: ~Copyable, Sendable {
   @inline(never)
   private func beginAnewInChild() {
     for shard in all where shard.index.isWiped { hold(shard) { _ in } }
+    // That goes on in the parent.
+    isRestoring.store(false, ordering: .relaxed)
   }
 
   /// For a fork, for moves of entries, and for a copy of all of them.
