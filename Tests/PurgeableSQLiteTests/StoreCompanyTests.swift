@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A database that others use too: a second process of ours, one that is killed, a reader that does not end; and SQLite without
-// memory.
+// A database that others use too: a second store, a second process of ours, one that is killed, a reader that does not end; and
+// SQLite without memory.
 
 #if SQLite
   import CSQLite
@@ -14,6 +14,26 @@
 
   @Suite("a database in company")
   struct StoreCompanyTests {
+    @Test("two stores at one database see each other's records, and count them right")
+    func two() throws {
+      try withPlace { place in
+        let (first, second) = (try place.open(), try place.open())
+        for key in 0..<500 { (key % 2 == 0 ? first : second).setValue(content(key), forKey: "\(key)") }
+        try first.flush()
+        try second.flush()
+        for key in 0..<500 {
+          #expect(first.value(forKey: "\(key)") == content(key))
+          #expect(second.value(forKey: "\(key)") == content(key))
+        }
+        first.remove(forKey: "1")
+        try first.close()
+        second.cache.removeAll()
+        #expect(second.value(forKey: "1") == nil)
+        try second.close()
+        #expect(try place.number("SELECT count(*) FROM record") == 499 && place.number("SELECT records FROM total") == 499)
+      }
+    }
+
     @Test(
       "a reader that does not end: the log stays below 64 MiB, writes go on, and no older value is found",
       .timeLimit(.minutes(10))

@@ -236,7 +236,7 @@ extension HeldShard {
     let now = base.indexes.birthCount
     var ranked = 0
     forEachSlabInTurn(sparseFirst: false) { slab, information, _ in
-      guard numbers[Int(slab.index - first)] == 0, ranked < count else { return .passed }
+      guard ranked < count else { return .passed }
       let ages = (first: information.first_age, last: information.age(at: .max, now: now))
       slabs[ranked].ages = ages
       slabs[ranked].agePerGranule = Double(ages.last - ages.first) / Double(max(1, information.used_granule_count))
