@@ -97,14 +97,15 @@ typedef enum PURGEABLE_CLOSED_ENUM purgeable_kernel_class {
 ///   held  =  locked or pending  +  on offer  +  known to be discarded      what the core did and found out
 ///   resident                                                               what the kernel says
 ///
-/// A page on offer may be gone before anybody has looked. So resident memory lies between held - offered - discarded and
-/// held - discarded.
+/// Idle memory that nobody will offer (`purgeable_offering_never`, withheld slabs) is held, and in none of the three. A page on
+/// offer may be gone before anybody has looked. So resident memory lies between held - offered - discarded and held - discarded;
+/// above that while wipes are put off (`defers_wipes`, `purgeable_heap_begin_giving_back`), for what is put off is not held.
 typedef struct purgeable_memory_use {
   /// Content that was stored and could be read now, less what is known to be lost. Regions: held less discarded.
   uint64_t payload_bytes;
   /// Heaps: payload of locked elements, each lock counted, and of elements that are being written. Regions: whole pages.
   uint64_t locked_bytes;
-  /// Pages written to in this life of a slab, there or not. Regions: their pages.
+  /// Pages written to in this life of a slab, there or not; `purgeable_heap_held_bytes` counts whole slabs. Regions: their pages.
   uint64_t held_bytes;
   /// Of the held: on offer, and not known to be gone.
   uint64_t offered_bytes;

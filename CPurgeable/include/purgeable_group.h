@@ -70,8 +70,8 @@ typedef struct purgeable_group_use {
 /// Finds the group of this process. `root` stands in front of /proc/self/cgroup, /proc/self/mountinfo and every mount point: "".
 /// `least_version`: one of the two above. Where version 1 has the accounts of memory it is version 1's group.
 ///
-/// 0; EINVAL; ESRCH where there is none: no controller of memory, or the group is outside of what is mounted; an errno where
-/// /proc cannot be read.
+/// 0; EINVAL (NULL, also as one of the group's two buffers; no such version); ESRCH where there is none: no controller of memory,
+/// or the group is outside of what is mounted; an errno where /proc cannot be read.
 PURGEABLE_MUST_USE int purgeable_group_find(const char *root, int32_t least_version, purgeable_group_t *group);
 
 /// Turns a group into the one around it. ENOENT, and nothing changes: there is none that limits it.

@@ -113,7 +113,8 @@ typedef struct purgeable_heap_options {
 // MARK: The heap
 
 /// Makes an empty heap; `options` may be NULL. No memory is mapped until the first allocation, but for a page of control words.
-/// Returns 0, EINVAL (a NULL `heap`, sizes that are no powers of two or out of range, an unknown mode), ENOMEM.
+/// Returns 0, EINVAL (a NULL `heap`, sizes that are no powers of two or out of range, an unknown mode, `place_bits` too few for
+/// one chunk), ENOMEM, or what mmap says where a filter of system calls refuses it.
 PURGEABLE_MUST_USE
 int purgeable_heap_create(const purgeable_heap_options_t *PURGEABLE_NULLABLE options,
                           purgeable_heap_t *PURGEABLE_NULLABLE *PURGEABLE_NULLABLE heap);

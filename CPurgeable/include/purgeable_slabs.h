@@ -64,7 +64,8 @@ int purgeable_slab_next(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_sla
 
 // MARK: Slabs
 
-/// The slab that an element lies in. Returns 0, EINVAL (NULL), ESTALE.
+/// The slab that an element lies in, from its allocation on. Asks for the slab alone: a reference to an element that was freed
+/// answers 0 as well, as long as the slab lives. Returns 0, EINVAL (NULL), ESTALE (the slab's life is over).
 PURGEABLE_MUST_USE
 int purgeable_slab_of(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference,
                       purgeable_slab_t *PURGEABLE_NULLABLE slab);
@@ -189,7 +190,8 @@ uint32_t purgeable_processor_hint(void);
 /// Asks the CPU to fetch memory that is about to be looked at.
 __attribute__((unused)) static inline void purgeable_prefetch(const void *address) { __builtin_prefetch(address); }
 
-/// The generation of the slab around a place, or 0 when there is none. One load; also asks for the element's first bytes.
+/// The generation of the slab around a place, or 0 when there is none, as in no heap (NULL). One load; also asks for the
+/// element's first bytes.
 uint32_t purgeable_heap_generation(const purgeable_heap_t *PURGEABLE_NULLABLE heap, uint64_t place);
 
 /// Reads an element whose payload begins with `prefix_bytes` known bytes: compares them, and only if they are equal copies up to

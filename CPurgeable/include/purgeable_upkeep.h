@@ -46,8 +46,8 @@ int purgeable_upkeep(purgeable_upkeep_result_t *PURGEABLE_NULLABLE result);
 ///
 /// The thread has all signals blocked, an ordinary stack, and the name "purgeable". A forked child has no thread, and no memory
 /// of one: there, start anew.
-/// Returns 0; EINVAL (interval 0); EALREADY (a thread runs, or is ending; nothing is changed); ENOMEM or EAGAIN (no thread can be
-/// made). Any thread.
+/// Returns 0; EINVAL (interval 0); EALREADY (a thread runs, or is ending; nothing is changed); ENOMEM, EAGAIN or another errno of
+/// pthread_create (no thread can be made). Any thread.
 PURGEABLE_MUST_USE
 int purgeable_upkeep_start(uint32_t interval_ms);
 

@@ -266,6 +266,7 @@ static int find(const char *root, int32_t least_version, purgeable_group_t *grou
 
 int purgeable_group_find(const char *root, int32_t least_version, purgeable_group_t *group) {
   if (root == NULL || group == NULL || group->path == NULL || group->directory == NULL) return EINVAL;
+  if (least_version != PURGEABLE_GROUP_ANY_VERSION && least_version != PURGEABLE_GROUP_VERSION_2) return EINVAL;
   int kept = errno;
   int error = find(root, least_version, group);
   errno = kept;

@@ -49,6 +49,7 @@ static int choose_sizes(purgeable_heap_t *heap, const purgeable_heap_options_t *
   uint64_t count = (UINT32_MAX - 1) / heap->units_per_chunk;
   uint32_t bits = options->place_bits == 0 || options->place_bits > 60 ? 60 : options->place_bits;
   uint64_t places = (((uint64_t)1 << bits) - 1) >> heap->chunk_place_shift;
+  if (places == 0) return EINVAL;
   heap->chunk_count_max = (uint32_t)(count < places ? count : places);
   assert(is_power_of_two(page) && heap->pages_per_slab <= 64 && heap->units_per_chunk >= 4);
   return 0;

@@ -4,6 +4,7 @@
 #include "heap_slab.h"
 
 uint32_t purgeable_heap_generation(const purgeable_heap_t *heap, uint64_t place) {
+  if (heap == NULL) return 0;
   purgeable__spot_t spot = purgeable__find(heap, place);
   if (spot.slab == NULL) return 0;
   // The caller reads the element next: its two lines come while the slab's word does.

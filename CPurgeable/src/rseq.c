@@ -16,6 +16,8 @@
 
 #include "internal.h"
 
+#include "purgeable_slabs.h"
+
 #if defined(__has_include)
 #if __has_include(<sys/rseq.h>)
 #include <sys/rseq.h>

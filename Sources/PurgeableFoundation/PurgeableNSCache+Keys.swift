@@ -105,8 +105,10 @@ private final class HashableKeyRules<T: AnyObject & Hashable>: KeyRules, @unchec
   }
 
   override func isEqual(_ key: AnyObject, to other: AnyObject) -> Bool? {
-    guard let other = other as? T else { return nil }
-    return unsafe unsafeDowncast(key, to: T.self) == other
+    let key = unsafe unsafeDowncast(key, to: T.self)
+    if let other = other as? T { return key == other }
+    // Both may be derived from one class with a `==`, which these find.
+    return (other as? any Hashable).map { AnyHashable(key) == AnyHashable($0) }
   }
 }
 

@@ -340,6 +340,10 @@ static void aligned_payloads(case_report_t *report) {
   END_HEAP(heap);
   purgeable_heap_t *none = NULL;
   EXPECT_EQUAL(purgeable_heap_create(&(purgeable_heap_options_t){.payload_alignment_bytes = 32}, &none), EINVAL);
+  // Of one chunk of this size the last place does not fit into these bits, as place + 1.
+  uint32_t bits = (uint32_t)__builtin_ctzl(4 * PAGE / 16);
+  purgeable_heap_options_t few = {.slab_bytes = PAGE, .chunk_bytes = 4 * PAGE, .place_bits = bits};
+  EXPECT_EQUAL(purgeable_heap_create(&few, &none), EINVAL);
 }
 
 // An empty heap, and one with a single element, are small; many of them do not need many mappings.

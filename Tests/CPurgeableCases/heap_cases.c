@@ -109,6 +109,7 @@ static void null_everywhere(case_report_t *report) {
     EXPECT_EQUAL(purgeable_slab_of(one, element.reference, with ? NULL : &slab), EINVAL);
     EXPECT_EQUAL(purgeable_heap_statistics(one, with ? NULL : &(purgeable_heap_statistics_t){0}), EINVAL);
   }
+  EXPECT_EQUAL(purgeable_heap_generation(NULL, element.reference.place), 0);
   EXPECT_EQUAL(purgeable_heap_commit(NULL, element.reference), EINVAL);
   EXPECT_EQUAL(purgeable_heap_free(NULL, element.reference), EINVAL);
   EXPECT_EQUAL(purgeable_heap_unlock(NULL, element.reference), EINVAL);

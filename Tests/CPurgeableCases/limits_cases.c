@@ -164,6 +164,8 @@ static void groups_by_files(case_report_t *report) {
   EXPECT_EQUAL(purgeable_group_leave(&group), ENOENT);
   EXPECT(put(root, "/proc/self/cgroup", "5:cpu:/pod/app\n"));
   EXPECT_EQUAL(purgeable_group_find(root, PURGEABLE_GROUP_ANY_VERSION, &group), ESRCH);
+  EXPECT_EQUAL(purgeable_group_find(root, 0, &group), EINVAL);
+  EXPECT_EQUAL(purgeable_group_find(root, 3, &group), EINVAL);
   remove_tree(root);
   errno = 77;
   EXPECT_EQUAL(purgeable_group_find(root, PURGEABLE_GROUP_ANY_VERSION, &group), ENOENT);

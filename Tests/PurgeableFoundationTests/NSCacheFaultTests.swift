@@ -140,6 +140,12 @@ struct NSCacheFaultTests {
     #expect(cache.count == 2)
     cache.removeObject(forKey: NamedNumberKey(2, name: ""))
     #expect(cache.allKeys.map(\.number) == [1])
+    // Two classes that are derived from the one with the `==`.
+    cache.setObject(Item(4), forKey: OtherNumberKey(4))
+    #expect(cache.object(forKey: NamedNumberKey(4, name: ""))?.number == 4 && cache.object(forKey: OtherNumberKey(5)) == nil)
+    #expect(cache.object(forKey: NumberKey(4))?.number == 4)
+    cache.setObject(Item(5), forKey: NamedNumberKey(4, name: ""))
+    #expect(cache.count == 2)
   }
 
   @Test("keys without `==` go by identity, and their hashes differ")

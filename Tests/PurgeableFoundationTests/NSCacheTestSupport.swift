@@ -54,6 +54,8 @@ final class NamedNumberKey: NumberKey {
   }
 }
 
+final class OtherNumberKey: NumberKey {}
+
 /// A key without `==` and hash.
 final class PlainKey {
   let number: Int

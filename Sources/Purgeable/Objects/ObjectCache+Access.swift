@@ -293,14 +293,18 @@ extension ObjectCache {
   private func removeEach() {
     loads.overtakeAll()
     if store.mayHaveExpired { store.dropExpired() }
-    for at in 0..<ObjectGate.count {
-      // What handlers and others store meanwhile comes into the new table.
-      var old = store.takeTable(ofShard: at)
-      if old.hasDiscardable || store.tells || store.isWatched {
-        while let position = old.anyPosition { store.finish(old.remove(position, .removed)) }
-      }
-      old.destroy()
+    removeTables(from: 0)
+  }
+
+  /// Takes the tables of this shard and of those behind it, and tells of their entries then: what handlers store meanwhile stays.
+  private func removeTables(from shard: Int) {
+    guard shard < ObjectGate.count else { return }
+    var old = store.takeTable(ofShard: shard)
+    removeTables(from: shard + 1)
+    if old.hasDiscardable || store.tells || store.isWatched {
+      while let position = old.anyPosition { store.finish(old.remove(position, .removed)) }
     }
+    old.destroy()
   }
 
   // MARK: Inside

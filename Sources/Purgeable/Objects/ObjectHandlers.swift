@@ -152,7 +152,8 @@ extension ObjectCache {
   public func removeEvictionDecider() { store.lazy.knownIntervals?.unset() }
 
   /// What changed, each interval: the net difference since the last time, for one task. Nothing comes where nothing changed; a
-  /// task that is slow gets the sum. Begins with this call and ends with the cache, which it does not keep alive.
+  /// task that is slow gets the sum. Begins with this call and ends with the cache, which it does not keep alive. What is pending
+  /// then is not told.
   ///
   /// Cost: while anybody is told of changes, each store and departure notes its key, once for each who is told. Any thread.
   ///

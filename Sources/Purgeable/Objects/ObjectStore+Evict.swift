@@ -40,15 +40,18 @@ extension ObjectStore {
 
   private func mayGo(_ noted: NotedObject<Key, Value>, _ reason: DepartureReason) -> Bool {
     guard let asks = handlers.asks else { return true }
-    return ThreadRole.whileTelling(of: ObjectIdentifier(self)) { asks(noted.entry.key, noted.entry.value, reason) }
+    return ThreadRole.whileTelling(of: question) { asks(noted.entry.key, noted.entry.value, reason) }
   }
+
+  /// What a thread that asks is known by: not what one that tells is, since the departure handler's stores ask.
+  private var question: ObjectIdentifier { ObjectIdentifier(noHandlers) }
 
   /// Each entry is asked about once, in the order of eviction; once more where a limit of entries comes to be exceeded beside one
   /// of costs. Not from inside of the closure, which would be asked about the same entry again and again: what its stores add
   /// the call around it evicts.
   @usableFromInline
   func enforceLimitsAsking(sparing stamp: UInt64) {
-    guard !ThreadRole.isTelling(of: ObjectIdentifier(self)) else { return }
+    guard !ThreadRole.isTelling(of: question) else { return }
     if let later = unsafe ThreadRole.putOff(for: ObjectIdentifier(loads)) {
       return unsafe later.pointee.append { [self] in enforceLimits(sparing: stamp) }
     }

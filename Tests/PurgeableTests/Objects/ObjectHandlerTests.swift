@@ -66,6 +66,37 @@ struct ObjectHandlerTests {
     }
   }
 
+  @Test("removeAll leaves what the handler stores under keys of its own")
+  func storedMeanwhile() throws {
+    let cache = try ObjectCache<Int, Int>()
+    cache.setDepartureHandler { [weak cache] departure in
+      if departure.key < 300 { cache?.setValue(-1, forKey: departure.key + 300) }
+    }
+    for key in 0..<300 { cache[key] = key }
+    cache.removeAll()
+    #expect(cache.count == 300 && (300..<600).allSatisfy { cache[$0] == -1 })
+  }
+
+  @Test("with a veto, too, a limit holds after a store during which the handler stored", arguments: [false, true])
+  func storedWhenTold(_ hasVeto: Bool) throws {
+    let cache = try ObjectCache<Int, Int>(countLimit: 10)
+    if hasVeto { cache.shouldEvict = { key, _ in key != 0 } }
+    cache.setDepartureHandler { [weak cache] departure in
+      if departure.key < 1000 { cache?.setValue(-1, forKey: departure.key + 1000) }
+    }
+    for key in 0..<300 {
+      cache[key] = key
+      #expect(cache.count <= 10)
+    }
+    #expect(hasVeto == cache.keys.contains(0))
+    for limit in [7, 3, 1] {
+      for key in 300..<320 { cache[key] = key }
+      try cache.setCountLimit(limit)
+      #expect(cache.count <= limit)
+      try cache.setCountLimit(20)
+    }
+  }
+
   @Test("an entry that may go leaves, also where the closure has read it")
   func readWhenAsked() throws {
     let cache = try ObjectCache<Int, [UInt8]>(countLimit: 10)

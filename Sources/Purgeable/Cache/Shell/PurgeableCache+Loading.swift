@@ -46,7 +46,8 @@ extension PurgeableCache: Loading {
   }
 
   /// As the first, for a load that may find nothing. Those who wait get nil too, unless their `load` always makes a value; they
-  /// load by themselves then. (A closure of several statements means the form above, unless its type says otherwise.)
+  /// load by themselves then. (A closure of several statements means the form above, unless its type says otherwise. Where the
+  /// result goes to an optional, as in `let page: [UInt8]? =`, it is this form, whatever the closure makes.)
   ///
   ///     let pages = try PurgeableCache<String, [UInt8]>()
   ///     func page(_ name: String) -> [UInt8]? {
@@ -104,8 +105,9 @@ extension PurgeableCache: Loading {
   ///
   /// As the form without `async`, with these differences:
   /// - Blocks no thread; a hit does not suspend. Waits for loads of tasks and of threads.
-  /// - An asker whose task is cancelled leaves with `CancellationError` where E can be that (plain `throws`), else it waits. The
-  ///   load goes on for the others. It is cancelled when nobody waits; who asks then loads anew.
+  /// - An asker whose task is cancelled leaves with `CancellationError` where E can be that (plain `throws`), else it waits: also
+  ///   where the closure throws nothing, unless it says `{ () async throws -> [UInt8] in`. The load goes on for the others. It is
+  ///   cancelled when nobody waits; who asks then loads anew.
   /// - Where `load` asks for its own key, in its task or in a child task, the inner load runs at once. (Not in a detached task,
   ///   which knows nothing of the load.)
   ///
