@@ -4,88 +4,113 @@
 import Glibc
 import Synchronization
 
-/// Who is in a batch, and who looks at the whole: each waits for those of the other kind that came before it. So nobody is passed
-/// by again and again, however closely batches or looks follow one another.
+/// Who is in a batch of one cache, and who looks at its whole: each waits for those of the other kind that came before it. So
+/// nobody is passed by again and again, however closely batches or looks follow one another.
 ///
 /// Each waits for a second at most, since a batch may run the program's code, which may wait for that very look or for another
-/// batch. Calls that change one entry wait for nobody. Only the making of a gate takes memory.
-final class BatchGate: ForkProtected {
-  /// Of a batch or a look.
-  private struct Ticket {
-    /// 0: of nobody.
-    var thread: pthread_t = 0
-    var isLook = false
-    /// In the order of coming.
-    var number: UInt64 = 0
-    /// nil: waited for by nobody.
-    var place: Int?
-  }
-
-  private struct Tickets {
-    /// A thread has one for each of its batches and looks, which may be in one another. Who comes when none is free goes without.
-    private var places = InlineArray<32, Ticket>(repeating: Ticket())
-    private var last: UInt64 = 0
-
-    mutating func take(_ thread: pthread_t, isLook: Bool) -> Ticket {
-      last += 1
-      var ticket = Ticket(thread: thread, isLook: isLook, number: last)
-      // A batch within a batch or a look of the same thread comes with that.
-      if !isLook {
-        for i in places.indices where places[i].thread == thread { ticket.number = min(ticket.number, places[i].number) }
-      }
-      ticket.place = places.indices.first { places[$0].thread == 0 }
-      if let place = ticket.place { places[place] = ticket }
-      return ticket
-    }
-
-    func mustWait(_ ticket: Ticket) -> Bool {
-      places.indices.contains {
-        let other = places[$0]
-        return other.thread != 0 && other.thread != ticket.thread && other.isLook != ticket.isLook && other.number < ticket.number
-      }
-    }
-
-    mutating func giveBack(_ ticket: Ticket) { if let place = ticket.place { places[place] = Ticket() } }
-
-    mutating func giveBackAll(besides thread: pthread_t) {
-      for place in places.indices where places[place].thread != thread { places[place] = Ticket() }
-    }
-  }
-
-  private let tickets = Guarded(Tickets())
+/// batch. Calls that change one entry wait for nobody. No call takes memory.
+struct BatchGate: Sendable {
+  private static let lastNumber = Atomic<UInt64>(0)
   private static let longestWait: UInt64 = 1_000_000_000
+  private let number: UInt64
 
   init() {
-    rehearseFork()
-    // What a child may call, too.
-    run { look {} }
-    ForkGuard.shared.reserve(1)
+    // Made with the first cache, when there is memory.
+    _ = BatchTickets.shared
+    number = Self.lastNumber.add(1, ordering: .relaxed).newValue
   }
 
-  deinit { ForkGuard.shared.dismiss(1) }
+  /// The one that `BatchTickets` rehearses with.
+  fileprivate init(rehearsal: Void) { number = 0 }
 
-  func run<R>(_ batch: () -> R) -> R { inTurn(isLook: false, batch) }
-  func look<R>(_ look: () -> R) -> R { inTurn(isLook: true, look) }
+  func run<R>(_ batch: () -> R) -> R { inTurn(BatchTickets.shared, isLook: false, batch) }
+  func look<R>(_ look: () -> R) -> R { inTurn(BatchTickets.shared, isLook: true, look) }
 
-  private func inTurn<R>(isLook: Bool, _ body: () -> R) -> R {
-    let ticket = tickets.withLock { $0.take(pthread_self(), isLook: isLook) }
-    defer { tickets.withLock { $0.giveBack(ticket) } }
-    if mustWait(ticket) {
+  fileprivate func inTurn<R>(_ tickets: BatchTickets, isLook: Bool, _ body: () -> R) -> R {
+    let ticket = tickets.take(at: number, isLook: isLook)
+    defer { tickets.giveBack(ticket) }
+    if tickets.mustWait(ticket) {
       let deadline = MonotonicTime.now + Self.longestWait
-      repeat { usleep(100) } while mustWait(ticket) && MonotonicTime.now < deadline
+      repeat { usleep(100) } while tickets.mustWait(ticket) && MonotonicTime.now < deadline
     }
     return body()
   }
+}
 
-  private func mustWait(_ ticket: Ticket) -> Bool { tickets.withLock { $0.mustWait(ticket) } }
+/// Of a batch or a look that is under way.
+private struct BatchTicket {
+  var number: UInt64 = 0
+  var gate: UInt64 = 0
+  var thread: pthread_t = 0
+  var isLook = false
+  /// In the order of coming.
+  var turn: UInt64 = 0
+
+  func waits(for other: BatchTicket) -> Bool {
+    other.gate == gate && other.thread != thread && other.isLook != isLook && other.turn < turn
+  }
+}
+
+/// Those of all caches.
+private final class BatchTickets: ForkProtected {
+  static let shared = BatchTickets()
+
+  private struct Taken {
+    /// A thread has one for each of its batches and looks, which may be in one another. Who finds all taken goes without.
+    private var tickets = InlineArray<256, BatchTicket>(repeating: BatchTicket())
+    private var count = 0
+    private var lastNumber: UInt64 = 0
+
+    mutating func add(_ ticket: BatchTicket) -> BatchTicket {
+      lastNumber += 1
+      var ticket = ticket
+      (ticket.number, ticket.turn) = (lastNumber, lastNumber)
+      // A batch within a batch or a look of the same thread comes with that.
+      for i in 0..<count where !ticket.isLook && tickets[i].thread == ticket.thread && tickets[i].gate == ticket.gate {
+        ticket.turn = min(ticket.turn, tickets[i].turn)
+      }
+      if count < tickets.count {
+        tickets[count] = ticket
+        count += 1
+      }
+      return ticket
+    }
+
+    func mustWait(_ ticket: BatchTicket) -> Bool { (0..<count).contains { ticket.waits(for: tickets[$0]) } }
+
+    mutating func removeAll(where isGone: (BatchTicket) -> Bool) {
+      for i in (0..<count).reversed() where isGone(tickets[i]) {
+        count -= 1
+        tickets[i] = tickets[count]
+      }
+    }
+  }
+
+  private let taken = Guarded(Taken())
+
+  private init() {
+    rehearseFork()
+    // What a child may call, too.
+    let gate = BatchGate(rehearsal: ())
+    gate.inTurn(self, isLook: false) { gate.inTurn(self, isLook: true) {} }
+    ForkGuard.shared.announce(.batches) { $0.append(BatchTickets.shared) }
+  }
+
+  func take(at gate: UInt64, isLook: Bool) -> BatchTicket {
+    taken.withLock { $0.add(BatchTicket(gate: gate, thread: pthread_self(), isLook: isLook)) }
+  }
+
+  func mustWait(_ ticket: BatchTicket) -> Bool { taken.withLock { $0.mustWait(ticket) } }
+
+  func giveBack(_ ticket: BatchTicket) { taken.withLock { $0.removeAll { $0.number == ticket.number } } }
 
   // MARK: Forks (ForkGuard.swift)
 
-  func lockForFork() { tickets.lock() }
-  func unlockAfterFork() { tickets.unlock() }
+  func lockForFork() { taken.lock() }
+  func unlockAfterFork() { taken.unlock() }
   /// What other threads do has no end here.
   func forgetInChild() {
     let thread = pthread_self()
-    tickets.withLock { $0.giveBackAll(besides: thread) }
+    taken.withLock { $0.removeAll { $0.thread != thread } }
   }
 }

@@ -48,6 +48,8 @@ enum MutexOrder: Int {
   case awake
   /// Caches in the order of their making, then the teller and the loads of each.
   case clients
+  /// Who changes several entries at once, and who looks at all.
+  case batches
   /// The turn of those who give back many slabs together.
   case turn
   case monitors
@@ -72,12 +74,13 @@ final class ForkGuard: @unchecked Sendable {
     init(_ collect: @escaping @Sendable (inout [any ForkProtected]) -> Void) { self.collect = collect }
   }
 
-  private let announcements = InlineArray<8, AtomicLazyReference<Announcement>> { _ in AtomicLazyReference() }
+  private let announcements = InlineArray<9, AtomicLazyReference<Announcement>> { _ in AtomicLazyReference() }
   private let turn = Guarded<Void>(())
   /// Has room for all objects, reserved when each is made: a fork takes no memory, whose lack would end the program.
   private var held: [any ForkProtected] = []
-  /// Objects that exist once, beside those that come and go: two sources, the thread and its rest, lists, the group, the turn.
-  private static let lastingCount = 9
+  /// Objects that exist once, beside those that come and go: two sources, the thread and its rest, lists, the group, the turn,
+  /// the batches.
+  private static let lastingCount = 10
   private let count = Atomic<Int>(lastingCount)
 
   /// Called once, before there is anything to protect. Without memory for the handlers, forks go unprotected.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What few caches of either kind need, made when it is first wanted; and the gate, for which no call may need memory.
+// What few caches of either kind need, made when it is first wanted.
 
 import Synchronization
 
@@ -34,7 +34,6 @@ struct LazyParts: ~Copyable, Sendable {
   /// Those that are there, for forks.
   func forEach(_ body: (any ForkProtected) -> Void) {
     if let knownFiles { body(knownFiles) }
-    body(batches)
     if let knownSaves { body(knownSaves) }
     if let knownIntervals { body(knownIntervals) }
   }
