@@ -20,13 +20,11 @@ struct BatchGate: Sendable {
     number = Self.lastNumber.add(1, ordering: .relaxed).newValue
   }
 
-  /// The one that `BatchTickets` rehearses with.
-  fileprivate init(rehearsal: Void) { number = 0 }
+  func run<R>(_ batch: () -> R) -> R { inTurn(isLook: false, batch) }
+  func look<R>(_ look: () -> R) -> R { inTurn(isLook: true, look) }
 
-  func run<R>(_ batch: () -> R) -> R { inTurn(BatchTickets.shared, isLook: false, batch) }
-  func look<R>(_ look: () -> R) -> R { inTurn(BatchTickets.shared, isLook: true, look) }
-
-  fileprivate func inTurn<R>(_ tickets: BatchTickets, isLook: Bool, _ body: () -> R) -> R {
+  private func inTurn<R>(isLook: Bool, _ body: () -> R) -> R {
+    let tickets = BatchTickets.shared
     let ticket = tickets.take(at: number, isLook: isLook)
     defer { tickets.giveBack(ticket) }
     if tickets.mustWait(ticket) {
@@ -91,8 +89,9 @@ private final class BatchTickets: ForkProtected {
   private init() {
     rehearseFork()
     // What a child may call, too.
-    let gate = BatchGate(rehearsal: ())
-    gate.inTurn(self, isLook: false) { gate.inTurn(self, isLook: true) {} }
+    let ticket = take(at: 0, isLook: false)
+    _ = mustWait(ticket)
+    giveBack(ticket)
     ForkGuard.shared.announce(.batches) { $0.append(BatchTickets.shared) }
   }
 
