@@ -65,8 +65,8 @@ extension PurgeableHeap {
   ///
   /// The bytes stay while `body` runs, whatever the kernel needs, also when another thread frees the element meanwhile.
   ///
-  /// - Throws: `PurgeableError`: stale reference, count overflow; or what `body` throws. A closure with errors of its own type
-  ///   returns a `Result`.
+  /// - Throws: `PurgeableError`: stale reference, count overflow, busy (`Options.lockedByteLimit` is reached; `read` still
+  ///   works); or what `body` throws. A closure with errors of its own type returns a `Result`.
   /// - Complexity: an atomic operation for the slab and one for each page of the element; no system call.
   @discardableResult
   public borrowing func withBytes<Result: ~Copyable>(

@@ -58,7 +58,8 @@ extension PurgeableHeap {
       unsafe purgeable_heap_set_byte_limit(handle, limit ?? 0), in: "PurgeableHeap.setByteLimit", argument: "limit")
   }
 
-  /// The slab bytes that count against the limit, now. One atomic load.
+  /// The bytes of slabs that are held now, gone or not. Pages that are known to be gone do not count against the limit. One
+  /// atomic load.
   public var heldBytes: Int { Int(unsafe purgeable_heap_held_bytes(handle)) }
 
   /// The heap's own bookkeeping in ordinary memory, in bytes, now. One atomic load.
@@ -66,7 +67,7 @@ extension PurgeableHeap {
 
   /// The heap's bytes by state.
   ///
-  /// - Throws: `PurgeableError`: a failed system call.
+  /// - Throws: `PurgeableError`: out of memory, a failed system call.
   /// - Complexity: a walk over the slabs, and a system call (mincore) for each chunk.
   public borrowing func statistics() throws(PurgeableError) -> HeapStatistics {
     var statistics = purgeable_heap_statistics_t()

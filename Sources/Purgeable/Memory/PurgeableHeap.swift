@@ -29,7 +29,8 @@ public struct PurgeableHeap: ~Copyable, Sendable {
 
   /// What a heap may hold and how.
   public struct Options: Sendable, Hashable {
-    /// The most bytes of slabs to hold at a time; `nil` for no limit. Above it storing throws out of memory.
+    /// The most bytes of slabs to hold at a time, less what is known to be gone; `nil` for no limit. Above it storing throws out
+    /// of memory.
     public var byteLimit: Int?
     /// A power of two of 1 to 64 pages; `nil` lets the heap choose by its limit, 16 pages mostly.
     public var slabByteCount: Int?
@@ -100,7 +101,7 @@ public struct PurgeableHeap: ~Copyable, Sendable {
     try PurgeableError.check(
       status, in: "PurgeableHeap.init", argument: options.slabByteCount == nil ? "chunkByteCount" : "slabByteCount", call: "mmap",
       explanations: [
-        Status.invalid: "a chunk is a power of two of 4 slabs or more and 1 TiB at most; with tags a slab has 1 MiB at most"
+        Status.invalid: options.slabByteCount == nil ? "a chunk has at least 4 slabs" : "with tags a slab has 1 MiB at most"
       ])
     guard let made = unsafe handle else { stop("PurgeableHeap: the core made no heap and reported no error") }
     let slab = unsafe purgeable_heap_slab_bytes(made)
@@ -127,6 +128,9 @@ extension PurgeableHeap.Options {
     }
     if let alignment = payloadAlignment, alignment != 8, alignment != 16 {
       throw Self.refused("payloadAlignment", "payloads are aligned to 8 or 16 bytes, not \(alignment)")
+    }
+    if let chunk = chunkByteCount, chunk & (chunk - 1) != 0 || chunk < 4 * (slabByteCount ?? page) || chunk > 1 << 40 {
+      throw Self.refused("chunkByteCount", "a chunk is a power of two of at least 4 slabs and at most 1 TiB, not \(chunk) bytes")
     }
   }
 

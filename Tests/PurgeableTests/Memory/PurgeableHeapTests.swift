@@ -152,7 +152,8 @@ struct PurgeableHeapTests {
     for (options, argument) in [
       (PurgeableHeap.Options(payloadAlignment: 32), "payloadAlignment"), (.init(slabByteCount: 3 << 12), "slabByteCount"),
       (.init(byteLimit: 100), "byteLimit"), (.init(byteLimit: 8192, slabByteCount: 16384), "byteLimit"),
-      (.init(chunkByteCount: 3 << 20), "chunkByteCount"),
+      (.init(chunkByteCount: 3 << 20), "chunkByteCount"), (.init(chunkByteCount: 1 << 13), "chunkByteCount"),
+      (.init(slabByteCount: 1 << 16, chunkByteCount: 1 << 17), "chunkByteCount"),
     ] {
       let error = #expect(throws: PurgeableError.self) { _ = try PurgeableHeap(options) }
       #expect(error?.kind == .invalidArgument(argument), "\(String(describing: error))")
