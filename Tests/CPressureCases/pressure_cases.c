@@ -9,8 +9,10 @@
 #include <errno.h>
 #include <pthread.h>
 #include <purgeable_pressure.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 typedef struct {
@@ -58,6 +60,22 @@ static void *end_watch(void *context) {
   return NULL;
 }
 
+/// Whether a forked child, which does not have the thread of a call that is under way, can end its watch.
+static int ends_in_child(purgeable_pressure_watch_t *watch) {
+  pid_t child = fork();
+  if (child == 0) {
+    purgeable_pressure_unwatch(watch);
+    _exit(0);
+  }
+  int status = -1;
+  for (int i = 0; i < 6000 && child > 0 && waitpid(child, &status, WNOHANG) == 0; i++) usleep(10 * 1000);
+  if (child > 0 && status == -1) {
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+  }
+  return status == 0;
+}
+
 /// With patience, since a level falls two seconds after it was set lower, and the machine may be busy.
 static int waits_for(const heard_t *heard, int32_t level) {
   for (int i = 0; i < 12000; i++) {
@@ -96,6 +114,7 @@ const char *pressure_case_watch(void (*set_level)(int32_t level)) {
   atomic_store(&heard.is_held, 1);
   set_level(PURGEABLE_PRESSURE_NORMAL);
   if (!comes_to(&heard.is_inside, 1)) return "a call is under way";
+  if (!ends_in_child(watch)) return "a forked child ends a watch whose call was under way";
   static ending_t ending;
   pthread_t thread;
   ending.watch = watch;

@@ -156,16 +156,36 @@ private let runTimeOperations: [Operation] = [
     let (second, _) = try telling(100)
     let monitor = PressureMonitor()
     return {
-      let child = fork()
-      if child == 0 { _exit(cache.isEmpty && second.isEmpty ? 0 : 1) }
-      guard child > 0 else { return false }
-      let end = ChildEnd.of(child)
-      if end != .exited(0) { fail("the child ended with \(end?.status ?? -1)") }
+      guard forks({ cache.isEmpty && second.isEmpty }) else { return false }
+      _ = monitor
+      return cache.count > 0
+    }
+  },
+  Operation("cache: a fork, the first one since there is a source that it protects") {
+    // So that the library does not open one at some moment.
+    PurgeableMemory.pressureSource = ToldSource()
+    let cache = filled(try IntCache())
+    let monitor = PressureMonitor()
+    var isFirst = true
+    return {
+      guard forks({ cache.isEmpty }) else { return false }
+      if isFirst { PurgeableMemory.pressureSource = SystemPressureSource() }
+      isFirst = false
       _ = monitor
       return cache.count > 0
     }
   },
 ]
+
+/// Forks a child, which has to find what it is asked. False where there is no child.
+private func forks(_ isWell: () -> Bool) -> Bool {
+  let child = fork()
+  if child == 0 { _exit(isWell() ? 0 : 1) }
+  guard child > 0 else { return false }
+  let end = ChildEnd.of(child)
+  if end != .exited(0) { fail("the child ended with \(end?.status ?? -1)") }
+  return true
+}
 
 /// Even numbers can be written as bytes.
 private struct Fussy: PurgeableValue, BitwiseCopyable {

@@ -43,7 +43,8 @@ int32_t purgeable_pressure_watch(
 
 /// Ends it, once for each watch; NULL is nothing to end. Any thread. Once this has returned the callback does not run and will
 /// not be called again: it waits for a call that is under way, unless it is called from that very call. So a mutex that the
-/// callback takes must not be held here.
+/// callback takes must not be held here. In a forked child, which has no thread of its parent's, it ends the child's watch at
+/// once.
 void purgeable_pressure_unwatch(purgeable_pressure_watch_t *watch);
 
 /// The level: what the library's thread saw last, or, when nobody makes it watch, one look at limits and usage. Any thread.

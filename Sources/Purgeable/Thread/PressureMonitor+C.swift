@@ -4,54 +4,60 @@
 
 import CPurgeablePressure
 import Glibc
+import Synchronization
 
 /// What a `purgeable_pressure_watch_t` points to.
 ///
-/// `@unchecked Sendable`: the flag is guarded by the mutex; the callback and its context are only handed on.
+/// `@unchecked Sendable`: the callback and its context are only handed on.
 @safe private final class CallbackWatch: @unchecked Sendable {
   private let callback: purgeable_pressure_callback_t
   private let context: UnsafeMutableRawPointer?
-  /// Held during a call, so that `stop` waits for it. Recursive: the callback may stop the watch.
-  private let mutex = UnsafeMutablePointer<pthread_mutex_t>.allocate(capacity: 1)
-  private var isStopped = false
-  private let monitor = Guarded<PressureMonitor?>(nil)
+  private let isStopped = Atomic<Bool>(false)
+  /// The thread that is in a call, 0 for none, and its process. No mutex: a child that is forked during a call does not have the
+  /// thread that would give it back.
+  private let thread = Atomic<UInt>(0)
+  private let process = Atomic<pid_t>(0)
+  /// Retained.
+  private let monitor = unsafe Atomic<UnsafeMutableRawPointer?>(nil)
 
   init(_ callback: purgeable_pressure_callback_t, _ context: UnsafeMutableRawPointer?) {
     unsafe self.callback = callback
     unsafe self.context = context
-    var attributes = pthread_mutexattr_t()
-    unsafe pthread_mutexattr_init(&attributes)
-    unsafe pthread_mutexattr_settype(&attributes, Int32(PTHREAD_MUTEX_RECURSIVE))
-    unsafe pthread_mutex_init(mutex, &attributes)
-    unsafe pthread_mutexattr_destroy(&attributes)
   }
 
-  deinit {
-    unsafe pthread_mutex_destroy(mutex)
-    unsafe mutex.deallocate()
-  }
+  deinit { dropMonitor() }
 
   func start() {
     let core = MonitorCore(source: nil, callback: { [weak self] level in self?.call(level) })
-    let monitor = PressureMonitor(core)
-    self.monitor.withLock { $0 = monitor }
+    let made = unsafe Unmanaged.passRetained(PressureMonitor(core)).toOpaque()
+    // The first call may have stopped it by now: then the monitor ends with this object.
+    unsafe monitor.store(made, ordering: .sequentiallyConsistent)
   }
 
+  private func dropMonitor() {
+    guard let last = unsafe monitor.exchange(nil, ordering: .sequentiallyConsistent) else { return }
+    unsafe Unmanaged<PressureMonitor>.fromOpaque(last).release()
+  }
+
+  /// Either this call sees that the watch is stopped, or `stop` sees this call.
   private func call(_ level: PressureLevel) {
-    unsafe pthread_mutex_lock(mutex)
-    if !isStopped { unsafe callback(level.rawValue, context) }
-    unsafe pthread_mutex_unlock(mutex)
+    let caller = currentThread()
+    process.store(getpid(), ordering: .sequentiallyConsistent)
+    thread.store(caller, ordering: .sequentiallyConsistent)
+    if !isStopped.load(ordering: .sequentiallyConsistent) { unsafe callback(level.rawValue, context) }
+    // In a child that the callback forked, another call may have begun.
+    _ = thread.compareExchange(expected: caller, desired: 0, ordering: .sequentiallyConsistent)
   }
 
+  /// Waits for a call that is under way on another thread.
   func stop() {
-    unsafe pthread_mutex_lock(mutex)
-    isStopped = true
-    unsafe pthread_mutex_unlock(mutex)
-    let last = monitor.withLock { monitor -> PressureMonitor? in
-      defer { monitor = nil }
-      return monitor
+    isStopped.store(true, ordering: .sequentiallyConsistent)
+    while true {
+      let caller = thread.load(ordering: .sequentiallyConsistent)
+      if caller == 0 || caller == currentThread() || process.load(ordering: .sequentiallyConsistent) != getpid() { break }
+      usleep(100)
     }
-    _ = last
+    dropMonitor()
   }
 }
 

@@ -174,6 +174,18 @@ struct PressureThreadTests {
     }
   }
 
+  @Test("a source that is replaced may use the library when it ends")
+  func ending() async {
+    await #expect(processExitsWith: .success) {
+      let thread = TestThread {
+        PurgeableMemory.pressureSource = LastWords()
+        PurgeableMemory.pressureSource = nil
+      }
+      require(patiently { LastWords.hasEnded.load(ordering: .acquiring) }, "its end waits for a mutex")
+      thread.join()
+    }
+  }
+
   @Test("no thread and no descriptor without cache and monitor; every descriptor is closed on exec")
   func nothingLeft() async {
     await #expect(processExitsWith: .success) {
@@ -317,4 +329,15 @@ struct PressureThreadTests {
       require(opened.allSatisfy { fcntl($0, F_GETFD) >= 0 }, "and all are open")
     }
   }
+}
+
+/// Asks the library for the level when it ends.
+private final class LastWords: PressureSource {
+  static let hasEnded = Atomic<Bool>(false)
+
+  let name = "last words"
+
+  func level(ready: [PressureDescriptor]) -> PressureLevel { .normal }
+
+  deinit { Self.hasEnded.store(PurgeableMemory.pressureLevel >= .normal, ordering: .releasing) }
 }
