@@ -106,7 +106,7 @@ extension CacheEngine {
     if base.observer != nil {
       shards.visit { shard in
         var removal = TrackedRemoval()
-        while !shards.hold(shard, { held in removal.removeSlice(reason, from: &held) }) {}
+        shards.holdInParts(shard) { held in !removal.removeSlice(reason, from: &held) }
       }
       // Another call that gives back much may be in its handler, and slabs wait for its end: these go now.
       return heap.givingBackTogether {}

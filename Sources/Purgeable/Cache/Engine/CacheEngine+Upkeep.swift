@@ -47,7 +47,7 @@ extension CacheEngine {
     let now = base.clock.now()
     var next = UInt64.max
     for shard in shards.all {
-      while shards.hold(shard, { held in held.dropDueSlab(now: now) }) {}
+      shards.holdInParts(shard) { held in held.dropDueSlab(now: now) }
       let due = shards.hold(shard) { held in
         held.shrinkIndex()
         return held.nextDue
@@ -68,7 +68,11 @@ extension CacheEngine {
     heap.givingBackTogether {
       for shard in shards.all {
         let before = count
-        while let dropped = shards.hold(shard, { held in held.dropExpiredInNextSlab(now: now) }) { count += dropped }
+        shards.holdInParts(shard) { held in
+          guard let dropped = held.dropExpiredInNextSlab(now: now) else { return false }
+          count += dropped
+          return true
+        }
         if count > before { shards.hold(shard) { held in held.shrinkIndex() } }
       }
     }

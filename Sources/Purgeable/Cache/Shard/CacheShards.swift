@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The shards of a cache: to which one a key belongs, how their mutexes are taken, and which one evicts next by age.
 
+import Glibc
 import Synchronization
 
 /// Part of one engine; lives as long as the engine.
@@ -81,6 +82,16 @@ struct CacheShards: ~Copyable, Sendable {
     deliver(departed)
     if isNewChild { beginAnewInChild() }
     return result
+  }
+
+  /// Holds a shard again and again, as long as `part` says that there is more to do. Whoever gives a mutex back can take it again
+  /// before a thread that waits for it is awake: so now and then it is left alone for that long.
+  func holdInParts(_ shard: EngineShard, _ part: (inout HeldShard) -> Bool) {
+    var count = 0
+    while hold(shard, part) {
+      count += 1
+      if count % 8 == 0 { usleep(1) }
+    }
   }
 
   /// As `hold(_:_:)`, for the shard that a key belongs to, which has the key's entry then if there is one.
