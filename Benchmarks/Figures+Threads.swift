@@ -15,7 +15,7 @@ enum Threads {
     var name: String {
       [
         "hits", "misses", "hits of one key", "stores", "stores with a cost limit", "stores, each thread on a cache of its own",
-        "no use of it, but computing",
+        "nothing of it, only computing",
       ][rawValue]
     }
     /// The last two show what the machine gives to threads that share nothing but the process, and to those that use no memory.

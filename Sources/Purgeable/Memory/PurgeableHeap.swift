@@ -120,7 +120,7 @@ public struct PurgeableHeap: ~Copyable, Sendable {
 }
 
 extension PurgeableHeap.Options {
-  /// What can be said of each size by itself.
+  /// What can be said of the sizes before the heap has chosen those that are left open.
   fileprivate func checkSizes() throws(PurgeableError) {
     let page = Int(purgeable_page_size_bytes())
     if let slab = slabByteCount, slab & (slab - 1) != 0 || slab < page || slab > 64 * page {

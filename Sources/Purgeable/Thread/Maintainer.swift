@@ -29,8 +29,6 @@ final class Maintainer: ForkProtected {
     var threadOwner: pid_t = 0
     /// The source that a program has chosen, and where its descriptors were opened.
     var given: (any PressureSource)?
-    /// The same where forks protect it. Cast when it is given: a cast to a protocol may take memory, and a fork takes none.
-    var protectedGiven: (any ForkProtected)?
     var givenProcess: pid_t = 0
     /// Open while the thread has a client to watch for and no source was given.
     var best: SystemPressureSource?
@@ -100,15 +98,16 @@ final class Maintainer: ForkProtected {
   private func collectSources(_ items: inout [any ForkProtected]) {
     // One source may serve several; its mutex is taken once.
     let first = items.count
-    func add(_ source: (any ForkProtected)?) {
-      guard let source else { return }
+    func add(_ source: (any PressureSource)?) {
+      // By its class, the only one of its kind: a cast to a protocol may take memory.
+      guard let source = source as? SystemPressureSource else { return }
       for other in items[first...] where other === source { return }
       items.append(source)
     }
-    let (given, best) = state.withLock { ($0.protectedGiven, $0.best) }
+    let (given, best) = state.withLock { ($0.given, $0.best) }
     add(given)
     add(best)
-    for at in 0..<first { if let monitor = items[at] as? MonitorCore { add(monitor.protectedSource) } }
+    for at in 0..<first { if let monitor = items[at] as? MonitorCore { add(monitor.source) } }
   }
 
   func lockForFork() {
@@ -135,9 +134,8 @@ final class Maintainer: ForkProtected {
 
   /// nil: the best that works here. The source that was given before is not closed.
   package func setSource(_ source: (any PressureSource)?) {
-    let protected = source as? any ForkProtected
     let (old, hasThread) = state.withLock { state -> ((any PressureSource)?, Bool) in
-      defer { (state.given, state.protectedGiven, state.givenProcess) = (source, protected, getpid()) }
+      defer { (state.given, state.givenProcess) = (source, getpid()) }
       return (state.given, state.threadOwner == getpid())
     }
     // It may end here, which is the program's code, under no mutex.

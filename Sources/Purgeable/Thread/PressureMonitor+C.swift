@@ -17,7 +17,7 @@ import Synchronization
   /// thread that would give it back.
   private let thread = Atomic<UInt>(0)
   private let process = Atomic<pid_t>(0)
-  /// Retained.
+  /// Retained until the watch is stopped: in a child, this object may be kept by a call whose thread is not there.
   private let monitor = unsafe Atomic<UnsafeMutableRawPointer?>(nil)
 
   init(_ callback: purgeable_pressure_callback_t, _ context: UnsafeMutableRawPointer?) {

@@ -98,8 +98,6 @@ final class MonitorCore: Teller, ForkProtected, @unchecked Sendable {
   }
 
   let source: (any PressureSource)?
-  /// The same where forks protect it: as `Maintainer.State.protectedGiven`.
-  let protectedSource: (any ForkProtected)?
   /// Called by the telling thread, outside of every mutex.
   private let callback: (@Sendable (PressureLevel) -> Void)?
   let link = ClientLink<UnownedMonitor>()
@@ -110,7 +108,7 @@ final class MonitorCore: Teller, ForkProtected, @unchecked Sendable {
   private let state: Guarded<State>
 
   init(source: (any PressureSource)?, callback: (@Sendable (PressureLevel) -> Void)?) {
-    (self.source, protectedSource) = (source, source as? any ForkProtected)
+    self.source = source
     self.callback = callback
     let known = source == nil ? Maintainer.shared.currentLevel : .normal
     var first = State(level: known, newest: known)
