@@ -42,6 +42,8 @@ private final class Simulated {
   private var turns: [Int: Int] = [:]
   private var keys: [Int: Int] = [:]
   private var costs: [Int: Int] = [:]
+  /// As `keys`, of what costs something.
+  private var priced: [Int: Int] = [:]
   private var now = 0
   private var first = 0
   private(set) var evictedCount = 0
@@ -58,9 +60,10 @@ private final class Simulated {
   private func enter(_ key: Int) {
     now += 1
     (turns[key], keys[now]) = (now, key)
+    if costs[key] != 0 { priced[now] = key }
   }
 
-  private func leave(_ key: Int) { if let turn = turns.removeValue(forKey: key) { keys[turn] = nil } }
+  private func leave(_ key: Int) { if let turn = turns.removeValue(forKey: key) { (keys[turn], priced[turn]) = (nil, nil) } }
 
   private func use(_ key: Int) {
     guard order == .lru, turns[key] != nil else { return }
@@ -94,15 +97,15 @@ private final class Simulated {
   private func oldest(_ reason: DepartureReason, storing stored: Int?) -> Int? {
     while keys[first] == nil, first <= now { first += 1 }
     if reason != .cost { return keys[first] }
-    return (first...max(first, now)).lazy.compactMap { self.keys[$0] }.first { self.costs[$0] != 0 && $0 != stored }
+    return priced.lazy.filter { $0.value != stored }.min { $0.key < $1.key }?.value
   }
 
   func store(_ key: Int, byteCount: Int, cost: Int? = nil) -> Bool {
     use(key)
     cache.setValue(pattern(byteCount), forKey: key, cost: cost)
     guard takeEvictions(storing: key) else { return false }
-    if turns[key] == nil { enter(key) }
     costs[key] = cost
+    if let turn = turns[key] { priced[turn] = cost == 0 ? nil : key } else { enter(key) }
     return true
   }
 
