@@ -50,7 +50,7 @@ struct ProductOfConfigurations: Sequence, Sendable {
 
 private final class ProductRun: RandomRun {
   private let configuration: ProductOfConfigurations.One
-  private let cache: PurgeableCache<Int, [UInt8]>
+  let cache: PurgeableCache<Int, [UInt8]>
 
   init(_ configuration: ProductOfConfigurations.One, seed: UInt64) throws {
     self.configuration = configuration
@@ -243,10 +243,20 @@ struct CacheProductTests {
     "random operations with all attributes leave right values, limits that hold, and books that agree",
     arguments: ProductOfConfigurations().map { $0 })
   func random(configuration: ProductOfConfigurations.One) throws {
+    try check(configuration) { run in try run.run(steps: TestRun.isFull ? 3000 : 200) }
+  }
+
+  @Test(
+    "the same beside a thread that does the library's rounds all the time", .fullRun,
+    arguments: ProductOfConfigurations().map { $0 })
+  func beside(configuration: ProductOfConfigurations.One) throws {
+    try check(configuration) { run in try besideRounds(of: run.cache.engine) { try run.run(steps: 1000) } }
+  }
+
+  private func check(_ configuration: ProductOfConfigurations.One, _ body: (ProductRun) throws -> Void) throws {
     // Other operations for each.
-    let seed = chosenSeed &+ UInt64(configuration.number)
-    let run = try ProductRun(configuration, seed: seed)
-    try run.run(steps: TestRun.isFull ? 3000 : 200)
+    let run = try ProductRun(configuration, seed: chosenSeed &+ UInt64(configuration.number))
+    try body(run)
     #expect(run.failures.isEmpty, "seed \(chosenSeed), \(configuration.testDescription): \(run.failures.joined(separator: "\n"))")
     #expect(run.hits > 20)
   }

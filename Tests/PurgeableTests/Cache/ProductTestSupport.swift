@@ -96,3 +96,14 @@ class RandomRun {
     now += .seconds(3)
   }
 }
+
+/// Runs `body` beside a thread that does the library's rounds for a cache without a pause: its own thread may at any moment.
+func besideRounds<E: Error>(of client: any PressureClient, _ body: () throws(E) -> Void) throws(E) {
+  let isOver = Guarded(false)
+  let thread = TestThread { while !isOver.withLock({ $0 }) { _ = client.upkeepRound() } }
+  defer {
+    isOver.withLock { $0 = true }
+    thread.join()
+  }
+  try body()
+}

@@ -31,7 +31,7 @@ struct ProductOfObjects: Sendable, CustomTestStringConvertible {
 
 private final class ObjectRun: RandomRun {
   private let configuration: ProductOfObjects
-  private let cache: ObjectCache<Int, [UInt8]>
+  let cache: ObjectCache<Int, [UInt8]>
   /// Keys that may have gone at the run's own wish, and were not seen since.
   private var mayGo: Set<Int> = []
   private var turn = 0
@@ -244,9 +244,18 @@ struct ObjectProductTests {
     "random operations with all attributes leave right values, limits that hold, and the order of last use",
     arguments: ProductOfObjects.all)
   func random(configuration: ProductOfObjects) throws {
+    try check(configuration) { run in try run.run(steps: TestRun.isFull ? 5000 : 400) }
+  }
+
+  @Test("the same beside a thread that does the library's rounds all the time", .fullRun, arguments: ProductOfObjects.all)
+  func beside(configuration: ProductOfObjects) throws {
+    try check(configuration) { run in try besideRounds(of: run.cache.store) { try run.run(steps: 1000) } }
+  }
+
+  private func check(_ configuration: ProductOfObjects, _ body: (ObjectRun) throws -> Void) throws {
     // Other operations for each.
     let run = try ObjectRun(configuration, seed: chosenSeed &+ UInt64(configuration.number))
-    try run.run(steps: TestRun.isFull ? 5000 : 400)
+    try body(run)
     #expect(run.failures.isEmpty, "seed \(chosenSeed), \(configuration.testDescription): \(run.failures.joined(separator: "\n"))")
     #expect(run.hits > 50)
   }
