@@ -25,6 +25,7 @@ extern "C" {
 PURGEABLE_PUBLIC_BEGIN
 PURGEABLE_NONNULL_BEGIN
 
+/// In place of a number that there is not.
 #define PURGEABLE_NO_NUMBER UINT64_MAX
 
 /// Bytes for a path. What is longer is not found.
@@ -35,6 +36,7 @@ PURGEABLE_NONNULL_BEGIN
 #define PURGEABLE_GROUP_ANY_VERSION 1
 #define PURGEABLE_GROUP_VERSION_2 2
 
+/// Where a group is: filled in by `purgeable_group_find`.
 typedef struct purgeable_group {
   /// The group's path in its hierarchy, as /proc/self/cgroup has it: "/" at the root of the hierarchy or of a namespace. The
   /// caller's PURGEABLE_GROUP_ROOM bytes.
@@ -77,7 +79,7 @@ PURGEABLE_MUST_USE int purgeable_group_find(const char *root, int32_t least_vers
 /// Turns a group into the one around it. ENOENT, and nothing changes: there is none that limits it.
 PURGEABLE_MUST_USE int purgeable_group_leave(purgeable_group_t *group);
 
-/// Some 3 to 6 system calls each.
+/// Fill in what limits the group, and what it uses, `PURGEABLE_NO_NUMBER` for what cannot be read. Some 3 to 6 system calls each.
 void purgeable_group_read_limits(const purgeable_group_t *group, purgeable_group_limits_t *limits);
 void purgeable_group_read_use(const purgeable_group_t *group, purgeable_group_use_t *use);
 

@@ -201,7 +201,8 @@ purgeable_outcome_t purgeable_heap_read_part(purgeable_heap_t *PURGEABLE_NULLABL
 /// last unlock. Returns 0, EINVAL (NULL), ESTALE. Cost: no system call, but for one when the slab's last element goes.
 int purgeable_heap_free(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference);
 
-/// Whether content was lost: looks at every witness. Outcomes and errors as `purgeable_heap_lock`, without locking.
+/// Whether content was lost: looks at every witness, without locking. Outcomes and errors as `purgeable_heap_read`, but for
+/// ENOBUFS.
 PURGEABLE_MUST_USE
 purgeable_outcome_t purgeable_heap_check(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference);
 
@@ -234,7 +235,7 @@ int purgeable_heap_tag(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_refe
 /// 0, EINVAL, or the first errno of madvise (the rest is still offered).
 int purgeable_heap_offer_idle(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t *PURGEABLE_NULLABLE offered_bytes);
 
-/// Whether `purgeable_heap_offer_idle` would find work.
+/// Whether there is anything that `purgeable_heap_offer_idle` has not looked at. False: it would find no work.
 bool purgeable_heap_has_pending(const purgeable_heap_t *PURGEABLE_NULLABLE heap);
 
 /// Finds out which pages on offer are gone (mincore; where swap is in use, a look at the elements) and records it.
@@ -255,7 +256,7 @@ int purgeable_heap_page_out(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t wa
 
 /// Gives back what can be had without losing anything: sealed slabs without living elements, and with a `moved` callback the room
 /// in slabs of stream 0 that are less than half alive. The slab that a stream is filling stays; `purgeable_stream_seal` seals it.
-/// `*given_back_bytes` (may be NULL). Returns 0, EINVAL or ENOMEM.
+/// `*given_back_bytes` (may be NULL). Returns 0 or EINVAL.
 int purgeable_heap_trim(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t *PURGEABLE_NULLABLE given_back_bytes);
 
 /// Changes the limit of what may be locked (0 for none). What is locked stays so; locks are refused until enough is unlocked.
@@ -282,7 +283,7 @@ typedef struct purgeable_heap_statistics {
   uint64_t mapped_bytes;
   /// Slabs in use.
   uint64_t slab_count;
-  /// So far: slabs given back.
+  /// So far: slabs that ended: given back to the system, or kept (`kept_bytes`).
   uint64_t given_back_slab_count;
   /// So far: elements moved.
   uint64_t moved_element_count;

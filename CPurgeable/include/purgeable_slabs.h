@@ -157,7 +157,9 @@ bool purgeable_heap_is_on_offer(const purgeable_heap_t *PURGEABLE_NULLABLE heap,
 // MARK: Giving back
 
 /// Gives a slab without living elements back to the system (MADV_DONTNEED): the slab is claimed, its generation raised, its pages
-/// wiped, in this order. Returns 0 (also when locks delay it to the last unlock), EBUSY (elements live), ESTALE, EINVAL.
+/// wiped, in this order. Where the kernel took none of them, the pages may stay instead, for a slab that
+/// begins soon (`purgeable_heap_statistics_t.kept_bytes`). Returns 0 (also when locks delay it to the last unlock), EBUSY
+/// (elements live), ESTALE, EINVAL.
 int purgeable_slab_give_back(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab);
 
 /// With `defers_wipes`: gives the memory of slabs that have ended back to the system. Called with no mutex held that others wait
@@ -166,7 +168,8 @@ void purgeable_heap_wipe_deferred(purgeable_heap_t *PURGEABLE_NULLABLE heap);
 
 /// Begins a bulk give-back, until `purgeable_heap_end_giving_back`: the wipes of slabs that are given back wait for each other,
 /// so that one call to the kernel wipes neighbours. Such slabs count as given back at once; their memory follows when they are a
-/// quarter of all (256 at least), when somebody offers or trims, and at the end. Calls of several threads may overlap.
+/// quarter of all (256 at least) and 10 ms have passed, when somebody offers or trims, and at the end. Calls of several threads
+/// may overlap.
 void purgeable_heap_begin_giving_back(purgeable_heap_t *PURGEABLE_NULLABLE heap);
 
 /// Ends a bulk give-back: what waits is wiped now.

@@ -48,15 +48,7 @@ bool purgeable__take_room(int file, off_t byte_count) {
   return result == 0 || (errno != ENOSPC && errno != EDQUOT);
 }
 
-bool purgeable__sync_file_system(const char *path) {
-  int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return false;
-  bool is_synchronized = syncfs(file) == 0;
-  int error = errno;
-  close(file);
-  errno = error;
-  return is_synchronized;
-}
+bool purgeable__sync_file_system(int file) { return syncfs(file) == 0; }
 
 long purgeable__file_system(const char *path) {
   struct statfs status;

@@ -27,6 +27,7 @@
   ///   bytes must not be used.
   /// - Several processes may use one database. Each has its own memory: what one stores, another finds when its memory has
   ///   nothing under the key.
+  /// - A key of more than a mebibyte has its value in memory alone.
   /// - In a forked child the store has memory alone, and loads.
   ///
   /// Any thread. A store takes one thread, four more while tasks wait for the disk, up to four connections of two mebibytes each
@@ -131,7 +132,9 @@
     public func value(forKey key: Key) -> Value? { cache.value(forKey: key) ?? readValue(key) }
 
     @usableFromInline
-    func readValue(_ key: Key) -> Value? { cache.loadedValue(forKey: key, version: nil) { self.read(key, nil).result } }
+    func readValue(_ key: Key) -> Value? {
+      cache.loadedValue(forKey: key, version: nil, isLookUp: true) { self.read(key, nil).result }
+    }
 
     /// As the form without `async`, with the task suspended while the disk is read.
     @inlinable
@@ -142,7 +145,7 @@
 
     @usableFromInline
     nonisolated(nonsending) func readValueInThread(_ key: Key) async -> Value? {
-      await cache.loadedValue(forKey: key, version: nil) { _ in await self.readInThread(key, nil).result }
+      await cache.loadedValue(forKey: key, version: nil, isLookUp: true) { _ in await self.readInThread(key, nil).result }
     }
 
     /// The value of a key, from memory, from the database, or made by `load` on this thread, and then in both. As
@@ -326,13 +329,15 @@
 
     /// Waits until what was stored before is on the disk. Throws the first failure since the last flush: values that could not be
     /// written, or were given up because too much waited; a damaged database that was put aside, with what it had. Where the disk
-    /// has failed to keep what it was given, each flush throws until the store is opened anew.
+    /// has failed to keep what it was given, each flush throws until the store is opened anew. `notSupported` after `close()`,
+    /// and in a forked child, which has no database; so with the functions below.
     public func flush() throws(PurgeableError) { try database.flush(in: operation("flush")) }
 
     /// As the form without `async`, with the task suspended.
     public nonisolated(nonsending) func flush() async throws(PurgeableError) { try await database.flush(in: operation("flush")) }
 
     /// Removes the least recently used records of the database until at most so many bytes are left; memory keeps what it has.
+    /// Throws `invalidArgument` below 0, and as `flush()` where the database cannot be written.
     public func trim(toBytes byteCount: Int) throws(PurgeableError) {
       let operation = operation("trim")
       guard byteCount >= 0 else {
@@ -352,13 +357,16 @@
 
     private static func storeKey(_ key: Key) -> StoreKey? { keyBytes(key).map { StoreKey($0) } }
 
-    /// The key's bytes, the same for equal keys; nil for one that has none.
+    /// The key's bytes, the same for equal keys; nil for one that has none, or too many for the database.
     static func keyBytes(_ key: Key) -> [UInt8]? {
       if let text = key as? String {
         let isASCII = text.utf8Span.isKnownASCII || text.utf8.allSatisfy { $0 < 128 }
-        return Array((isASCII ? text : String(String.UnicodeScalarView(text._nfd))).utf8)
+        let bytes = Array((isASCII ? text : String(String.UnicodeScalarView(text._nfd))).utf8)
+        return bytes.count <= StoreKey.mostBytes ? bytes : nil
       }
-      return key.withPurgeableBytesIfEncodable { span in unsafe span.withUnsafeBytes { unsafe [UInt8]($0) } }
+      return key.withPurgeableBytesIfEncodable { span in
+        span.byteCount <= StoreKey.mostBytes ? unsafe span.withUnsafeBytes { unsafe [UInt8]($0) } : nil
+      } ?? nil
     }
 
     /// Whether memory can have it.
@@ -376,7 +384,7 @@
       func time(_ time: UInt64?) -> Int64? { time.flatMap { $0 < UInt64(Int64.max / 2) ? Int64($0) : nil } }
       return StoredRecord(
         value: bytes, format: UInt32(format.version), cost: cost.map { Int64($0) }, version: version, made: now, used: now,
-        deadline: time(lifetime?.0).map { min(now + $0, Schema.latest) }, idle: time(lifetime?.1))
+        deadline: time(lifetime?.0).map { $0 < Schema.latest - now ? now + $0 : Schema.latest }, idle: time(lifetime?.1))
     }
 
     /// What announces a change of the key's record; nil: there is none.
@@ -455,9 +463,12 @@
       return .absent(keptFor: absenceTime, isMade: true)
     }
 
+    /// An older value goes from the database, too.
     private func loadedNothing(_ key: Key, _ number: UInt32, keptFor time: Duration?) -> TierResult<Value> {
-      if let key = Self.storeKey(key) { database.change(key, .removal, ifUnchangedSince: number) }
-      return .absent(keptFor: time, isMade: true)
+      let key = Self.storeKey(key)
+      return .absent(keptFor: time, isMade: true) { [database] in
+        key.map { database.change($0, .removal, ifUnchangedSince: number) } ?? true
+      }
     }
 
     /// As `read`. `isRefresh`: memory has the value, and what the database has is not wanted.

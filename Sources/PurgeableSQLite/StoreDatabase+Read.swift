@@ -85,7 +85,10 @@
       noteFailure(PurgeableError(kind, in: "PurgeableStore '\(name)'", explanation: explanation), isNews: isNews)
     }
 
-    private func noteFailure(_ error: PurgeableError, isNews: Bool = false) { mutex.withLock { count(error, isNews: isNews) } }
+    /// A forked child has no database to count it for, and somebody may have held the mutex.
+    private func noteFailure(_ error: PurgeableError, isNews: Bool = false) {
+      if isOurs { mutex.withLock { count(error, isNews: isNews) } }
+    }
 
     private func noteRead(_ found: StoreReader.Found, at now: Int64) {
       // The page of a row; those of the indexes are the same again and again. A value's file leaves none.

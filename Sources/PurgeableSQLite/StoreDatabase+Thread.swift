@@ -22,12 +22,14 @@
     }
 
     func run() {
+      ThreadRole.enterLibrary()
+      mutex.withLock { thread = pthread_self() }
       while true {
         let work = awaitWork()
         perform(work)
         guard work.isEnd else { continue }
         let late = mutex.withLock {
-          isClosed = true
+          (isClosed, thread) = (true, nil)
           return exchange(&requests, with: [])
         }
         for request in late { request.done(.success(0)) }
@@ -366,10 +368,7 @@
       readers.reopen(isMade: false)
       let damaged = file
       closeWriter()
-      try folder.locked { () throws(StoreFailure) in
-        // What another process has begun is none of it.
-        if damaged.map({ folder.leads(to: $0) }) ?? true { try folder.putAside() }
-      }
+      try folder.locked { () throws(StoreFailure) in try folder.putAside(damaged: damaged) }
       noteLoss(failure, isNews: true)
       if makesRoom { folder.removeDamaged() }
       try reopen()

@@ -105,6 +105,8 @@
     var isEnded = false
     /// The thread has ended.
     var isClosed = false
+    /// While it runs.
+    var thread: pthread_t?
     var firstFailure: PurgeableError?
     var numbers = PurgeableStoreStatistics()
 
@@ -180,6 +182,7 @@
     /// Opens the database, and puts one that is damaged aside.
     func openWriter() throws(StoreFailure) {
       var hasMended = false
+      var tried: FileNumber?
       while true {
         do throws(StoreFailure) {
           if OpenDatabases.shared.areInherited {
@@ -188,7 +191,8 @@
               message: "this process was forked while a database was open, and can open none: start another program (exec)")
           }
           let made = try folder.locked { () throws(StoreFailure) in
-            try StoreWriter(folder, fileThreshold: limits.fileThreshold, kinds)
+            tried = FileNumber(of: folder.database)
+            return try StoreWriter(folder, fileThreshold: limits.fileThreshold, kinds)
           }
           guard let file = OpenDatabases.shared.add(folder.database) else {
             throw .system("open", "\(folder.database) cannot be opened")
@@ -203,7 +207,7 @@
           if error.isFull {
             folder.giveReserveUp()
           } else {
-            try folder.locked { () throws(StoreFailure) in try folder.putAside() }
+            try folder.locked { () throws(StoreFailure) in try folder.putAside(damaged: tried) }
             noteLoss(error, isNews: false)
           }
         }
@@ -357,6 +361,14 @@
     }
 
     private func wait(_ kind: Request.Kind, in operation: String) throws(PurgeableError) -> Int {
+      if isOurs, mutex.withLock({ thread.map { pthread_equal($0, pthread_self()) != 0 } ?? false }) {
+        // In code of a key, which runs here too: nobody else would answer.
+        guard case .end = kind else {
+          throw PurgeableError(.busy, in: operation, explanation: "this is called on the store's own thread, in code of a key")
+        }
+        ask(kind, in: operation) { _ in }
+        return 0
+      }
       let waiter = RequestWaiter()
       ask(kind, in: operation) { waiter.end($0) }
       return try waiter.wait().get()

@@ -197,7 +197,8 @@
     var roomByteCount: Int64 {
       var disk = statvfs()
       guard unsafe statvfs(data, &disk) == 0 else { return .max }
-      return Int64(clamping: disk.f_bavail) * Int64(clamping: disk.f_frsize) + Int64(logByteCount)
+      let (free, isTooMuch) = Int64(clamping: disk.f_bavail).multipliedReportingOverflow(by: Int64(clamping: disk.f_frsize))
+      return isTooMuch ? .max : max(free, free &+ Int64(logByteCount))
     }
 
     /// The names in `data` are on the disk when this returns.
@@ -296,8 +297,9 @@
 
     // MARK: What is damaged
 
-    /// Puts the data aside; for the holder of the lock.
-    func putAside() throws(StoreFailure) {
+    /// Puts the data aside, unless another database is in its place, which somebody else has begun. For the holder of the lock.
+    func putAside(damaged: FileNumber? = nil) throws(StoreFailure) {
+      if let damaged, !leads(to: damaged) { return }
       try locked(path, O_RDONLY | O_DIRECTORY, LOCK_EX) { () throws(StoreFailure) in try putAside(data) }
       try makeDirectories(data)
       makeReserve()

@@ -467,7 +467,10 @@
     private func synchronizeAll() throws(StoreFailure) {
       if hasNewFiles {
         // One call for all of them, and their directories.
-        guard unsafe purgeable__sync_file_system(folder.data) else {
+        let data = unsafe open(folder.data, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+        guard data >= 0 else { throw .system("open", "\(folder.data) cannot be opened") }
+        defer { close(data) }
+        guard purgeable__sync_file_system(data) else {
           throw .system("syncfs", "values' files cannot be brought to the disk")
         }
         hasNewFiles = false

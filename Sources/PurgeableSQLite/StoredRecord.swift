@@ -83,6 +83,9 @@
 
   /// A key's bytes, hashed once.
   struct StoreKey: Hashable, Sendable {
+    /// A longer one has no record.
+    static let mostBytes = 1 << 20
+
     let bytes: [UInt8]
     fileprivate let number: Int
 

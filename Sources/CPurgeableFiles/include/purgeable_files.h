@@ -33,8 +33,8 @@ bool purgeable__write_out(int file, off_t start, off_t byte_count);
 /// what the user or the process may write, has none; true where the file system cannot say.
 bool purgeable__take_room(int file, off_t byte_count);
 
-/// Has all that was written to the file system of a path brought to the disk. False with errno.
-bool purgeable__sync_file_system(const char *path);
+/// Has all that was written to the file system of an open file brought to the disk. False with errno.
+bool purgeable__sync_file_system(int file);
 
 /// The number of the type of the file system that a path is on (statfs(2)); 0 where it cannot be told.
 long purgeable__file_system(const char *path);

@@ -47,7 +47,8 @@ int32_t purgeable_pressure_watch(
 /// once.
 void purgeable_pressure_unwatch(purgeable_pressure_watch_t *watch);
 
-/// The level: what the library's thread saw last, or, when nobody makes it watch, one look at limits and usage. Any thread.
+/// The level: what the library's thread saw last, or, when nobody makes it watch, one look at limits and usage, or what the
+/// source says that the program gave in Swift. Any thread.
 int32_t purgeable_pressure_level(void);
 
 #ifdef __cplusplus

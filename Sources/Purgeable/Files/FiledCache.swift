@@ -90,15 +90,16 @@ extension FiledCache {
     let gate = fileGate
     let saves = parts.saves
     let savedCount = Counter()
-    let isRunning = gate.changeAutosave { number in
-      saves.set(every: interval) { [weak self] in
+    // What has ended ends when the change is over: the program's closures may change the autosave once more.
+    let (isRunning, ended) = gate.changeAutosave { number in
+      let ended = saves.set(every: interval) { [weak self] in
         gate.run(autosave: number) {
           self?.saveIfChanged(to: path, format, changeCount, savedCount, handler)
         }
       }
-      if !saves.isRunning { saves.unset() }
-      return saves.isRunning
+      return saves.isRunning ? (true, ended) : (false, ended + saves.unset())
     }
+    _ = ended
     if !isRunning { throw Self.noThread(operation) }
   }
 
@@ -123,7 +124,9 @@ extension FiledCache {
 
   func removeAutosave(_ parts: borrowing LazyParts) {
     guard let saves = parts.knownSaves else { return }
-    fileGate.changeAutosave { _ in saves.unset() }
+    // As above.
+    let ended = fileGate.changeAutosave { _ in saves.unset() }
+    _ = ended
   }
 
   // MARK: Restoring

@@ -34,14 +34,19 @@ final class IntervalThread: Teller, ForkProtected, @unchecked Sendable {
   /// The one that is set and removed.
   private var setWork: Int?
 
+  /// What has ended. What the closures hold may be the program's, and end with them: under no mutex, and in no turn of anybody.
+  typealias Ended = [@Sendable () -> Void]
+
   /// Sets a work, in place of the one that was set.
-  func set(every interval: Duration, _ body: @escaping @Sendable () -> Void) { replace(by: add(every: interval, body)) }
+  @discardableResult
+  func set(every interval: Duration, _ body: @escaping @Sendable () -> Void) -> Ended { replace(by: add(every: interval, body)) }
 
-  func unset() { replace(by: nil) }
+  @discardableResult
+  func unset() -> Ended { replace(by: nil) }
 
-  private func replace(by new: Int?) {
+  private func replace(by new: Int?) -> Ended {
     let old = mutex.withLock { exchange(&setWork, with: new) }
-    if let old { remove(old) }
+    return old.map { remove($0) } ?? []
   }
 
   /// Runs `body` after each interval from now on. Returns the work's number.
@@ -57,15 +62,15 @@ final class IntervalThread: Teller, ForkProtected, @unchecked Sendable {
     return number
   }
 
-  /// Ends a work; nil for all. One that runs now goes on to its end. Under no mutex: what the closure holds may end here.
-  func remove(_ number: Int?) {
-    let ended = mutex.withLock { () -> [Work] in
+  /// Ends a work; nil for all. One that runs now goes on to its end.
+  @discardableResult
+  func remove(_ number: Int?) -> Ended {
+    mutex.withLock {
       let ended = works.filter { number == nil || $0.number == number }
       works.removeAll { number == nil || $0.number == number }
       mutex.signal()
-      return ended
+      return ended.map(\.body)
     }
-    _ = ended
   }
 
   /// Starts the thread if there is work and none: in a forked child, or where none could be started before.

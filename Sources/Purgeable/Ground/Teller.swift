@@ -81,7 +81,7 @@ func nameThread(_ name: StaticString) {
 }
 
 /// The calling thread's role in the library. Where no thread-specific key can be made, every thread is the program's.
-enum ThreadRole {
+package enum ThreadRole {
   private static let key: pthread_key_t? = {
     var key = pthread_key_t()
     return unsafe pthread_key_create(&key, nil) == 0 ? key : nil
@@ -107,10 +107,10 @@ enum ThreadRole {
     if let key { unsafe pthread_setspecific(key, UnsafeRawPointer(bitPattern: word)) }
   }
 
-  /// The thread of Maintainer: the program did not ask for what this thread does.
+  /// The thread of Maintainer, or of a second tier: the program did not ask for what this thread does.
   static var isLibrary: Bool { word & libraryFlag != 0 }
 
-  static func enterLibrary() { set(word | libraryFlag) }
+  package static func enterLibrary() { set(word | libraryFlag) }
 
   private static func telling(_ word: Int) -> UnsafePointer<Telling>? {
     unsafe UnsafePointer(bitPattern: word & ~libraryFlag)

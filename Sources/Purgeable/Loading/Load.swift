@@ -91,6 +91,7 @@ final class Flight: @unchecked Sendable {
   let loaded: LoadedKey
   let call: LoadCall
   let version: String?
+  let isLookUp: Bool
   /// Of a load within a load of the same key: nobody joins it.
   let isInner: Bool
   @usableFromInline let permit: LoadPermit
@@ -98,10 +99,10 @@ final class Flight: @unchecked Sendable {
   /// nil until the load has ended; the same from then on. Read by who waited, after the wait. A value is of the cache's type.
   @usableFromInline var outcome: Result<Any?, any Error>?
 
-  init(_ loaded: LoadedKey, _ call: LoadCall, version: String?, isInner: Bool) {
+  init(_ loaded: LoadedKey, _ call: LoadCall, _ terms: LoadTerms, isInner: Bool) {
     self.loaded = loaded
     self.call = call
-    self.version = version
+    (version, isLookUp) = (terms.version, terms.isLookUp)
     self.isInner = isInner
     permit = LoadPermit(loaded.overtakings)
   }

@@ -117,25 +117,26 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   /// Gives the asker a place at the key's load, or has it load.
   @usableFromInline
   func join(
-    _ key: Key, _ index: Int, version: String? = nil, for call: LoadCall, within outer: EnclosingLoads?
+    _ key: Key, _ index: Int, _ terms: LoadTerms = LoadTerms(), for call: LoadCall, within outer: EnclosingLoads?
   ) -> LoadSeat {
     let hash = key.hashValue
     var seat: LoadSeat?
     withKey(key, hash: hash, fresh: TypedLoadedKey(key, hash: hash)) { loaded in
       let isTask = call.thread == nil
       let isWithin = loaded.flights.contains { isTask ? outer?.contains($0.call) ?? false : $0.call.thread == call.thread }
-      // Who comes after a store or a removal does not get what was loaded before it, and nobody gets another version.
+      // Who comes after a store or a removal does not get what was loaded before it, and nobody gets another version, or waits
+      // for one who looks in fewer places.
       func open(ofTasks: Bool) -> Flight? {
         loaded.flights.last {
           ($0.call.thread == nil) == ofTasks && !$0.isInner && !$0.call.isCancelled && $0.permit.isCurrent
-            && $0.version == version
+            && $0.version == terms.version && (terms.isLookUp || !$0.isLookUp)
         }
       }
       if !isWithin, let open = (isTask ? open(ofTasks: true) : nil) ?? open(ofTasks: false) {
         seat = LoadSeat(index: index, flight: open, waiter: open.addWaiter(blocks: !isTask), isOwn: false)
         return
       }
-      let flight = Flight(loaded, call, version: version, isInner: isWithin)
+      let flight = Flight(loaded, call, terms, isInner: isWithin)
       loaded.flights.append(flight)
       seat = LoadSeat(index: index, flight: flight, waiter: isTask ? flight.addWaiter(blocks: false) : nil, isOwn: true)
     }

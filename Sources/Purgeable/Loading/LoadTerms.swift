@@ -12,12 +12,14 @@ struct LoadTerms: Sendable {
   var refreshTime: UInt64?
   /// How old the value is when it is kept, in nanoseconds.
   var age: UInt64 = 0
-  /// Asked last whether the value is kept, under the mutex under which it is stored: it is not to do much.
+  /// Asked last whether the value is kept, or an older one goes, under the mutex under which it is stored: it is not to do much.
   var announce: (@Sendable () -> Bool)?
   /// False for an answer that the program's closure was not asked for.
   var countsAsLoad = true
   /// There is a value, which is loaded anew.
   var isRefresh = false
+  /// Only a second tier is asked: who loads where that has nothing does not wait for this.
+  @usableFromInline var isLookUp = false
   /// What the value has to be a version of; nil: whatever there is.
   @usableFromInline var version: String?
   /// nil for the number of the value's bytes.

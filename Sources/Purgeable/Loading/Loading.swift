@@ -23,8 +23,8 @@ protocol Loading<Key, Value>: Sendable {
   func keep(_ value: Value, forKey key: Key, _ terms: LoadTerms, _ permit: LoadPermit, recomputeCost: UInt64)
   /// When the key's value was loaded, if that is noted.
   func birth(ofValueForKey key: Key) -> UInt64?
-  /// Removes the key's value if `permit.take()` says so under the mutex of the key, and returns what it said.
-  func drop(_ key: Key, _ permit: LoadPermit) -> Bool
+  /// Removes the key's value if `permit.take()` says so under the mutex of the key, and then `announce`; returns what they said.
+  func drop(_ key: Key, _ permit: LoadPermit, _ announce: (@Sendable () -> Bool)?) -> Bool
   /// The most bytes of ordinary memory to be taken for keys that are remembered as absent.
   var absentByteLimit: Int { get }
   /// The bytes that a key takes beside its own words, as far as they are known.
@@ -43,7 +43,7 @@ extension Loading {
   func load<E: Error>(_ key: Key, _ terms: LoadTerms, takesNil: Bool, _ load: () throws(E) -> Value?) throws(E) -> Value? {
     while !(takesNil && loads.isAbsent(key, version: terms.version, at: moment)) {
       // Nobody leaves before the load has ended.
-      let seat = loads.join(key, 0, version: terms.version, for: .ofThisThread, within: nil)
+      let seat = loads.join(key, 0, terms, for: .ofThisThread, within: nil)
       if !seat.isOwn {
         loads.block(seat)
       } else if !endIfKnown(seat, key, terms, takesNil) {
@@ -77,7 +77,7 @@ extension Loading {
     var left = keys.indices.filter { !(takesNil && loads.isAbsent(keys[$0], version: terms.version, at: moment)) }
     while !left.isEmpty {
       let call = LoadCall.ofThisThread
-      let seats = left.map { loads.join(keys[$0], $0, version: terms.version, for: call, within: nil) }
+      let seats = left.map { loads.join(keys[$0], $0, terms, for: call, within: nil) }
       defer { for seat in seats { loads.leave(seat) } }
       let missing = seats.filter { $0.isOwn && !endIfKnown($0, keys[$0.index], terms, takesNil) }
       if !missing.isEmpty {
@@ -110,7 +110,7 @@ extension Loading {
       if let cancellation, Task.isCancelled { throw cancellation }
       let call = LoadCall(thread: nil)
       let outer = EnclosingLoads.current
-      let seats = left.map { loads.join(keys[$0], $0, version: terms.version, for: call, within: outer) }
+      let seats = left.map { loads.join(keys[$0], $0, terms, for: call, within: outer) }
       defer { for seat in seats { loads.leave(seat) } }
       let missing = seats.filter { $0.isOwn && !endIfKnown($0, keys[$0.index], terms, takesNil) }
       let task = missing.isEmpty ? nil : begin(call, missing, missing.map { keys[$0.index] }, terms, within: outer, load)
@@ -162,7 +162,7 @@ extension Loading {
     guard loads.mayRefresh, isDue(key, terms) else { return }
     let call = LoadCall(thread: nil)
     let outer = EnclosingLoads.current
-    let seat = loads.join(key, 0, version: terms.version, for: call, within: outer)
+    let seat = loads.join(key, 0, terms, for: call, within: outer)
     guard seat.isOwn else { return loads.leave(seat) }
     // Within its own load there is no end to it. And a load may have ended in between.
     guard !seat.flight.isInner, isDue(key, terms), loads.beginRefresh() else {
@@ -236,7 +236,8 @@ extension Loading {
 
   @usableFromInline
   func noteNothing(_ flight: Flight, _ key: Key, _ terms: LoadTerms, _ said: LoadTerms) {
-    let hasDropped = terms.isRefresh && drop(key, flight.permit)
+    let hasDropped = terms.isRefresh && drop(key, flight.permit, said.announce)
+    if !terms.isRefresh { _ = said.announce?() }
     guard said.absenceTime > 0 else { return }
     loads.noteAbsent(
       key, flight, until: moment + said.absenceTime, ownByteCount: ownByteCount(of: key), mostBytes: absentByteLimit,

@@ -13,7 +13,7 @@ public protocol DiscardableContent: AnyObject, Sendable {
   /// Counts an access, so that the content stays until the matching `endContentAccess()`.
   ///
   /// - Returns: `true`: counted, and the content is there; perhaps made anew just now, where the object was given a way to.
-  ///   `false`: the content was discarded, and the counter is as before: nothing has to be ended.
+  ///   `false`: the content was discarded, or may not be kept now, and the counter is as before: nothing has to be ended.
   func beginContentAccess() -> Bool
 
   /// Ends an access. At 0 the content may be discarded from here on. One end too many leaves the counter at 0 and is no crash.

@@ -13,7 +13,7 @@ public struct HeapStatistics: Sendable, Hashable {
   public let slabCount: Int
   /// Address space taken, in bytes.
   public let mappedBytes: Int
-  /// Slabs given back so far.
+  /// Slabs that ended so far: given back to the system, or kept for a while to be filled again.
   public let givenBackSlabCount: Int
   /// Elements copied to a new place so far.
   public let movedElementCount: Int

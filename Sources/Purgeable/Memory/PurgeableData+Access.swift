@@ -7,7 +7,8 @@ extension PurgeableData {
   /// Where the content was discarded and the object was given a way to recreate it, does so first, on this thread; other threads
   /// that want an access wait for that. When recreating throws, answers `nil`, or memory is lacking, the content stays discarded.
   ///
-  /// - Returns: `true`: counted, the content is there. `false`: the content is discarded and the counter is as before.
+  /// - Returns: `true`: counted, the content is there. `false`: the content is discarded, or no more may be locked
+  ///   (`PurgeableRegion.setLockedByteLimit`), and the counter is as before.
   /// - Complexity: from 0 to 1 an atomic operation for each page that was on offer, else O(1); no system call.
   public func beginContentAccess() -> Bool {
     content.withLock { $0.begin(.caller) } || remake(for: .caller)

@@ -10,14 +10,14 @@ extension PurgeableData: Codable {
   /// Begins an access by itself, so nobody needs to hold one, and ends it before the encoder is asked for anything. May be called
   /// from any thread, but not within a `withMutableBytes` of this object: that stops the program.
   ///
-  /// - Throws: `EncodingError.invalidValue` when the content is discarded and could not be recreated; `PurgeableError`, out of
-  ///   memory, for 128 KiB or more; what the encoder throws.
+  /// - Throws: `EncodingError.invalidValue` when the content is discarded and could not be recreated, or no more may be
+  ///   locked; `PurgeableError`, out of memory, for 128 KiB or more; what the encoder throws.
   /// - Complexity: one copy of the bytes, and the encoder's work.
   public func encode(to encoder: any Encoder) throws {
     let bytes = try withBytes { bytes throws(PurgeableError) in try array(of: bytes, for: "encode") }
     guard let bytes else {
-      throw EncodingError.invalidValue(
-        self, EncodingError.Context(codingPath: encoder.codingPath, debugDescription: "\(title): the content is discarded"))
+      let why = "\(title): the content is discarded, or may not be locked now"
+      throw EncodingError.invalidValue(self, EncodingError.Context(codingPath: encoder.codingPath, debugDescription: why))
     }
     var container = encoder.singleValueContainer()
     try container.encode(bytes)

@@ -110,7 +110,8 @@ extension PurgeableHeap {
   ///   - moved: asked for every element; see `Moved`. Called before this returns, on this thread.
   /// - Returns: how many elements stay, because the owner said `false` or because they are discarded and wait to be freed. 0: the
   ///   slab was given back, or will be by its last unlock.
-  /// - Throws: `PurgeableError`: stale reference (the slab's life is over), invalid argument (an unknown stream), out of memory.
+  /// - Throws: `PurgeableError`: stale reference (the slab's life is over), invalid argument (an unknown stream), out of memory,
+  ///   busy (too many elements of one slab are being written at once).
   public borrowing func evacuate(
     _ slab: HeapSlab, to stream: HeapStream = .first,
     moved: (_ from: ElementReference, _ to: ElementReference, _ tag: UInt64, _ bytes: RawSpan) -> Bool

@@ -18,7 +18,7 @@ extension PurgeableHeap {
     return count
   }
 
-  /// Whether `offerIdle()` would offer anything.
+  /// Whether anything was stored, unlocked or freed that `offerIdle()` has not looked at. False: it would offer nothing.
   public var hasPending: Bool { unsafe purgeable_heap_has_pending(handle) }
 
   /// Finds out which pages on offer are gone and records it. The elements on them stay for their owners to free.

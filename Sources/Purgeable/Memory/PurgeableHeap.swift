@@ -71,7 +71,8 @@ public struct PurgeableHeap: ~Copyable, Sendable {
   ///   - options: limits and sizes.
   ///   - moved: when given, the heap compacts the first stream by itself: it copies the living out of slabs that are less than
   ///     half alive, and asks this owner to take the new reference for the old. See `Moved`.
-  /// - Throws: `PurgeableError`: invalid argument (sizes that are no powers of two, out of range, or negative), out of memory.
+  /// - Throws: `PurgeableError`: invalid argument (sizes that are no powers of two, out of range, or negative; a byte limit below
+  ///   one slab), out of memory.
   public init(_ options: Options = Options(), moved: Moved? = nil) throws(PurgeableError) {
     // What Swift's runtime takes for the callback cannot be refused to it.
     guard MemoryReserve.isThere(MemoryReserve.ofNews) else {

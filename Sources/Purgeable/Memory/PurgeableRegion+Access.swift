@@ -4,7 +4,8 @@
 import CPurgeable
 
 extension PurgeableRegion {
-  /// Locks for reading, lends the bytes, unlocks. `nil`, without calling `body`, when the content was discarded.
+  /// Locks for reading, lends the bytes, unlocks. `nil`, without calling `body`, when the content was discarded, or no more may
+  /// be locked (`setLockedByteLimit`).
   ///
   /// Any number of threads may read at once. The content stays while `body` runs, whatever the kernel needs. Throws only what
   /// `body` throws. While another thread fills the region (`withBytes(orRefilling:_:)`) this waits, and answers `nil` when that
@@ -76,8 +77,9 @@ extension PurgeableRegion {
   ///   - fill: makes the content. Using this region within it stops the program.
   ///   - body: gets the bytes.
   /// - Returns: what `body` returns; `nil` when another thread gave its fill up, or the limit of what may be locked is reached.
-  /// - Throws: `PurgeableError` when the kernel refuses to clear the pages (then nothing has changed); or what the closures
-  /// throw. A closure that has an error of its own kind to tell keeps it in a variable outside, and throws a `PurgeableError`.
+  /// - Throws: `PurgeableError` when the kernel refuses to clear the pages, or at 1,048,575 locks (then nothing has changed); or
+  /// what the closures throw. A closure that has an error of its own kind to tell keeps it in a variable outside, and throws a
+  /// `PurgeableError`.
   /// - Complexity: as `withBytes`; for the one that fills, one system call (MADV_DONTNEED), and one to wake those who wait.
   @discardableResult
   public borrowing func withBytes<Result: ~Copyable>(

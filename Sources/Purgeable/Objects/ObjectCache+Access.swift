@@ -168,6 +168,8 @@ extension ObjectCache {
   /// recompute cost and its version. It is not loaded anew any more (`refreshAfter`). Any thread.
   @discardableResult
   public func modifyValue<R, E: Error>(forKey key: Key, _ body: (inout Value?) throws(E) -> R) throws(E) -> R {
+    // As in `PurgeableCache`.
+    loads.overtake(key)
     while true {
       let found = find(key)
       let old = found.flatMap { isGone($0) ? nil : $0 }

@@ -45,8 +45,8 @@ extension ObjectCache {
   }
 
   /// Evicts the entries for which the closure says so: as `removeAll(where:)`, but they leave for the reason `decider`, and
-  /// pinned ones and discarded content are not asked about. What the verdicts go by is what the closure captures. Returns how
-  /// many left.
+  /// pinned ones, and those that leave for discarded content, are not asked about. What the verdicts go by is what the closure
+  /// captures. Returns how many left.
   @discardableResult
   public func evictAll<E: Error>(where isEvictable: (CacheEntry<Key, Value>) throws(E) -> Bool) throws(E) -> Int {
     try takeOutAll(.decider, where: isEvictable)

@@ -55,8 +55,8 @@ extension ObjectCache where Key: PurgeableValue {
   ///
   /// An entry that does not decode or has a wrong checksum is skipped and named.
   ///
-  /// Cost: buffers of two mebibytes. Nothing stays in the page cache. Other threads may use the cache meanwhile. One save or
-  /// restore of a cache at a time: another waits. Any thread.
+  /// Cost: buffers of four mebibytes, of which two are used as a rule. Nothing stays in the page cache. Other threads may use the
+  /// cache meanwhile. One save or restore of a cache at a time: another waits. Any thread.
   ///
   /// - Parameters:
   ///   - path: of the file.

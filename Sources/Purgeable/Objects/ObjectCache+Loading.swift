@@ -158,10 +158,10 @@ extension ObjectCache: Reloading {
   }
 
   @usableFromInline
-  func drop(_ key: Key, _ permit: LoadPermit) -> Bool {
+  func drop(_ key: Key, _ permit: LoadPermit, _ announce: (@Sendable () -> Bool)?) -> Bool {
     var isCurrent = false
     let departed = store.hold(key) { shard, position, _ -> DepartedObject<Key, Value>? in
-      isCurrent = permit.take()
+      isCurrent = permit.take() && (announce?() ?? true)
       guard isCurrent, position != noPosition else { return nil }
       return store.remove(position, store.isOver(position, in: shard.table) ? .expired : .removed, from: &shard)
     }

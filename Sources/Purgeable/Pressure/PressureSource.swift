@@ -31,8 +31,10 @@ public struct PressureDescriptor: Sendable, Hashable {
 /// the one of ready descriptors that `level` is given, are the runtime's, which ends the program where it cannot have them:
 /// answer a stored array, or poll. The library's own sources are asked without arrays.
 ///
-/// Threads: `level`, `descriptors` and `pollingInterval` are called by one thread at a time, the library's own, outside of
-/// every mutex of the library; they should answer within milliseconds. A source used in two places is asked by both.
+/// Threads: the library's thread calls `level`, `descriptors` and `pollingInterval`, outside of every mutex of the library; they
+/// should answer within milliseconds. While that thread watches for nobody, `level` is also called by whoever asks for the level:
+/// with `PurgeableMemory.pressureLevel` or `purgeable_pressure_level`, or by making a monitor. So it may be called by several
+/// threads at a time. A source used in two places is asked by both.
 public protocol PressureSource: AnyObject, Sendable {
   /// The source in a few words: for logs and statistics.
   var name: String { get }

@@ -21,7 +21,7 @@ protocol SystemSourcePart: ListedSource {
 /// most. The process may be moved to another group. The source checks for that when it is asked, at most every five seconds,
 /// and then opens everything anew.
 ///
-/// Descriptors: 2 for each PSI file, 3 for version 1, 1 for each level of nesting for version 2; all closed on exec. Any thread.
+/// Descriptors: 2 for each PSI file, 4 for version 1, 1 for each level of nesting for version 2; all closed on exec. Any thread.
 public final class SystemPressureSource: PressureSource, ListedSource, ForkProtected {
   private struct State {
     var parts: [any SystemSourcePart] = []

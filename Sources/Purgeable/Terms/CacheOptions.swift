@@ -43,7 +43,7 @@ public struct CacheOptions: Sendable {
   /// from a file, are no burst on what they come from. A hit beyond it returns the old value and begins no load; a later one
   /// does.
   public var refreshLimit = 64
-  /// What times are measured by, but for the intervals of deciders and changes; nil: the monotonic clock. Read from any
+  /// What times are measured by, but for the intervals of deciders, changes and saves; nil: the monotonic clock. Read from any
   /// thread, and under mutexes of the cache: it must not use the cache, nor, in a program that forks, a mutex of its own.
   public var clock: (any Clock<Duration>)?
 

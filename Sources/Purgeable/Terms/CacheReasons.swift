@@ -58,7 +58,8 @@ public enum MissReason: Int, Sendable, Hashable, CaseIterable {
   /// for a limit nor felt pressure remembers few keys: after a `sweep` that found a part of the entries lost, most look-ups of
   /// lost keys say this.
   case unknown
-  /// Stored and evicted by a limit, by a trim, by a decider or under pressure, as far as is remembered.
+  /// Stored and evicted, as far as is remembered: by a limit, by a trim, by a decider, for its idle time, under pressure, or
+  /// while the cache grows slowly after it.
   case evicted
   /// Stored and removed by the program, as far as is remembered.
   case removed

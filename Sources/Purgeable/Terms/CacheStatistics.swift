@@ -12,8 +12,9 @@ public struct CacheStatistics: Sendable, Hashable {
   public var count: Int
   /// The sum of the entries' costs; `Int.max` when it is larger.
   public var totalCost: Int
-  /// The program's limits of both, nil for none.
+  /// The program's limit of `count`, nil for none.
   public var countLimit: Int?
+  /// The program's limit of `totalCost`, nil for none.
   public var costLimit: Int?
   /// The payload of pinned entries, in bytes (`EntryPriority`). Caches of objects: 0.
   public var pinnedBytes = 0
@@ -51,7 +52,7 @@ public struct CacheStatistics: Sendable, Hashable {
   public var copyCount = 0
   /// Stores refused: too large, no memory, beyond the pinned limit, not encodable, or over at once.
   public var refusalCount = 0
-  /// Slabs given back to the system.
+  /// Slabs that ended: given back to the system, or kept for a while to be filled again.
   public var givenBackSlabCount: Int
   /// Offers that the kernel refused.
   public var refusedOfferCount: Int
@@ -104,6 +105,7 @@ extension CacheStatistics {
     [
       \.hitCount, \.missCount, \.loadCount, \.loadFailureCount, \.sharedLoadCount, \.insertionCount, \.replacementCount,
       \.notKeptValueCount, \.copyCount, \.refusalCount, \.givenBackSlabCount, \.refusedOfferCount,
+      \.memory.discardedByKernelBytes, \.memory.givenBackBytes, \.memory.refusedLockCount,
     ]
   }
 

@@ -12,7 +12,7 @@ import Synchronization
 ///     cache.setValue([1, 2, 3], forKey: "token", expiry: .sinceCreation(.seconds(60)))
 ///     cache.setValue([4, 5, 6], forKey: "logo", expiry: .never)
 public struct Expiry: Sendable, Hashable {
-  /// Time from the store on; nil: no bound. A store in place of another begins anew. More than seventy years is no bound.
+  /// Time from the store on; nil: no bound. A store in place of another begins anew. More than some 146 years is no bound.
   public var sinceCreation: Duration?
 
   /// Time from the last hit or store on; nil: no bound. An entry of a cache of bytes may go up to 10 ms early, none goes

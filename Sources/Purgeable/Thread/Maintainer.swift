@@ -194,7 +194,9 @@ final class Maintainer: ForkProtected {
       state.threadOwner = 0
       state.statistics.threadErrorNumber = errorNumber
     }
-    mark.store(false, ordering: .releasing)
+    // Both: who made the other one meanwhile has found that a thread is coming.
+    WorkBell.isRung.store(false, ordering: .releasing)
+    hasNews.store(false, ordering: .releasing)
   }
 
   /// The last cache is gone: the thread finds that out in one more round.

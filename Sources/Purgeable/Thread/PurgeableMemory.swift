@@ -12,8 +12,8 @@ public enum PurgeableMemory {
     set { Maintainer.shared.setSource(newValue) }
   }
 
-  /// How short memory is: the last level that the library's thread saw. While that thread watches for nobody: one look at
-  /// limits and usage (some 30 system calls). Any thread.
+  /// How short memory is: the last level that the library's thread saw. While that thread watches for nobody: what
+  /// `pressureSource` says, asked on this thread, or, without one, a look at limits and usage (some 30 system calls). Any thread.
   public static var pressureLevel: PressureLevel { Maintainer.shared.currentLevel }
 
   /// What the library's thread has seen and done about pressure. Any thread.

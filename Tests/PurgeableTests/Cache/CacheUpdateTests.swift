@@ -251,7 +251,10 @@ struct CacheUpdateTests {
     #expect(between.departures[.count] == 50 && between.departures[.removed] == 0)
     #expect(between.count == 100 && between.hitRate == 10.0 / 60 && between.loadTime > .zero)
     #expect(between.missesByReason.values.reduce(0, +) == 50)
-    let nothing = cache.statistics.difference(from: cache.statistics)
+    cache.removeAll()
+    let now = cache.statistics
+    let nothing = now.difference(from: now)
     #expect(nothing.hitCount == 0 && nothing.departures.values.allSatisfy { $0 == 0 })
+    #expect(now.memory.givenBackBytes > 0 && nothing.memory.givenBackBytes == 0)
   }
 }

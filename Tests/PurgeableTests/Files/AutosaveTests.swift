@@ -178,6 +178,33 @@ struct AutosaveTests {
     }
   }
 
+  @Test("what an autosave's handler holds may take the autosave away when it ends")
+  func heldByHandler() throws {
+    final class Owner: Sendable {
+      let cache: any Savable
+      init(_ cache: any Savable) { self.cache = cache }
+      deinit { cache.removeAutosave() }
+    }
+    for cache in try Self.each() {
+      try withFolder { folder in
+        @Sendable func set() throws {
+          let owner = Owner(cache)
+          try cache.setAutosave(to: folder.path + "/cache", every: .seconds(3600), format: .purgeableBytes) { _ in _ = owner }
+        }
+        try set()
+        let hasChanged = DispatchSemaphore(value: 0)
+        Thread.detachNewThread {
+          // Each owner ends in the call after its own.
+          cache.removeAutosave()
+          for _ in 0..<2 { #expect(throws: Never.self) { try set() } }
+          cache.removeAutosave()
+          hasChanged.signal()
+        }
+        #expect(hasChanged.comes())
+      }
+    }
+  }
+
   @Test("a handler may set and take away autosaves; saves within it are refused as busy")
   func within() throws {
     for cache in try Self.each() {

@@ -19,6 +19,8 @@ protocol LoadingCache<Key>: AnyObject, Loading where Value == [UInt8] {
   func set(_ value: Value, _ key: Key)
   @discardableResult func remove(forKey key: Key) -> Bool
   func removeValue(forKey key: Key) -> Value?
+  @discardableResult
+  func modifyValue<R, E: Error>(forKey key: Key, _ body: (inout Value?) throws(E) -> R) throws(E) -> R
   func removeAll()
   /// Checks what always holds.
   func checkTotals()
@@ -177,7 +179,7 @@ final class LoadCounter: Sendable {
 
 /// What comes between a load and its end, by all functions that do.
 enum Overtaker: CaseIterable, Sendable {
-  case set, subscripted, remove, removeValue, removeNothing, removeAll
+  case set, subscripted, remove, removeValue, removeNothing, modifyNothing, removeAll
 
   func act<Key>(on cache: any LoadingCache<Key>, _ key: Key) {
     switch self {
@@ -190,6 +192,7 @@ enum Overtaker: CaseIterable, Sendable {
       cache[key] = [2]
       _ = cache.removeValue(forKey: key)
     case .removeNothing: cache.remove(forKey: key)
+    case .modifyNothing: cache.modifyValue(forKey: key) { $0 = nil }
     case .removeAll: cache.removeAll()
     }
   }

@@ -29,9 +29,9 @@ extension PurgeableCache where Key: PurgeableValue {
   ///   - handler: hears of these saves on their thread, each before the next begins. Within it, this cache's `save` and `restore`
   ///     throw `busy`.
   /// - Throws: `PurgeableError` of kind `invalidArgument` for an interval of 0 or less and for a path that names no file; the
-  ///   earlier autosave stays then. `systemCallFailed` where no thread can be made: there is none then. Any thread. Waits
-  ///   for a save of the earlier one, as `removeAutosave()`. A directory that is missing is told with each save, and may come
-  ///   later.
+  ///   earlier autosave stays then, as for `outOfMemory`. `systemCallFailed` where no thread can be made: there is none then. Any
+  ///   thread. Waits for a save of the earlier one, as `removeAutosave()`. A directory that is missing is told with each save,
+  ///   and may come later.
   public func setAutosave(
     to path: String, every interval: Duration, format: StoredFormat<Value> = .purgeableBytes,
     handler: (@Sendable (SaveEvent) -> Void)? = nil

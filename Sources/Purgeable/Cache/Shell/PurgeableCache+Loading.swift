@@ -263,12 +263,12 @@ extension PurgeableCache: Loading {
   }
 
   @usableFromInline
-  func drop(_ key: Key, _ permit: LoadPermit) -> Bool {
+  func drop(_ key: Key, _ permit: LoadPermit, _ announce: (@Sendable () -> Bool)?) -> Bool {
     withEntry(key) { engineKey, prefix, held in
-      guard permit.take() else { return false }
+      guard StoreCondition.announced(permit, announce).holds(engineKey, prefix, in: &held) else { return false }
       _ = held.remove(engineKey, prefix)
       return true
-    } ?? false
+    } ?? (permit.take() && (announce?() ?? true))
   }
 
   /// The value is valid for no time: an older one goes all the same.

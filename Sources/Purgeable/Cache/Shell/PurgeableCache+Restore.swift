@@ -13,9 +13,9 @@ extension PurgeableCache where Key: PurgeableValue {
   ///
   /// An entry that does not decode or has a wrong checksum is skipped and named.
   ///
-  /// Cost: two blocks of a mebibyte, of which a thread reads one while the entries of the other are stored, and the memory of a
-  /// value that is longer than one. Nothing stays in the page cache. Other threads may use the cache meanwhile. One save or
-  /// restore of a cache at a time: another waits. Any thread.
+  /// Cost: two blocks of a mebibyte, of which a thread reads one while the entries of the other are stored, with room for two
+  /// more, and the memory of a value that is longer than one. Nothing stays in the page cache. Other threads may use the cache
+  /// meanwhile. One save or restore of a cache at a time: another waits. Any thread.
   ///
   /// - Parameters:
   ///   - path: of the file.

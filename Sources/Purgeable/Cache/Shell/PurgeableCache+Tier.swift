@@ -5,8 +5,9 @@
 /// What the second tier, or a load behind it, found.
 package enum TierResult<Value: Sendable>: Sendable {
   case found(TierValue<Value>)
-  /// `keptFor`: so long it is remembered; nil for not at all. `isMade`: by a load behind the tier.
-  case absent(keptFor: Duration? = nil, isMade: Bool = false)
+  /// `keptFor`: so long it is remembered; nil for not at all. `isMade`: by a load behind the tier. `announce`: as of a value; an
+  /// older one goes.
+  case absent(keptFor: Duration? = nil, isMade: Bool = false, announce: (@Sendable () -> Bool)? = nil)
 }
 
 package struct TierValue<Value: Sendable>: Sendable {
@@ -79,11 +80,11 @@ extension PurgeableCache {
 
   // MARK: Loads, for a key that has just been looked up in vain
 
-  /// What `load` finds, on this thread.
+  /// What `load` finds, on this thread. `isLookUp`: it looks in the second tier, and nowhere else.
   package func loadedValue<E: Error>(
-    forKey key: Key, version: String?, tier load: () throws(E) -> TierResult<Value>
+    forKey key: Key, version: String?, isLookUp: Bool = false, tier load: () throws(E) -> TierResult<Value>
   ) throws(E) -> Value? {
-    let (terms, answer) = tierTerms(version, nil)
+    let (terms, answer) = tierTerms(version, nil, isLookUp: isLookUp)
     return try loadedValueIfAny(forKey: key, terms) { () throws(E) in answer.take(try load(), terms) }
   }
 
@@ -98,10 +99,10 @@ extension PurgeableCache {
 
   /// `found`: what the look-up found. A value is due to be loaded anew after that time; `load` gets whether there is one.
   package nonisolated(nonsending) func loadedValue<E: Error>(
-    _ found: Value? = nil, forKey key: Key, version: String?, refreshAfter: Duration? = nil,
+    _ found: Value? = nil, forKey key: Key, version: String?, refreshAfter: Duration? = nil, isLookUp: Bool = false,
     tier load: @escaping @Sendable (_ isRefresh: Bool) async throws(E) -> TierResult<Value>
   ) async throws(E) -> Value? {
-    let (terms, answer) = tierTerms(version, refreshAfter)
+    let (terms, answer) = tierTerms(version, refreshAfter, isLookUp: isLookUp)
     guard let value = found else {
       return try await loadedValueIfAny(forKey: key, terms) { () async throws(E) in answer.take(try await load(false), terms) }
     }
@@ -174,10 +175,10 @@ extension PurgeableCache {
     }
   }
 
-  private func tierTerms(_ version: String?, _ refreshTime: Duration?) -> (LoadTerms, LoadAnswer) {
+  private func tierTerms(_ version: String?, _ refreshTime: Duration?, isLookUp: Bool = false) -> (LoadTerms, LoadAnswer) {
     var terms = LoadTerms(version, nil, nil, refreshTime)
     let answer = LoadAnswer()
-    terms.answer = answer
+    (terms.answer, terms.isLookUp) = (answer, isLookUp)
     return (terms, answer)
   }
 }
@@ -187,8 +188,8 @@ extension LoadAnswer {
     var said = terms
     defer { self.terms = said }
     switch result {
-    case .absent(let time, let isMade):
-      (said.absenceTime, said.countsAsLoad) = (time?.wholeNanoseconds ?? 0, isMade)
+    case .absent(let time, let isMade, let announce):
+      (said.absenceTime, said.countsAsLoad, said.announce) = (time?.wholeNanoseconds ?? 0, isMade, announce)
       return nil
     case .found(let found):
       (said.cost, said.recomputeCost) = (found.cost.map { UInt64(max(0, $0)) }, found.recomputeCost)

@@ -34,6 +34,8 @@ extension PurgeableCache {
   /// not tell. Any thread.
   @discardableResult
   public func modifyValue<R, E: Error>(forKey key: Key, _ body: (inout Value?) throws(E) -> R) throws(E) -> R {
+    // Where nothing is stored and nothing removed, what is being loaded is older all the same.
+    loads.overtake(key)
     while true {
       let (old, peeked) = whatIsThere(key)
       var value = old?.value

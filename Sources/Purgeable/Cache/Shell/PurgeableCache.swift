@@ -60,9 +60,9 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   ///   So a handler may store again what limits evict, and such calls do not nest. A value that the handler itself replaces, or
   ///   that is refused as too large, is told at once, within the handler: such calls nest, as deep as the handler goes on doing
   ///   so, on the stack of its thread. A handler that replaces a value in answer to each such call never ends.
-  /// - Departures that the library causes by itself, under pressure and for `idleTime`, are told on a thread that this cache has
-  ///   as long as there are any to tell. The thread has the default stack of the process's threads, and all signals are blocked
-  ///   in it. If no thread can be made, the program's next calls tell.
+  /// - Departures that the library causes by itself (under pressure, for `idleTime`, of what has expired or what the kernel took)
+  ///   are told on a thread that this cache has as long as there are any to tell. The thread has the default stack of the
+  ///   process's threads, and all signals are blocked in it. If no thread can be made, the program's next calls tell.
   /// - So the handler may be called on several threads at a time. It may take its time, use this cache and any other, make
   ///   caches, end this one, and fork. Only the call that caused the departure and this cache's other departures wait for it.
   /// - What a load takes out is told when its value has been given to all who wait, what a load of many keys takes out when it
