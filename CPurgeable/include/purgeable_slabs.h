@@ -157,9 +157,9 @@ bool purgeable_heap_is_on_offer(const purgeable_heap_t *PURGEABLE_NULLABLE heap,
 // MARK: Giving back
 
 /// Gives a slab without living elements back to the system (MADV_DONTNEED): the slab is claimed, its generation raised, its pages
-/// wiped, in this order. Where the kernel took none of them, the pages may stay instead, for a slab that
-/// begins soon (`purgeable_heap_statistics_t.kept_bytes`). Returns 0 (also when locks delay it to the last unlock), EBUSY
-/// (elements live), ESTALE, EINVAL.
+/// wiped, in this order. Where the kernel took none of them, the pages may stay instead, for a slab that begins soon
+/// (`purgeable_heap_statistics_t.kept_bytes`). Returns 0 (also when locks delay it to the last unlock), EBUSY (elements live),
+/// ESTALE, EINVAL.
 int purgeable_slab_give_back(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab);
 
 /// With `defers_wipes`: gives the memory of slabs that have ended back to the system. Called with no mutex held that others wait

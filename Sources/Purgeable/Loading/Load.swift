@@ -54,6 +54,9 @@ struct LoadPermit: Sendable {
   func take() -> Bool {
     overtakings.count.compareExchange(expected: count, desired: count + 1, ordering: .acquiringAndReleasing).exchanged
   }
+
+  /// The same where a second tier is asked last.
+  func take(announcing announce: (() -> Bool)?) -> Bool { take() && (announce?() ?? true) }
 }
 
 /// The outcome of a flight that loaded nothing: who waits loads by itself.

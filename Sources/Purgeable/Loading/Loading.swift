@@ -237,6 +237,7 @@ extension Loading {
   @usableFromInline
   func noteNothing(_ flight: Flight, _ key: Key, _ terms: LoadTerms, _ said: LoadTerms) {
     let hasDropped = terms.isRefresh && drop(key, flight.permit, said.announce)
+    // Nothing is here to go, and the second tier knows whether it has changed since it was read.
     if !terms.isRefresh { _ = said.announce?() }
     guard said.absenceTime > 0 else { return }
     loads.noteAbsent(

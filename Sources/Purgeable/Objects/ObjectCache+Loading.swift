@@ -161,7 +161,7 @@ extension ObjectCache: Reloading {
   func drop(_ key: Key, _ permit: LoadPermit, _ announce: (@Sendable () -> Bool)?) -> Bool {
     var isCurrent = false
     let departed = store.hold(key) { shard, position, _ -> DepartedObject<Key, Value>? in
-      isCurrent = permit.take() && (announce?() ?? true)
+      isCurrent = permit.take(announcing: announce)
       guard isCurrent, position != noPosition else { return nil }
       return store.remove(position, store.isOver(position, in: shard.table) ? .expired : .removed, from: &shard)
     }

@@ -265,10 +265,10 @@ extension PurgeableCache: Loading {
   @usableFromInline
   func drop(_ key: Key, _ permit: LoadPermit, _ announce: (@Sendable () -> Bool)?) -> Bool {
     withEntry(key) { engineKey, prefix, held in
-      guard StoreCondition.announced(permit, announce).holds(engineKey, prefix, in: &held) else { return false }
+      guard permit.take(announcing: announce) else { return false }
       _ = held.remove(engineKey, prefix)
       return true
-    } ?? (permit.take() && (announce?() ?? true))
+    } ?? permit.take(announcing: announce)
   }
 
   /// The value is valid for no time: an older one goes all the same.
