@@ -99,7 +99,8 @@ typedef enum PURGEABLE_CLOSED_ENUM purgeable_kernel_class {
 ///
 /// Idle memory that nobody will offer (`purgeable_offering_never`, withheld slabs) is held, and in none of the three. A page on
 /// offer may be gone before anybody has looked. So resident memory lies between held - offered - discarded and held - discarded;
-/// above that while wipes are put off (`defers_wipes`, `purgeable_heap_begin_giving_back`), for what is put off is not held.
+/// above that where a read has found a region lost, of which the kernel left some pages, and while wipes are put off
+/// (`defers_wipes`, `purgeable_heap_begin_giving_back`), for what is put off is not held.
 typedef struct purgeable_memory_use {
   /// Content that was stored and could be read now, less what is known to be lost. Regions: held less discarded.
   uint64_t payload_bytes;
@@ -225,8 +226,8 @@ void *PURGEABLE_NULLABLE purgeable_bookkeeping_map(size_t length_bytes);
 PURGEABLE_MUST_USE
 int purgeable_bookkeeping_clear(void *start, size_t length_bytes);
 
-/// Ends a mapping, or the last of its pages: what is left before them is ended by another call, with its own length. Returns 0 or
-/// an errno; then the content is wiped, and its address space, without memory, stays taken.
+/// Ends a mapping, or the last of its pages: what is left before them is ended by another call, with its own length. Returns 0,
+/// EINVAL (length 0), or another errno; then the content is wiped, and its address space, without memory, stays taken.
 int purgeable_bookkeeping_unmap(void *start, size_t length_bytes);
 
 /// `length_bytes` of zeros from the C library's allocator, for notes too small for a mapping of their own. NULL when there is no

@@ -15,7 +15,8 @@
 ///
 /// An element is written between allocate and commit and is read-only afterwards. It is named by a reference, never by a pointer:
 /// stale, foreign and forged references are found out (ESTALE). All functions may be called from any thread on a live heap,
-/// unless they say otherwise. A forked child finds every element gone (ESTALE) and the heap empty and usable.
+/// unless they say otherwise. A forked child finds every element gone (ESTALE) and the heap empty and usable. (Where the kernel
+/// refuses MADV_WIPEONFORK, before Linux 4.14, it must not use the heap.)
 ///
 /// Streams, single slabs and places are for owners that decide which elements stay: `purgeable_slabs.h`.
 #ifndef PURGEABLE_HEAP_H
@@ -140,7 +141,8 @@ size_t purgeable_heap_slab_bytes(const purgeable_heap_t *PURGEABLE_NULLABLE heap
 /// Returns 0; EINVAL (NULL, length 0), EFBIG (above PURGEABLE_ELEMENT_BYTES_MAX), ENOMEM (the limit, memory, address space),
 /// EAGAIN (too many elements of one slab are being written at once). On error nothing is changed. Cost: no system call, but for
 /// an mmap per chunk, and for each element larger than a chunk; in immediate mode one madvise for each page that is filled, as
-/// every commit that leaves the slab idle offers; and where more waits than `purgeable_set_pending_byte_limit` says, offers.
+/// every commit that leaves the slab idle offers; and where more waits than `purgeable_set_pending_byte_limit` says, offers. Who
+/// begins a slab makes those wipes that `defers_wipes` has put off, and compacts, in a heap that does.
 PURGEABLE_MUST_USE
 int purgeable_heap_allocate(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t length_bytes,
                             purgeable_reference_t *PURGEABLE_NULLABLE reference,
@@ -169,7 +171,8 @@ int purgeable_heap_commit(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_r
 /// NULL.
 /// Intact, discarded, or error with errno: EINVAL (NULL heap), ESTALE, EOVERFLOW (count at its maximum), EAGAIN (it would exceed
 /// the limit of what may be locked; copying reads still work). A refused lock leaves everything as it was, offers included.
-/// Cost: one atomic operation for the slab and one for each page the element touches; no system call.
+/// Cost: one atomic operation for the slab and one for each page the element touches. No system call, but for a futex wait while
+/// the slab is being offered; a lock that fails is an unlock as well, and costs what that does.
 PURGEABLE_MUST_USE
 purgeable_outcome_t purgeable_heap_lock(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference,
                                         const void *PURGEABLE_NULLABLE *PURGEABLE_NULLABLE bytes,
@@ -198,7 +201,8 @@ purgeable_outcome_t purgeable_heap_read_part(purgeable_heap_t *PURGEABLE_NULLABL
                                              size_t offset_bytes, size_t length_bytes, void *PURGEABLE_NULLABLE buffer);
 
 /// Ends an element's life, committed or not. While it is locked, it is gone for look-ups at once and its bytes stay until the
-/// last unlock. Returns 0, EINVAL (NULL), ESTALE. Cost: no system call, but for one when the slab's last element goes.
+/// last unlock. Returns 0, EINVAL (NULL), ESTALE. Cost: no system call, but for one when the slab's last element goes (with
+/// `defers_wipes` for all of sixteen such slabs, a call for each run of neighbours); in immediate mode an offer, if it is due.
 int purgeable_heap_free(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference);
 
 /// Whether content was lost: looks at every witness, without locking. Outcomes and errors as `purgeable_heap_read`, but for
@@ -235,7 +239,8 @@ int purgeable_heap_tag(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_refe
 /// 0, EINVAL, or the first errno of madvise (the rest is still offered).
 int purgeable_heap_offer_idle(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t *PURGEABLE_NULLABLE offered_bytes);
 
-/// Whether there is anything that `purgeable_heap_offer_idle` has not looked at. False: it would find no work.
+/// Whether there is anything that `purgeable_heap_offer_idle` has not looked at. False: it would find no work. An offer or a wipe
+/// that the kernel refuses stays work: where memory is mlocked this is true after each call.
 bool purgeable_heap_has_pending(const purgeable_heap_t *PURGEABLE_NULLABLE heap);
 
 /// Finds out which pages on offer are gone (mincore; where swap is in use, a look at the elements) and records it.

@@ -24,11 +24,12 @@
 ///
 /// Any thread may call anything on a live region. A forked child finds every region discarded and unlocked, also those that were
 /// being filled: nobody there waits for a thread that the child does not have. (Where the kernel refuses MADV_WIPEONFORK, before
-/// Linux 4.14, it may find content intact.) No call is a cancellation point, nor allocates but create.
+/// Linux 4.14, it may find content intact.) No call is a cancellation point, nor allocates but create; the first offer of a
+/// process may, for pthread_atfork.
 ///
 /// The memory of regions up to 16 MiB is carved from large chunks shared by the whole process, so that a million regions do not
-/// need a million mappings. Those chunks, the queue of regions waiting to be offered, and the probed facts are the core's only
-/// process-wide state.
+/// need a million mappings. Those chunks and the queue of regions waiting to be offered are state of the process; the core has no
+/// other but the list of heaps, pages shared by small bookkeeping, the upkeep thread, the probed facts, and the settings.
 #ifndef PURGEABLE_REGION_H
 #define PURGEABLE_REGION_H
 
@@ -102,8 +103,8 @@ size_t purgeable_region_length_bytes(const purgeable_region_t *PURGEABLE_NULLABL
 /// Intact: the count went up by 1. Discarded: the count is as before, and the region stays discarded until it is refilled. Busy:
 /// another thread is filling it; the count is as before. The thread that fills is told intact, as long as it fills.
 /// Error, with errno: EINVAL (NULL), EOVERFLOW (count at its maximum), EAGAIN (the limit of what may be locked).
-/// Cost: one atomic operation; after an offer also one per page (the rescue), and no system call. Sleeps on a futex while the
-/// region is inside a madvise of another thread.
+/// Cost: one atomic operation; after an offer also one per page (the rescue). No system call, but for one that gives the rest of
+/// a region back whose loss this finds, and a futex wait while the region is inside a madvise of another thread.
 PURGEABLE_MUST_USE
 purgeable_outcome_t purgeable_region_lock(purgeable_region_t *PURGEABLE_NULLABLE region);
 

@@ -44,8 +44,8 @@ int purgeable_upkeep(purgeable_upkeep_result_t *PURGEABLE_NULLABLE result);
 
 /// Starts a thread that calls `purgeable_upkeep` every `interval_ms` milliseconds, the first time at once. One for the process.
 ///
-/// The thread has all signals blocked, an ordinary stack, and the name "purgeable". A forked child has no thread, and no memory
-/// of one: there, start anew.
+/// The thread has all signals blocked but SIGSYS, an ordinary stack, and the name "purgeable". A forked child has no thread, and
+/// no memory of one: there, start anew.
 /// Returns 0; EINVAL (interval 0); EALREADY (a thread runs, or is ending; nothing is changed); ENOMEM, EAGAIN or another errno of
 /// pthread_create (no thread can be made). Any thread.
 PURGEABLE_MUST_USE

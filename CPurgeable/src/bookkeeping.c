@@ -21,6 +21,7 @@ void *purgeable_bookkeeping_map(size_t length_bytes) {
 int purgeable_bookkeeping_clear(void *start, size_t length_bytes) { return purgeable__wipe(start, length_bytes); }
 
 int purgeable_bookkeeping_unmap(void *start, size_t length_bytes) {
+  if (length_bytes == 0) return EINVAL;
   // Its length does not tell: it may be what is left of a longer mapping.
   bool is_whole = false;
   if (length_bytes <= purgeable__pair_bytes() && purgeable__is_of_pair(start, &is_whole)) {

@@ -64,17 +64,20 @@ static int keep_tag(purgeable_heap_t *heap, purgeable__spot_t spot, uint32_t gra
 
 // MARK: A slab begins
 
-// The limit for a slab that begins now. A compaction needs a slab to copy into before it can give any back. Where compaction is
-// left to trims, allocations leave room for that slab inside of the limit. Else the slab lies beyond the limit, or beyond what
-// was held when the limit was lowered.
-static uint64_t limit_of_slabs(purgeable_heap_t *heap, uint64_t limit) {
-  if (heap->moved == NULL || limit == 0) return limit;
-  if (!load_relaxed(&heap->compacting)) {
-    return heap->defers_compaction && limit > 2 * heap->slab_bytes ? limit - heap->slab_bytes : limit;
-  }
+static uint64_t sum(uint64_t one, uint64_t other) { return one > UINT64_MAX - other ? UINT64_MAX : one + other; }
+
+// What allocations may take of a limit: where compaction is left to trims, they leave room for the slab that it copies into.
+static uint64_t limit_of_allocations(const purgeable_heap_t *heap, uint64_t limit) {
+  bool reserves = heap->moved != NULL && heap->defers_compaction && limit > 2 * heap->slab_bytes;
+  return reserves ? limit - heap->slab_bytes : limit;
+}
+
+uint64_t purgeable__limit_of_copies(const purgeable_heap_t *heap) {
+  uint64_t limit = load_relaxed(&heap->byte_limit);
+  if (limit == 0) return 0;
   uint64_t held = load_relaxed(&heap->held_at_limit);
-  if (!heap->defers_compaction) limit += heap->slab_bytes;
-  return held != 0 && held + heap->slab_bytes > limit ? held + heap->slab_bytes : limit;
+  if (!heap->defers_compaction) limit = sum(limit, heap->slab_bytes);
+  return held != 0 && sum(held, heap->slab_bytes) > limit ? sum(held, heap->slab_bytes) : limit;
 }
 
 // Begins a slab, or a large run of `units`. Stream's mutex held.
@@ -84,11 +87,10 @@ static int begin_slab(purgeable_heap_t *heap, purgeable_stream_t stream, uint32_
   assert(bytes != 0 && bytes <= (size_t)units << heap->slab_shift);
   // While slabs are given back in bulk, the allocations of copies do not trigger the deferred wipes.
   if (load_relaxed(&heap->giving_count) == 0) purgeable__wipe_unwiped(heap);
-  uint64_t limit = limit_of_slabs(heap, byte_limit);
   bool dropped = false;
   pthread_mutex_lock(&heap->control->mutex);
   uint64_t held = purgeable_heap_charged_bytes(heap);
-  int error = limit != 0 && (held > limit || bytes > limit - held) ? ENOMEM : 0;
+  int error = byte_limit != 0 && (held > byte_limit || bytes > byte_limit - held) ? ENOMEM : 0;
   if (error == 0 && state == slab_open && purgeable__kept_pop(heap, spot)) {
     // The slab holds its pages already.
     subtract_relaxed(&heap->held_bytes, purgeable__slab_held_bytes(heap, spot->slab));
@@ -101,7 +103,8 @@ static int begin_slab(purgeable_heap_t *heap, purgeable_stream_t stream, uint32_
     add_relaxed(&heap->held_bytes, bytes);
     add_relaxed(&heap->slab_count, 1);
     // What is kept must not take the heap above its limit.
-    dropped = limit != 0 && held + bytes + load_relaxed(&heap->kept_bytes) > limit && purgeable__drop_kept(heap, 0);
+    bool is_above = byte_limit != 0 && held + bytes + load_relaxed(&heap->kept_bytes) > byte_limit;
+    dropped = is_above && purgeable__drop_kept(heap, 0);
   }
   pthread_mutex_unlock(&heap->control->mutex);
   if (dropped && load_relaxed(&heap->giving_count) == 0) purgeable__wipe_unwiped(heap);
@@ -150,6 +153,8 @@ static int allocate_large(purgeable_heap_t *heap, purgeable_stream_t stream, siz
 static int allocate_small(purgeable_heap_t *heap, purgeable_stream_t stream, size_t length_bytes, uint64_t tag,
                           uint64_t byte_limit, purgeable__spot_t *spot) {
   purgeable__stream_t *list = purgeable__stream(heap, stream);
+  // What a compaction has begun beyond the limit is for its copies: filled by others, it would win nothing from then on.
+  if (heap->moved != NULL && byte_limit != 0 && purgeable_heap_charged_bytes(heap) > byte_limit) return ENOMEM;
   for (;;) {
     if (list->open == 0) {
       int error = begin_slab(heap, stream, 1, heap->slab_bytes, byte_limit, slab_open, spot);
@@ -192,6 +197,12 @@ static int allocate_small(purgeable_heap_t *heap, purgeable_stream_t stream, siz
 
 int purgeable__allocate_element(purgeable_heap_t *heap, purgeable_stream_t stream, size_t length_bytes, uint64_t tag,
                                 uint64_t byte_limit, purgeable_reference_t *reference, void **bytes, bool *is_fresh) {
+  return purgeable__allocate_copy(heap, stream, length_bytes, tag, limit_of_allocations(heap, byte_limit), reference, bytes,
+                                  is_fresh);
+}
+
+int purgeable__allocate_copy(purgeable_heap_t *heap, purgeable_stream_t stream, size_t length_bytes, uint64_t tag,
+                             uint64_t byte_limit, purgeable_reference_t *reference, void **bytes, bool *is_fresh) {
   assert(length_bytes != 0 && length_bytes <= PURGEABLE_ELEMENT_BYTES_MAX);
   purgeable__spot_t spot;
   pthread_mutex_lock(purgeable__stream_mutex(heap, stream));

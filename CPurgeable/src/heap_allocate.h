@@ -11,6 +11,14 @@
 // bytes of all slabs, 0 for none. `*is_fresh`: a slab was begun. 0, ENOMEM, or EAGAIN. No mutex held.
 int purgeable__allocate_element(purgeable_heap_t *heap, purgeable_stream_t stream, size_t length_bytes, uint64_t tag,
                                 uint64_t byte_limit, purgeable_reference_t *reference, void **bytes, bool *is_fresh);
+// As above, for what the heap copies: of the limit nothing is reserved.
+int purgeable__allocate_copy(purgeable_heap_t *heap, purgeable_stream_t stream, size_t length_bytes, uint64_t tag,
+                             uint64_t byte_limit, purgeable_reference_t *reference, void **bytes, bool *is_fresh);
+
+// The limit for the copies of a compaction that begins now, 0 for none. It needs a slab to copy into before it can give any back.
+// Where it is left to trims, allocations have left room for that slab inside of the limit. Else the slab lies beyond the limit,
+// or beyond what was held when the limit was lowered.
+uint64_t purgeable__limit_of_copies(const purgeable_heap_t *heap);
 
 #pragma GCC visibility pop
 

@@ -227,9 +227,11 @@ int purgeable__map_alone(purgeable_heap_t *heap, uint32_t units, size_t bytes, u
   int error = take_numbers(heap, count, number);
   if (error == 0) error = map_content(heap, *number, bytes);
   if (error != 0) return error;
-  // Done first, for a child that is forked between this step and the next.
+  // In this order, for a child that is forked in between: what says that there is such a mapping comes last.
   load_relaxed(&heap->table->entries[*number])->span_count = count;
-  for (uint32_t i = 0; i < count; i++) heap->table->kinds[*number + i] = i == 0 ? chunk_alone : chunk_continued;
+  for (uint32_t i = 1; i < count; i++) heap->table->kinds[*number + i] = chunk_continued;
+  atomic_thread_fence(memory_order_release);
+  heap->table->kinds[*number] = chunk_alone;
   return 0;
 }
 

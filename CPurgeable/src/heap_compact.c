@@ -17,6 +17,8 @@
 
 #include "heap_compact.h"
 
+#include <unistd.h>
+
 #include "heap_allocate.h"
 #include "heap_books.h"
 #include "heap_fork.h"
@@ -30,7 +32,8 @@ enum { LOOKS = 64 };
 
 // What the heap moves goes to stream 0, and to the callback that it was made with.
 static purgeable__move_t own_move(const purgeable_heap_t *heap) {
-  return (purgeable__move_t){.stream = 0, .moved = heap->moved, .context = heap->context};
+  uint64_t limit = purgeable__limit_of_copies(heap);
+  return (purgeable__move_t){.stream = 0, .moved = heap->moved, .context = heap->context, .byte_limit = limit};
 }
 
 // MARK: Slabs that stay locked
@@ -54,10 +57,16 @@ static size_t find_busy(purgeable_heap_t *heap, purgeable_slab_t *busy, size_t c
   return count;
 }
 
+// One thread at a time. False: another one is at it, or this one, further out.
+static bool begin_compacting(purgeable_heap_t *heap) {
+  uintptr_t none = 0;
+  return atomic_compare_exchange_strong_explicit(&heap->compacting, &none, (uintptr_t)pthread_self(), memory_order_acquire,
+                                                 memory_order_relaxed);
+}
+
 void purgeable__relieve(purgeable_heap_t *heap) {
   assert(heap->moved != NULL);
-  // One thread at a time, as for compaction.
-  if (atomic_exchange_explicit(&heap->compacting, true, memory_order_acquire)) return;
+  if (!begin_compacting(heap)) return;
   // Listed before anything is moved: what is moved goes to the end of the same list.
   purgeable_slab_t slabs[16];
   size_t count = find_busy(heap, slabs, sizeof slabs / sizeof slabs[0]);
@@ -71,7 +80,7 @@ void purgeable__relieve(purgeable_heap_t *heap) {
       if (error == ENOMEM || error == EAGAIN) break;
     }
   }
-  store_release(&heap->compacting, false);
+  store_release(&heap->compacting, 0);
 }
 
 // MARK: Slabs that are mostly dead
@@ -151,8 +160,7 @@ bool purgeable__compact_step(purgeable_heap_t *heap, bool goes_round) {
   uint64_t payload = purgeable__payload_bytes(heap);
   // If most of the held memory is alive, copying would cost more than it wins.
   if (payload > held / 4 * 3) return false;
-  // One thread at a time.
-  if (atomic_exchange_explicit(&heap->compacting, true, memory_order_acquire)) return false;
+  if (!begin_compacting(heap)) return false;
   purgeable_slab_t slab;
   bool more = false;
   // What was given back since the limit was lowered is not available again.
@@ -161,15 +169,24 @@ bool purgeable__compact_step(purgeable_heap_t *heap, bool goes_round) {
     store_relaxed(&heap->held_at_limit, charged);
   }
   if (find_sparse(heap, goes_round, &slab)) {
-    assert(load_relaxed(&heap->compacting));
+    assert(load_relaxed(&heap->compacting) == (uintptr_t)pthread_self());
     purgeable__move_t move = own_move(heap);
     int error = purgeable__evacuate(heap, slab, &move, NULL);
     // Elements stay that the owner refuses to move, or that are lost. The next step takes another slab.
     if (error == EBUSY) remember_stuck(heap, slab);
     more = error == 0 || error == EBUSY;
   }
-  store_release(&heap->compacting, false);
+  store_release(&heap->compacting, 0);
   return more;
+}
+
+// Waits for a compaction of another thread, which makes room. False where there is none to wait for: also in a callback of this
+// thread's own.
+static bool await_compaction(purgeable_heap_t *heap) {
+  uintptr_t other = load_acquire(&heap->compacting);
+  if (other == 0 || other == (uintptr_t)pthread_self()) return false;
+  while (load_acquire(&heap->compacting) == other) (void)usleep(50);
+  return true;
 }
 
 // MARK: What compacts where memory is short
@@ -185,10 +202,16 @@ int purgeable_heap_allocate_within(purgeable_heap_t *heap, purgeable_stream_t st
   if (length_bytes > PURGEABLE_ELEMENT_BYTES_MAX) return EFBIG;
   purgeable__enter(heap);
   if (!purgeable__is_stream(heap, stream)) return EINVAL;
-  for (;;) {
+  for (bool may_wait = true;;) {
     bool is_fresh;
     int error = purgeable__allocate_element(heap, stream, length_bytes, tag, byte_limit, reference, bytes, &is_fresh);
-    if (error == ENOMEM && compacts(heap, stream) && purgeable__compact_step(heap, true)) continue;
+    if (error == ENOMEM && compacts(heap, stream)) {
+      if (purgeable__compact_step(heap, true)) continue;
+      if (may_wait && await_compaction(heap)) {
+        may_wait = false;
+        continue;
+      }
+    }
     if (error != 0) return error;
     // When a fresh slab begins, and much of the held memory is dead, compaction wins a slab back.
     if (is_fresh && compacts(heap, stream)) {

@@ -63,7 +63,7 @@ static void begin_anew(purgeable_heap_t *heap) {
   heap->kept_count = 0;
   atomic_store(&heap->kept_bytes, 0);
   atomic_store(&heap->giving_count, 0);
-  atomic_store(&heap->compacting, false);
+  atomic_store(&heap->compacting, 0);
   atomic_store(&heap->held_at_limit, 0);
 }
 

@@ -43,7 +43,7 @@ static void leave_unwiped(purgeable_heap_t *heap, purgeable__spot_t spot, purgea
   // Where nobody wipes it before, the next upkeep does. In this order, sequentially consistent: an upkeep that takes the note
   // finds that there is something to wipe.
   atomic_store(&heap->unwiped, true);
-  if (state == slab_delayed) atomic_store(&heap->pending, true);
+  atomic_store(&heap->pending, true);
 }
 
 // Heap's mutex held: makes the units of a wiped slab available.

@@ -31,8 +31,10 @@ int purgeable__move(purgeable_heap_t *heap, purgeable_reference_t reference, pur
   purgeable_reference_t copy;
   void *bytes;
   bool is_fresh;
-  int error = purgeable__allocate_element(heap, move->stream, length, tag, load_relaxed(&heap->byte_limit), &copy, &bytes,
-                                          &is_fresh);
+  int error = move->byte_limit != 0
+                  ? purgeable__allocate_copy(heap, move->stream, length, tag, move->byte_limit, &copy, &bytes, &is_fresh)
+                  : purgeable__allocate_element(heap, move->stream, length, tag, load_relaxed(&heap->byte_limit), &copy, &bytes,
+                                                &is_fresh);
   if (error != 0) return error;
   move->is_fresh |= is_fresh;
   purgeable__offer_if_overdue(heap);

@@ -12,6 +12,8 @@ typedef struct purgeable__move {
   purgeable_stream_t stream;
   purgeable_moved_t moved;
   void *context;
+  // A compaction's (`purgeable__limit_of_copies`); 0: the limit of all allocations, if there is one.
+  uint64_t byte_limit;
   // Answer: a copy has begun a slab.
   bool is_fresh;
 } purgeable__move_t;

@@ -53,20 +53,6 @@ static void settle(purgeable__slab_t *slab, bool again, uint64_t wanted) {
   if (again || is_old || is_own) atomic_fetch_or_explicit(&slab->settled, wanted, memory_order_relaxed);
 }
 
-// Takes back the marks of pages in a range that was refused: where memory is mlocked nothing is on offer, and the figures say so.
-static void unmark(const purgeable_heap_t *heap, const purgeable__spot_t *spots, size_t count, range_t range) {
-  for (size_t i = 0; i < count; i++) {
-    if (spots[i].slab == NULL) continue;
-    for (uint32_t page = 0; page < heap->pages_per_slab; page++) {
-      char *start = purgeable__pages_of(heap, spots[i]) + ((size_t)page << heap->page_shift);
-      if (start < range.start || start >= range.start + range.length) continue;
-      uint64_t bit = purgeable__page_bit(spots[i].slab, page);
-      atomic_fetch_and_explicit(&spots[i].slab->offered, ~bit, memory_order_relaxed);
-      atomic_fetch_and_explicit(&spots[i].slab->settled, ~bit, memory_order_relaxed);
-    }
-  }
-}
-
 // What one call offers, and the range that has not been handed to the kernel yet.
 typedef struct offer_round {
   purgeable_heap_t *heap;
@@ -80,20 +66,44 @@ typedef struct offer_round {
   int first_error;
 } offer_round_t;
 
+// Takes back the marks of a slab's pages that were refused: where memory is mlocked nothing is on offer, and the figures say so.
+// What was accepted earlier loses its mark too, which a lock or a read does not heed. The offer is due again. Under OFFERING.
+static void refuse(offer_round_t *round, const purgeable__spot_t *spot, const char *start, const char *end) {
+  purgeable__slab_t *slab = spot->slab;
+  const char *pages = purgeable__pages_of(round->heap, *spot);
+  size_t first = (size_t)(start - pages) >> round->heap->page_shift, after = (size_t)(end - pages) >> round->heap->page_shift;
+  uint64_t kept = purgeable__is_run(slab) ? 0 : ~(purgeable__pages_mask(slab, after) & ~purgeable__pages_mask(slab, first));
+  atomic_fetch_and_explicit(&slab->offered, kept, memory_order_relaxed);
+  atomic_fetch_and_explicit(&slab->settled, kept, memory_order_relaxed);
+  if (purgeable__is_sealed(slab)) store_relaxed(&slab->offer_count, round->again ? 1 : 0);
+  store_relaxed(&round->heap->pending, true);
+  add_relaxed(&round->heap->refused_offer_count, 1);
+}
+
 static void flush_range(offer_round_t *round) {
-  range_t *range = &round->range;
-  if (range->length == 0) return;
-  assert((((uintptr_t)range->start | range->length) & (round->heap->page_bytes - 1)) == 0);
-  int error = purgeable__madvise(range->start, range->length, PURGEABLE__MADV_FREE);
-  if (error != 0) {
-    add_relaxed(&round->heap->refused_offer_count, 1);
-    // A second offer's pages were accepted the first time.
-    if (!round->again) unmark(round->heap, round->spots, round->count, *range);
-    if (round->first_error == 0) round->first_error = error;
-  } else if (round->offered_bytes != NULL) {
-    *round->offered_bytes += range->length;
+  range_t range = round->range;
+  round->range.length = 0;
+  if (range.length == 0) return;
+  assert((((uintptr_t)range.start | range.length) & (round->heap->page_bytes - 1)) == 0);
+  size_t accepted = range.length;
+  int error = purgeable__madvise(range.start, range.length, PURGEABLE__MADV_FREE);
+  // The call ends at the first page that it refuses. Slab by slab, one page that is mlocked keeps no other slab off offer.
+  for (size_t i = 0; error != 0 && i < round->count; i++) {
+    const purgeable__spot_t *spot = &round->spots[i];
+    if (spot->slab == NULL) continue;
+    char *start = purgeable__pages_of(round->heap, *spot), *range_end = range.start + range.length;
+    char *end = start + ((size_t)load_relaxed(&spot->slab->unit_count) << round->heap->slab_shift);
+    if (start < range.start) start = range.start;
+    if (end > range_end) end = range_end;
+    if (start >= end) continue;
+    size_t length = (size_t)(end - start);
+    int refused = length == range.length ? error : purgeable__madvise(start, length, PURGEABLE__MADV_FREE);
+    if (refused == 0) continue;
+    accepted -= length;
+    refuse(round, spot, start, end);
+    if (round->first_error == 0) round->first_error = refused;
   }
-  range->length = 0;
+  if (round->offered_bytes != NULL) *round->offered_bytes += accepted;
 }
 
 // MARK: Offering
@@ -119,6 +129,8 @@ static void offer_pages(offer_round_t *round, const purgeable__spot_t *spot, siz
   uint32_t shift = round->heap->page_shift;
   range_t *range = &round->range;
   char *first = purgeable__pages_of(round->heap, *spot), *pages_end = first + (pages << shift);
+  // A slab that is withheld has none, and nothing is offered across it.
+  if (pages == 0) return;
   if (range->reach == first) range->reach = pages_end;
   for (size_t page = 0, end; page < pages; page = end) {
     bool wants = (wanted & purgeable__page_bit(spot->slab, page)) != 0;
@@ -154,11 +166,14 @@ static void offer_slab(offer_round_t *round, purgeable__spot_t *spot, size_t pag
   store_relaxed(&slab->offered, before | wanted);
   if (wanted != 0) purgeable__note_offered(slab);
   settle(slab, round->again, wanted);
-  offer_pages(round, spot, pages, wanted);
   // An open slab's offers do not count: its pages are offered again when it is sealed. Nor does what is only gone over.
-  if (wanted == 0 || !purgeable__is_sealed(slab)) return;
-  uint8_t times = load_relaxed(&slab->offer_count);
-  store_relaxed(&slab->offer_count, times == 0 ? 1 : 2);
+  if (wanted != 0 && purgeable__is_sealed(slab)) {
+    bool is_first = load_relaxed(&slab->offer_count) == 0;
+    store_relaxed(&slab->offer_count, is_first ? 1 : 2);
+    // The second offer is due next time.
+    if (is_first) store_relaxed(&round->heap->pending, true);
+  }
+  offer_pages(round, spot, pages, wanted);
 }
 
 int purgeable__offer_run(purgeable_heap_t *heap, purgeable__spot_t *spots, size_t count, bool again, size_t *offered_bytes) {

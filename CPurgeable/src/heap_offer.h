@@ -13,6 +13,9 @@ enum { PURGEABLE__RUN_MAX = 64 };
 // or less. The kernel forgets that they were used since the last offer.
 enum { PURGEABLE__GAP_PAGES = 64 };
 
+// How many slabs are looked at before the heap's mutex is given back.
+enum { PURGEABLE__SLABS_AT_A_TIME = 1024 };
+
 // Waits until no offer is running on a slab that the caller holds, or is about to give back.
 void purgeable__wait_for_offer(purgeable_heap_t *heap, purgeable__slab_t *slab);
 // Offers what of these slabs is idle and not on offer, or with `again` all of it; they have to be neighbours in memory, one run.

@@ -22,12 +22,12 @@ static void note_busy(purgeable_heap_t *heap, purgeable__slab_t *slab, bool busy
 }
 
 // The next slabs of a stream that are neighbours in memory and have something to offer, from unit number `*unit` - 1 on.
-// Heap's mutex held.
+// Of many that have nothing, the next call goes on. Heap's mutex held.
 static size_t collect_run(purgeable_heap_t *heap, uint32_t *unit, purgeable__spot_t *run) {
   assert(purgeable__is_held(&heap->control->mutex));
-  size_t count = 0;
+  size_t count = 0, looks = 0;
   uint32_t expected = 0;
-  while (*unit != 0 && count < PURGEABLE__RUN_MAX) {
+  for (; *unit != 0 && count < PURGEABLE__RUN_MAX && looks < PURGEABLE__SLABS_AT_A_TIME; looks++) {
     purgeable__spot_t spot = purgeable__find_unit(heap, *unit - 1);
     purgeable__slab_t *slab = spot.slab;
     uint64_t word = purgeable__slab_word_relaxed(slab);
@@ -57,6 +57,7 @@ static size_t collect_run(purgeable_heap_t *heap, uint32_t *unit, purgeable__spo
     }
     *unit = slab->next;
   }
+  PURGEABLE_LOOKS(overdue, looks);
   return count;
 }
 
@@ -94,9 +95,6 @@ int purgeable__offer_stream(purgeable_heap_t *heap, purgeable_stream_t stream, s
 // A round ends when half of what the limit allows waits. So as much has to begin to wait before the next round, and all those
 // unlocks share its cost. One call goes over what is on offer, too, to reach the next page that waits.
 
-// How many slabs a round looks at before it gives the heap's mutex back.
-enum { SLABS_AT_A_TIME = 1024 };
-
 // The slab's units; its spot, or none where no unit from here to the end of the chunk was ever used. Heap's mutex held.
 static uint32_t look_at(purgeable_heap_t *heap, uint32_t unit, purgeable__spot_t *spot) {
   assert(purgeable__is_held(&heap->control->mutex));
@@ -111,7 +109,8 @@ static uint32_t look_at(purgeable_heap_t *heap, uint32_t unit, purgeable__spot_t
 // The next slabs from unit number `*unit` on that one call can cover: from one that waits to one that waits. Heap's mutex held.
 static size_t collect_waiting(purgeable_heap_t *heap, uint32_t *unit, uint32_t end, purgeable__spot_t *run) {
   size_t count = 0, wanted = 0, gap = 0, looks = 0;
-  for (; *unit < end && count < PURGEABLE__RUN_MAX && gap <= PURGEABLE__GAP_PAGES && looks < SLABS_AT_A_TIME; looks++) {
+  for (; looks < PURGEABLE__SLABS_AT_A_TIME; looks++) {
+    if (*unit >= end || count == PURGEABLE__RUN_MAX || gap > PURGEABLE__GAP_PAGES) break;
     purgeable__spot_t spot;
     uint32_t units = look_at(heap, *unit, &spot);
     bool is_next = spot.slab != NULL && purgeable__state_is_sealed(load_relaxed(&spot.slab->state));
@@ -136,11 +135,11 @@ static size_t collect_waiting(purgeable_heap_t *heap, uint32_t *unit, uint32_t e
 // The next slabs that are neighbours and whose first offer was made by an earlier round. Heap's mutex held.
 static size_t collect_once_offered(purgeable_heap_t *heap, uint32_t *unit, uint32_t end, purgeable__spot_t *run) {
   size_t count = 0, looks = 0;
-  for (; *unit < end && count < PURGEABLE__RUN_MAX && looks < SLABS_AT_A_TIME; looks++) {
+  for (; *unit < end && count < PURGEABLE__RUN_MAX && looks < PURGEABLE__SLABS_AT_A_TIME; looks++) {
     purgeable__spot_t spot;
     uint32_t units = look_at(heap, *unit, &spot);
     bool is_due = spot.slab != NULL && purgeable__state_is_sealed(load_relaxed(&spot.slab->state)) &&
-                  load_relaxed(&spot.slab->offer_count) == 1;
+                  load_relaxed(&spot.slab->offer_count) == 1 && purgeable__offerable_pages(heap, spot.slab) != 0;
     if (count != 0 && (!is_due || spot.chunk != run[0].chunk)) break;
     *unit += units;
     if (is_due) run[count++] = spot;

@@ -54,6 +54,7 @@ int purgeable_heap_page_out(purgeable_heap_t *heap, size_t wanted_bytes, uint32_
     if (!purgeable__state_is_in_use(state)) continue;
     // A large element that lies alone in its mapping has to stay mapped during the call.
     uint64_t word = purgeable__slab_word_acquire(spot.slab);
+    if (purgeable__is_dying(word)) continue;
     bool is_alone = purgeable__is_alone(word);
     if (is_alone && purgeable__pin(spot.slab, purgeable__generation(word)) != 0) continue;
     if (is_alone) spot = purgeable__find_unit(heap, purgeable__unit_number(heap, spot));

@@ -19,19 +19,19 @@ static again_t is_due_again(const purgeable_heap_t *heap, purgeable__slab_t *sla
   uint8_t state = load_relaxed(&slab->state);
   uint8_t times = load_relaxed(&slab->offer_count);
   if (!purgeable__state_is_sealed(state) || times == 0) return again_not;
-  if (times == 1) return again_second;
   uint64_t word = purgeable__slab_word_relaxed(slab);
   uint64_t all = purgeable__pages_mask(slab, purgeable__offerable_pages(heap, slab));
+  if (times == 1) return all != 0 ? again_second : again_not;
   bool wants = (all & ~load_relaxed(&slab->offered)) != 0;
   return wants && purgeable__is_idle(word) ? again_later : again_not;
 }
 
-// The slabs that are due again for one and the same reason, from unit number `*unit` on, as long as they are neighbours. Heap's
-// mutex held.
+// The slabs that are due again for one and the same reason, from unit number `*unit` on, as long as they are neighbours. Of many
+// that are not, the next call goes on. Heap's mutex held.
 static size_t collect_again(purgeable_heap_t *heap, uint32_t *unit, uint32_t units, purgeable__spot_t *run, again_t *why) {
-  size_t count = 0;
+  size_t count = 0, looks = 0;
   *why = again_not;
-  while (*unit < units && count < PURGEABLE__RUN_MAX) {
+  for (; *unit < units && count < PURGEABLE__RUN_MAX && looks < PURGEABLE__SLABS_AT_A_TIME; looks++) {
     purgeable__spot_t spot = purgeable__find_unit(heap, *unit);
     if (spot.unit >= load_relaxed(&spot.chunk->high_water)) {
       // No unit further up in this chunk was ever used.
@@ -46,6 +46,7 @@ static size_t collect_again(purgeable_heap_t *heap, uint32_t *unit, uint32_t uni
     bool large = load_relaxed(&spot.slab->state) == slab_large;
     *unit += large ? load_relaxed(&spot.slab->unit_count) : 1;
   }
+  PURGEABLE_LOOKS(overdue, looks);
   return count;
 }
 
@@ -61,7 +62,7 @@ static int offer_slabs_again(purgeable_heap_t *heap, size_t *offered_bytes) {
     pthread_mutex_lock(&heap->control->mutex);
     size_t count = collect_again(heap, &unit, units, run, &why);
     pthread_mutex_unlock(&heap->control->mutex);
-    if (count == 0) break;
+    if (count == 0) continue;
     assert(why != again_not && count <= PURGEABLE__RUN_MAX);
     int error = purgeable__offer_run(heap, run, count, why == again_second, offered_bytes);
     if (error != 0 && error != EBUSY && first_error == 0) first_error = error;
@@ -94,26 +95,12 @@ int purgeable_heap_offer_idle(purgeable_heap_t *heap, size_t *offered_bytes) {
     int error = purgeable__offer_stream(heap, stream, offered_bytes);
     if (first_error == 0) first_error = error;
   }
-  if (heap->moved != NULL && purgeable_heap_take_busy(heap)) purgeable__relieve(heap);
+  // Where there are other streams, whoever made them has a policy, and asks by himself.
+  if (heap->moved != NULL && streams == 1 && purgeable_heap_take_busy(heap)) purgeable__relieve(heap);
   if (heap->defers_compaction) {
     while (purgeable__compact_step(heap, true)) continue;
   }
   if (purgeable__release_empty(heap, false)) store_relaxed(&heap->pending, true);
-  // Where something was offered for the first time, a second offer is due next time.
-  if (offered_bytes == NULL || *offered_bytes != 0) {
-    pthread_mutex_lock(&heap->control->mutex);
-    bool due = false;
-    for (purgeable_stream_t stream = 0; stream < streams && !due; stream++) {
-      uint32_t unit = purgeable__stream(heap, stream)->oldest;
-      while (unit != 0 && !due) {
-        purgeable__slab_t *slab = purgeable__find_unit(heap, unit - 1).slab;
-        due = load_relaxed(&slab->offer_count) == 1;
-        unit = slab->next;
-      }
-    }
-    pthread_mutex_unlock(&heap->control->mutex);
-    if (due) store_relaxed(&heap->pending, true);
-  }
   return first_error;
 }
 

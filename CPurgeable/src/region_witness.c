@@ -52,8 +52,8 @@ static void take_pages(purgeable_region_t *region, size_t first, size_t end, tal
   for (size_t page = first; page < end; page++) {
     const uint64_t *words = page_words(region, page);
     size_t old = witness_of(region, page);
-    bool stands = old != 0 && is_nonzero(words + old - 1);
-    size_t fresh = stands ? old : find_witness(words, count);
+    // Always the first word that is not 0, although the old one may stand: a page that is cleared by hand loses that one first.
+    size_t fresh = find_witness(words, count);
     tally->before += old != 0;
     tally->after += fresh != 0;
     if (fresh != old) store_relaxed(&region->witnesses[page], (uint16_t)fresh);

@@ -65,7 +65,10 @@ package struct Arguments: Equatable, Sendable {
         flags.insert(option.name)
         continue
       }
-      guard let value = parts.count == 2 ? parts[1] : rest.popFirst(), !value.isEmpty else {
+      // An option behind it is none; a value that looks like one is written behind "=".
+      let next = parts.count == 2 ? parts[1] : rest.first.flatMap { $0.hasPrefix("--") ? nil : $0 }
+      if parts.count == 1, next != nil { rest.removeFirst() }
+      guard let value = next, !value.isEmpty else {
         throw UsageError("--\(option.name) needs a value: --\(option.name) \(valueName)")
       }
       values[option.name] = value

@@ -11,6 +11,8 @@ package enum Tool {
   package static let name = "purgeablectl"
 
   static func main() {
+    // A stream that is closed would be the next file that is opened. Nothing can be written to what stands in for it.
+    for stream in STDIN_FILENO...STDERR_FILENO where fcntl(stream, F_GETFD) < 0 { _ = unsafe open("/dev/null", O_RDONLY) }
     let status = run(Array(CommandLine.arguments.dropFirst()))
     // What `print` wrote is still in a buffer: an output that cannot be written (a full disk) shows here.
     if fflush(nil) == 0 { exit(status) }

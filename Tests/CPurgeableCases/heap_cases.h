@@ -182,4 +182,11 @@ void open_slabs_offer_full_pages(case_report_t *report);
 void trimming(case_report_t *report);
 void sweeps_with_swap(case_report_t *report);
 
+// heap_offers.c
+void offers_spare_the_withheld(case_report_t *report);
+void refused_offers_come_back(case_report_t *report);
+void refused_wipes_are_pending(case_report_t *report);
+void busy_slabs_are_told_to_policies(case_report_t *report);
+void compaction_goes_on_where_its_slab_is_taken(case_report_t *report);
+
 #endif

@@ -384,6 +384,13 @@ static void bookkeeping_ends(case_report_t *report) {
     EXPECT_EQUAL(purgeable_bookkeeping_unmap(table, kept * PAGE), 0);
     EXPECT(is_unmapped(table));
   }
+  // What names no mapping changes none.
+  char *pair = purgeable_bookkeeping_map(2 * PAGE);
+  REQUIRE(pair != NULL);
+  pair[0] = 5;
+  EXPECT_EQUAL(purgeable_bookkeeping_unmap(pair, 0), EINVAL);
+  EXPECT_EQUAL(pair[0], 5);
+  EXPECT_EQUAL(purgeable_bookkeeping_unmap(pair, 2 * PAGE), 0);
 }
 
 const test_case_t map_cases[] = {

@@ -347,6 +347,7 @@ const test_case_t region_cases[] = {
     CASE("region: a read needs the pages it touches", read_of_pages_touched),
     CASE("region: a failed rescue gives back what it touched", loss_gives_back),
     CASE("region: offered, rescued and offered again", offered_again),
+    CASE("region: the first word that is not 0 is a page's witness, whatever was written first", first_word_is_witness),
     CASE("region: faults in create leak and change nothing", faults_in_create),
     CASE("region: faults in operations change nothing", faults_in_operations),
     CASE("region: faults in offers keep the content", faults_in_offers),

@@ -63,6 +63,7 @@ void read_outcomes(case_report_t *report);
 void read_of_pages_touched(case_report_t *report);
 void loss_gives_back(case_report_t *report);
 void offered_again(case_report_t *report);
+void first_word_is_witness(case_report_t *report);
 
 // region_system.c
 void faults_in_create(case_report_t *report);

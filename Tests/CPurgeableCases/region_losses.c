@@ -297,3 +297,22 @@ void offered_again(case_report_t *report) {
   }
   EXPECT_EQUAL(purgeable_region_destroy(region), 0);
 }
+
+// Where a page is cleared by hand, its first word that is not 0 goes first: a read that copies any zero must find that one gone,
+// whatever was written first.
+void first_word_is_witness(case_report_t *report) {
+  purgeable_region_t *region = NULL;
+  REQUIRE(purgeable_region_create(PAGE, NULL, &region) == 0);
+  volatile uint64_t *words = purgeable_region_bytes(region);
+  words[100] = 7;
+  EXPECT_EQUAL(purgeable_region_unlock(region), 0);
+  REQUIRE(purgeable_region_lock_for_writing(region) == purgeable_outcome_intact);
+  for (size_t i = 0; i < 100; i++) words[i] = i + 1;
+  EXPECT_EQUAL(purgeable_region_unlock(region), 0);
+  uint64_t copy[104];
+  EXPECT_EQUAL(purgeable_region_read(region, 0, sizeof copy, copy), purgeable_outcome_intact);
+  EXPECT(copy[0] == 1 && copy[99] == 100 && copy[100] == 7);
+  words[0] = 0;
+  EXPECT_EQUAL(purgeable_region_read(region, 0, sizeof copy, copy), purgeable_outcome_discarded);
+  EXPECT_EQUAL(purgeable_region_destroy(region), 0);
+}

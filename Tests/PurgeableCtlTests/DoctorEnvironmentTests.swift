@@ -134,6 +134,12 @@ struct DoctorEnvironmentTests {
     #expect(try remedy("group-limit", .podman).contains("podman update --memory"))
     #expect(try remedy("group-limit", .kubernetes).contains("kubectl set resources"))
     #expect(try remedy("group-limit", nil).contains("echo 2G > /sys/fs/cgroup/app/memory.max"))
+    // Never to less than there is.
+    var facts = Self.troubled(.kubernetes)
+    facts.tightest = MemoryGroup.Level(directory: "/sys/fs/cgroup/app", hardLimitBytes: 3 << 30, usageBytes: 3 << 30)
+    #expect(Doctor.raiseLimit(facts).hasSuffix("memory=6Gi"))
+    facts.tightest = MemoryGroup.Level(directory: "/", hardLimitBytes: 1500 << 20, usageBytes: 1500 << 20)
+    #expect(Doctor.raiseLimit(facts).hasSuffix("memory=3000Mi"))
     #expect(try remedy("swap", .docker).contains("--memory-swap"))
     #expect(try remedy("swap", .kubernetes).contains("NoSwap"))
     #expect(try remedy("swap", nil).contains("swapoff"))

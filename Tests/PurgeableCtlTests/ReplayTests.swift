@@ -241,7 +241,10 @@ struct ReplayTests {
     let trace = try Self.run([root.path + "/sizes.csv", bound, "--record", root.path + "/sizes.csv"])
     #expect(trace.status == 2 && trace.errors.contains("is the trace"))
     #expect(try String(contentsOfFile: root.path + "/sizes.csv", encoding: .utf8) == Self.csv(Self.requests, sizes: true))
-    #expect(try Self.run([root.path + "/none", bound, "--record", path]).status == 2)
+    for record in [path, root.path + "/new"] {
+      #expect(try Self.run([root.path + "/none", bound, "--record", record]).status == 2)
+    }
+    #expect(!FileManager.default.fileExists(atPath: root.path + "/new"))
     try root.write("wrong.csv", "key,bytes\n1,-2\n")
     #expect(try Self.run([root.path + "/wrong.csv", bound, "--record", path]).status == 2)
     #expect(try String(contentsOfFile: path, encoding: .utf8) == text)
@@ -256,7 +259,7 @@ struct ReplayTests {
     for (words, message) in [
       ([path, "--capacity", "10"], "record 8: cut off after 23 of 24 bytes"),
       ([path, "--capacity", "10%"], "record 8: cut off after 23 of 24 bytes"),
-      ([path, "--memory-limit", "1M"], "--memory-limit: between 32M and 1T"),
+      ([path, "--memory-limit", "1M"], "--memory-limit: 1048576 bytes; between 32M and 1T"),
       ([root.path + "/nothing", "--capacity", "10", "--json"], "No such file"),
       ([path, "--capacity", "10", "--cost", "ms"], "is oracleGeneral, which has no column \"ms\"; write equal"),
     ] {
@@ -354,7 +357,7 @@ struct ReplayTests {
     let root = try FakeRoot([
       "keys": "key\r\n7\r\n07\r\n18446744073709551615\r\n18446744073709551616\na,b\nä\n \n07",
       "sizes": "key,bytes\na,b,3\n7,0\na,b,1152921504606846973", "named": "key,time,size\n1,99,3\n",
-      "long": Self.csv(long, sizes: true),
+      "long": Self.csv(long, sizes: true), "marked": "\u{FEFF}key,bytes\n7,3\n", "spaced": "Key, Bytes, ms\n7, 3, 1.5\n",
     ])
     defer { root.remove() }
     let keys = try Self.read(root.path + "/keys")
@@ -368,6 +371,10 @@ struct ReplayTests {
     #expect(sizes.map(\.size) == [3, 0, 1_152_921_504_606_846_973])
     #expect(sizes[0].key == sizes[2].key)
     #expect(try Self.read(root.path + "/named").map(\.size) == [3])
+    for name in ["/marked", "/spaced"] {
+      let request = try #require(try Self.read(root.path + name, cost: name == "/spaced" ? .column("ms") : nil).first)
+      #expect(request == TraceRequest(key: 7, size: 3, cost: name == "/spaced" ? 1.5 : 0))
+    }
     // Much more than is read at a time.
     #expect(try Self.read(root.path + "/long") == long)
     try Self.records(long).write(to: URL(fileURLWithPath: root.path + "/records"))
@@ -402,7 +409,7 @@ struct ReplayTests {
       ("key,ms\n1,nan\n", "is no cost"), ("key,ms\n1,inf\n", "is no cost"), ("key,ms\n1,1e13\n", "is no cost"),
       ("key,ms\n1,\n", "line 2: \"\" is no cost"),
       ("key,bytes\n1,1\n", "has no column of costs \"ms\"; its header is \"key,bytes\""),
-      ("key,ms,ms\n1,1,1\n", "line 1: the header has to be"), ("key,ms,bytes\n1,2\n", "has 2 of the 3 columns"),
+      ("key,ms,ms\n1,1,1\n", "line 1: two columns are called \"ms\""), ("key,ms,bytes\n1,2\n", "has 2 of the 3 columns"),
     ] {
       let root = try FakeRoot(["trace": text])
       defer { root.remove() }
@@ -432,7 +439,8 @@ struct ReplayTests {
       (["x", "--capacity=1", "--format=xml"], "\"xml\" is unknown; there are: csv, oracleGeneral"),
       (["x", "--capacity=1", "--expiry=0"], "--expiry: \"0\" is no time"),
       (["x", "--capacity=1", "--expiry=-1"], "is no time"), (["x", "--capacity=1", "--expiry=1.5"], "is no time"),
-      (["x", "--memory-limit=31M"], "--memory-limit: between"), (["x", "--memory-limit=2T"], "--memory-limit: between"),
+      (["x", "--memory-limit=31M"], "bytes; between 32M and 1T"), (["x", "--memory-limit=2T"], "bytes; between 32M and 1T"),
+      (["x", "--record", "--capacity=1"], "--record needs a value"),
     ] {
       let error = #expect(throws: UsageError.self) { try options(words) }
       #expect(error?.message.contains(message) == true, "\(words): \(error?.message ?? "")")
@@ -455,5 +463,11 @@ struct ReplayTests {
     #expect(throws: UsageError.self) { try ReplayCapacity.percent(49).limit(of: trace, footprint) }
     #expect(try ReplayCapacity.percent(50).limit(of: trace, footprint) == .objects(1))
     #expect(throws: UsageError.self) { try ReplayCache(.heldBytes(4096), order: .s3FIFO) }
+    // No share of nothing is something.
+    try root.write("empty", "key,bytes\n1,0\n")
+    let error = #expect(throws: UsageError.self) {
+      try ReplayCapacity.percent(100).limit(of: TraceFile(root.path + "/empty"), Footprint())
+    }
+    #expect(error?.message.contains("have no bytes; write a number") == true)
   }
 }

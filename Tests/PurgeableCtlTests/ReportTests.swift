@@ -109,6 +109,12 @@ struct ReportTests {
     #expect(Elements(chart.svg).isWhole)
     let huge = #"{"seconds":1e9,"residentBytes":18446744073709551615,"heldBytes":1,"hits":1,"misses":0}"#
     #expect(Elements(RunChart(try Self.record([Self.run[0], huge])).svg).isWhole)
+    let controls = Elements(
+      RunChart(
+        try RunRecord(
+          #"{"run":"a\u001Bb\u0000","format":1,"about":"c\u0007"}"# + "\r\n{\"seconds\":0}\r\n{\"seconds\":1}\r\n", name: "")
+      ).svg)
+    #expect(controls.isWhole)
   }
 
   @Test("words that have no room beside those before are left out; their lines stay, and the description has all of them")
@@ -203,6 +209,9 @@ struct ReportTests {
       let refused = try ChildProcess.run(program, ["report", root.path + "/run.jsonl", "--output", place])
       #expect(refused.status == 1 && refused.errors.contains("\"\(place)\" cannot be written: \(word)"), "\(refused.errors)")
     }
+    let itself = try ChildProcess.run(program, ["report", root.path + "/run.jsonl", "--output", root.path + "/run.jsonl"])
+    #expect(itself.status == 2 && itself.errors.contains("is the run"))
+    #expect(try ChildProcess.run(program, ["report", root.path + "/run.jsonl"]).output == printed.output)
     #expect(try ChildProcess.run(program, ["report", root.path]).errors.contains("Is a directory"))
     #expect(try ChildProcess.run(program, ["report"]).status == 2)
     let missing = try ChildProcess.run(program, ["report", root.path + "/none"])

@@ -203,6 +203,16 @@ struct StressTests {
     #expect(groups.added == [])
   }
 
+  @Test("an output that cannot be written ends it, and says so", .fullRun)
+  func fullDisk() throws {
+    var status = stat()
+    guard unsafe lstat("/dev/full", &status) == 0 && status.st_mode & S_IFMT == S_IFCHR else { return }
+    let words = "stress locked --short --json --limit \(Self.limit) --repeat 1000 >/dev/full"
+    let child = try ChildProcess.run("/bin/sh", ["-c", "exec \(Self.program) \(words)"])
+    #expect(child.status == 1 && child.errors.contains("the output cannot be written: No space left"), "\(child.errors)")
+    #expect(groups.added == [])
+  }
+
   @Test("called wrongly it says so and ends with 2")
   func refuses() throws {
     let wrong: [([String], String)] = [

@@ -48,9 +48,11 @@
           #expect(summary.databaseByteCount + summary.logByteCount > 230_000)
           let check = try #require(report.check)
           #expect(check.recordCount == 240 && check.faultCount == 0 && check.byteCount == summary.byteCount - 240 * 100)
-          #expect(report.records.count == 3 && report.records.allSatisfy { $0.valueByteCount == 1000 && $0.expires != nil })
+          let records = try #require(report.records)
+          #expect(records.count == 3 && records.allSatisfy { $0.valueByteCount == 1000 && $0.expires != nil })
           let object = try JSONSerialization.jsonObject(with: Data(report.json.text.utf8)) as? [String: Any]
-          #expect(object?["records"] as? Int == 240 && (object?["list"] as? [Any])?.count == 3)
+          let list = try #require(object?["list"] as? [[String: Any]])
+          #expect(object?["records"] as? Int == 240 && list.compactMap { $0["key"] as? String }.count == 3)
           for path in [place.path, place.path + "/", place.database] {
             let child = try Self.run([path, "--check"])
             #expect(child.status == 0 && child.output.contains("nothing wrong"), "\(child.output)\(child.errors)")
@@ -68,7 +70,7 @@
         try place.withStore { store in
           for key in [207, 7] { #expect(store.value(forKey: "\(key)") != nil) }
         }
-        let records = try Self.report(place, ["--list", "100000"]).records
+        let records = try #require(try Self.report(place, ["--list", "100000"]).records)
         #expect(records.count == 210)
         #expect(Set(records.prefix(2).map { String(decoding: $0.key, as: UTF8.self) }) == ["7", "207"])
         let seven = try #require(records.first { $0.key == Array("7".utf8) })
@@ -254,6 +256,25 @@
           #expect(child.status == 1 && child.errors.contains(words), "\(child.errors)")
           #expect(try Self.data(place.database) == Data(text.utf8))
         }
+      }
+    }
+
+    @Test("JSON has keys whole, as text or, where they are none, by their bytes; a list of nothing is one")
+    func wholeKeys() throws {
+      func list(_ place: StorePlace) throws -> [[String: Any]] {
+        let object = try JSONSerialization.jsonObject(with: Data(Self.report(place, ["--list", "9"]).json.text.utf8))
+        return try #require((object as? [String: Any])?["list"] as? [[String: Any]])
+      }
+      try withPlace { place in
+        try place.withStore { store in
+          try store.flush()
+          #expect(try list(place).isEmpty)
+          store.setValue([1], forKey: String(repeating: "k", count: 90) + "\u{1B}")
+          try store.flush()
+          #expect(try list(place).map { $0["key"] as? String } == [String(repeating: "k", count: 90) + "\u{1B}"])
+        }
+        try place.run("UPDATE record SET key=x'FF0A'")
+        #expect(try list(place).map { $0["keyHex"] as? String } == ["ff0a"])
       }
     }
 

@@ -24,6 +24,10 @@ struct FileTimes {
   /// A moment that has passed; 0 where the clock does not reach back so far.
   func moment(_ wall: Int64) -> UInt64 { now - min(now, age(wall)) }
 
+  /// When a value was loaded, for its age alone: wraps round where the clock does not reach back so far.
+  func birth(_ wall: Int64) -> UInt64 { now &- age(wall) }
+  func birthByDay(_ birth: UInt64) -> Int64 { wallNow - min(wallNow, max(0, Int64(bitPattern: now &- birth))) }
+
   /// nil for an entry whose time is over.
   func validity(of record: FileRecord) -> RestoredValidity? {
     var validity = RestoredValidity()

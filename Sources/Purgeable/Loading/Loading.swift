@@ -176,8 +176,8 @@ extension Loading {
   /// Whether there is a value that is older than the asker wants.
   func isDue(_ key: Key, _ terms: LoadTerms) -> Bool {
     guard let time = terms.refreshTime, let birth = birth(ofValueForKey: key) else { return false }
-    let now = moment
-    return birth == 0 || now - min(now, birth) >= time
+    // May have wrapped round.
+    return UInt64(max(0, Int64(bitPattern: moment &- birth))) >= time
   }
 
   /// Looks once more, as a load may have ended between the asker's look and its own seat. False where the key is to be loaded.

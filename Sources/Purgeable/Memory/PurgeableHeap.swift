@@ -16,6 +16,9 @@ import CPurgeable
 /// several pages, so that small ones need no page each; when the kernel takes a page, only the elements on it are lost. A lost
 /// element stays named until it is freed.
 ///
+/// Nothing tends a heap by itself: call `trim()`, `offerIdle()` and `sweep()`, in this order, about once a second, or start the
+/// core's upkeep (`purgeable_upkeep_start`), which does it for all heaps.
+///
 /// For whole pages that are rewritten in place see `PurgeableRegion`. All functions may be called from any thread. In a forked
 /// child the heap is empty and usable, and every older reference is stale.
 @safe

@@ -238,7 +238,7 @@ extension ObjectCache {
     if time.isTimed { store.noteEnd(time) }
     store.noteStore()
     if let old { finishReplaced(old, by: value) }
-    if store.isOverLimit { store.enforceLimits(sparing: stamp) }
+    if store.isOverLimit { store.enforceLimits(sparing: stamp, isLoaded: condition?.isPermit == true) }
     return (outcome, old?.validValue)
   }
 
@@ -338,6 +338,13 @@ extension ObjectCache {
     }
   }
 
+  /// As `containsValue`, but what is dead is dropped and told of.
+  func holdsValue(forKey key: Key) -> Bool {
+    guard let found = find(key) else { return false }
+    if found.entry.isOver { store.dropIfExpired(key) } else if isGone(found) { dropDiscarded(key, found.birth) }
+    return !isGone(found)
+  }
+
   /// Whether the entry of an object that may discard its content goes because it has.
   @usableFromInline
   func isLeaving(_ value: Value) -> Bool {
@@ -351,15 +358,21 @@ extension ObjectCache {
   @usableFromInline
   func dropIfDiscarded(_ value: Value, _ birth: UInt64, forKey key: Key) -> Bool {
     guard isLeaving(value) else { return false }
-    let departed = store.hold(key) { shard, position, _ -> DepartedObject<Key, Value>? in
+    dropDiscarded(key, birth) { shard in
       shard.counters.hits -= 1
       shard.counters.misses += 1
       shard.counters.discardedMisses += 1
+    }
+    return true
+  }
+
+  private func dropDiscarded(_ key: Key, _ birth: UInt64, counting count: (inout ObjectShard<Key, Value>) -> Void = { _ in }) {
+    let departed = store.hold(key) { shard, position, _ -> DepartedObject<Key, Value>? in
+      count(&shard)
       guard position != noPosition, shard.table[position].birth == birth else { return nil }
       return store.remove(position, .discarded, from: &shard)
     }
     if let departed { store.finish(departed) }
-    return true
   }
 
   /// Whether two values are one object.

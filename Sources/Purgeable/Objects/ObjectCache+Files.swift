@@ -143,7 +143,7 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
         guard let key: Key = report.key(of: item, record, in: batch, times, &validity) else { continue }
         let bytes = unsafe batch.content(item, record).bytes
         var notes = ObjectNotes()
-        (notes.recomputeCost, notes.made) = (record.recomputeCost, record.made.map(times.moment))
+        (notes.recomputeCost, notes.made) = (record.recomputeCost, record.made.map(times.birth))
         if let byteCount = record.versionByteCount {
           let start = record.keyByteCount
           notes.version = String(purgeableBytes: bytes.extracting(start..<start + byteCount))
@@ -191,7 +191,7 @@ extension ObjectStore {
       if time.deadline != .max { record.deadline = times.wall(time.deadline) }
       if time.idle != .max { (record.sinceLastUse, record.lastUse) = (time.idle, times.wall(time.lastUse)) }
       let notes = shard.table.notes(at: position)
-      (record.recomputeCost, record.made) = (notes?.recomputeCost, notes?.made.map(times.wall))
+      (record.recomputeCost, record.made) = (notes?.recomputeCost, notes?.made.map(times.birthByDay))
       return (node.value!, notes?.version, record)
     }
   }

@@ -148,7 +148,7 @@ extension ObjectCache: Reloading {
     guard let found = find(key), !isGone(found) else { return nil }
     let (deadline, idle) = (found.time.deadline, found.time.idle)
     // Who is due has its age noted.
-    let sinceCreation = deadline == .max ? nil : deadline - min(deadline, found.notes?.made ?? 0)
+    let sinceCreation = deadline == .max ? nil : deadline &- (found.notes?.made ?? 0)
     return (
       found.entry,
       EntryTerms(

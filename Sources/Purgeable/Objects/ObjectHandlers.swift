@@ -148,7 +148,7 @@ extension ObjectCache {
     store.lazy.intervals.set(every: interval) { [weak self] in self?.evictAll(where: isEvictable) }
   }
 
-  /// Takes the decider away. None begins after this returns; one that is at work goes on. Any thread.
+  /// Takes the decider away. One that is at work, or just beginning, goes on. Any thread.
   public func removeEvictionDecider() { store.lazy.knownIntervals?.unset() }
 
   /// What changed, each interval: the net difference since the last time, for one task. Nothing comes where nothing changed; a
@@ -172,7 +172,7 @@ extension ObjectCache {
     board.setHandler(every: interval, handler)
   }
 
-  /// Takes the handler of changes away. No call of it begins after this returns; one that is at work goes on. Any thread.
+  /// Takes the handler of changes away. A call that is at work, or just beginning, goes on. Any thread.
   public func removeChangeHandler() { store.lazyBoard.load()?.removeHandler() }
 
   /// Tells handler and sequences now what is pending: the handler has returned when this returns, on whichever thread it was
@@ -183,7 +183,7 @@ extension ObjectCache {
   private var board: ChangeBoard<Key> {
     store.hasWatcher.store(true, ordering: .releasing)
     return store.lazyBoard.load()
-      ?? LazyParts.publish(ChangeBoard(store.lazy) { [weak self] in self?.containsValue(forKey: $0) }, store.lazyBoard)
+      ?? LazyParts.publish(ChangeBoard(store.lazy) { [weak self] in self?.holdsValue(forKey: $0) }, store.lazyBoard)
   }
 
   /// Who set handler and question together; nil where nobody did.

@@ -20,11 +20,8 @@ struct ObjectNotes: Sendable {
   init?(_ terms: LoadTerms, recomputeCost: UInt64, at now: @autoclosure () -> UInt64) {
     if VersionLimit.isExceeded(by: terms.version) { return nil }
     (version, self.recomputeCost) = (terms.version, recomputeCost)
-    // 0: before the clock began.
-    if terms.notesAge {
-      let now = now()
-      made = now - min(now, terms.age)
-    }
+    // Wraps round where the clock does not reach back so far.
+    if terms.notesAge { made = now() &- terms.age }
   }
 
   /// nil where there is nothing to note.

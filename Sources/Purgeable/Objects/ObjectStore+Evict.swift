@@ -6,23 +6,27 @@ import Synchronization
 
 extension ObjectStore {
   /// Evicts until the limits hold, or all that is left is passed over. `stamp`: of an entry that nobody is asked about, which
-  /// stays then.
+  /// stays then. `isLoaded`: it was, so that its content stays where it has to go itself: who asked for it gets it.
   @inlinable
-  func enforceLimits(sparing stamp: UInt64 = 0) {
+  func enforceLimits(sparing stamp: UInt64 = 0, isLoaded: Bool = false) {
     if asks { return enforceLimitsAsking(sparing: stamp) }
     while true {
       let growthLimit = growthLimit
       guard let reason = exceededLimit(growing: growthLimit) else { return }
       if mayHaveExpired, dropExpired(while: { exceededLimit(growing: growthLimit) != nil }) > 0 { continue }
       guard
-        evictOldest(reason, onlyWithCost: reason.isOfCosts, sparing: stamp, { exceededLimit(growing: growthLimit) == reason })
+        evictOldest(
+          reason, onlyWithCost: reason.isOfCosts, sparing: stamp, isLoaded: isLoaded,
+          { exceededLimit(growing: growthLimit) == reason })
       else { return }
     }
   }
 
   /// Evicts the entry that is next, unless `isDue` says under its mutex that this is done. False where there is none.
   @inlinable
-  func evictOldest(_ reason: DepartureReason, onlyWithCost: Bool, sparing stamp: UInt64 = 0, _ isDue: () -> Bool) -> Bool {
+  func evictOldest(
+    _ reason: DepartureReason, onlyWithCost: Bool, sparing stamp: UInt64 = 0, isLoaded: Bool = false, _ isDue: () -> Bool
+  ) -> Bool {
     while true {
       let oldest = unsafe OldestObject(gates, queues(onlyWithCost: onlyWithCost), sparing: stamp)
       guard oldest.stamp != .max else { return false }
@@ -30,7 +34,8 @@ extension ObjectStore {
         guard shard.table.oldestStamp(oldest.queue) == oldest.stamp, isDue() else { return nil }
         return remove(shard.table.oldest[oldest.queue], reason, from: &shard)
       }
-      if let departed {
+      if var departed {
+        if isLoaded, oldest.stamp == stamp { departed.isDiscardable = false }
         finish(departed)
         return true
       }

@@ -6,7 +6,8 @@
 //                        who is next to go: the smallest stamp <---+
 //
 // Rules for threads and mutexes:
-//   - A shard's mutex guards its table. Nobody holds two, and no code of the program runs under one: not the `==` of keys, except
+//   - A shard's mutex guards its table. Nobody holds two, but who looks at the whole, in order (`snapshot()`, a fork), and no
+//     code of the program runs under one: not the `==` of keys, except
 //     for Swift's own types and what `isSurelyEqual` asks, not handlers, and no end of a key or value.
 //   - The stamps of oldest entries are published for those who look for the next to go, who check them under the mutex.
 
@@ -69,15 +70,16 @@ struct OldestObject {
   @usableFromInline var queue = 0
 
   /// In these queues, a bit for each; speculative ones go before all others. `spared`: the stamp of an entry that is passed over
-  /// as long as it is speculative.
+  /// as long as it is speculative, and there is another one.
   @usableFromInline
   init(_ gates: UnsafeMutablePointer<ObjectGate>, _ queues: UInt16, sparing spared: UInt64) {
-    if queues & ObjectQueue.speculativeBits != 0 {
-      unsafe look(gates, queues & ObjectQueue.speculativeBits)
-      // It is the youngest: there is no other.
-      if stamp == spared { stamp = .max }
-    }
-    if stamp == .max { unsafe look(gates, queues & ObjectQueue.normalBits) }
+    if queues & ObjectQueue.speculativeBits != 0 { unsafe look(gates, queues & ObjectQueue.speculativeBits) }
+    if stamp != .max, stamp != spared { return }
+    let itself = self
+    stamp = .max
+    unsafe look(gates, queues & ObjectQueue.normalBits)
+    // The spared one is the youngest of its kind.
+    if stamp == .max { self = itself }
   }
 
   private mutating func look(_ gates: UnsafeMutablePointer<ObjectGate>, _ queues: UInt16) {
@@ -268,6 +270,8 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
     lazy.endIntervals()
     lazyBoard.load()?.removeAll()
     setHandlers { $0 = ObjectHandlers() }
+    // Keys are the program's: none is to end where the library lets the cache go.
+    loads.forgetAbsent(endsKeys: true)
     for at in 0..<ObjectGate.count {
       var old = takeTable(ofShard: at)
       old.destroy()

@@ -27,7 +27,7 @@ public struct CacheStatistics: Sendable, Hashable {
   public var missCount = 0
   /// Misses by reason. It is `unknown`, too, where a shard was busy, and what it remembers of the key was not looked at. A value
   /// that could not be made of its bytes is a miss (`undecodable`). Those that were answered by what a load found (`absent`) are
-  /// taken off `unknown`.
+  /// taken off `unknown`, as far as that has any, or off another reason that they were counted under before.
   public var missesByReason: [MissReason: Int] = [:]
   /// Calls of closures that load (`value(forKey:loading:)`) which have ended; a call for many keys counts once.
   public var loadCount = 0
@@ -159,7 +159,10 @@ extension CacheStatistics: CustomStringConvertible {
 }
 
 extension Dictionary where Value == Int {
-  fileprivate func lessened(by earlier: Self) -> Self { merging(earlier.mapValues { -$0 }, uniquingKeysWith: +) }
+  /// Not below 0: a miss may have been counted under another reason since (`missesByReason`, on `absent`).
+  fileprivate func lessened(by earlier: Self) -> Self {
+    merging(earlier.mapValues { -$0 }) { Swift.max(0, $0 + $1) }.filter { $0.value >= 0 }
+  }
 }
 
 extension LoadTable {

@@ -26,6 +26,8 @@ final class ChangeListener<Key: Hashable & Sendable>: @unchecked Sendable {
   fileprivate var work: Int?
   /// The thread that tells it now.
   fileprivate var teller: pthread_t?
+  /// The thread that looks which of the pending keys are there twice.
+  fileprivate var thinner: pthread_t?
 
   fileprivate static var firstMost: Int { 4096 }
 
@@ -134,15 +136,19 @@ final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
     if let full { thin(full) }
   }
 
-  /// Keeps each pending key once. Who delivers meanwhile waits, since the keys are not there. While the listener is told, they
-  /// are left as they are.
+  /// Keeps each pending key once, also while a handler is at work. Who takes them meanwhile waits, since they are not there.
   private func thin(_ listener: ChangeListener<Key>) {
-    guard takeTurn(with: listener) == nil else { return }
-    let keys = Set(takePending(of: listener))
+    let taken = state.withLock { _ -> Taken? in
+      guard listener.thinner == nil else { return nil }
+      listener.thinner = pthread_self()
+      return Self.take(listener)
+    }
+    guard let taken else { return }
+    let keys = Set(taken.pending.dropFirst(taken.foreignCount))
     state.withLock { _ in
       listener.pending.append(contentsOf: keys)
       listener.mostPending = max(ChangeListener<Key>.firstMost, 2 * keys.count)
-      listener.teller = nil
+      listener.thinner = nil
     }
   }
 
@@ -156,11 +162,23 @@ final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
   }
 
   private func takePending(of listener: ChangeListener<Key>) -> [Key] {
-    let (pending, foreignCount) = state.withLock { _ in
-      defer { (listener.pending, listener.foreignCount) = ([], 0) }
-      return (listener.pending, listener.foreignCount)
+    while true {
+      let taken = state.withLock { _ -> Taken? in
+        // Where the `==` of a key comes here, the thread would wait for itself.
+        if let thinner = listener.thinner, pthread_equal(thinner, pthread_self()) == 0 { return nil }
+        return Self.take(listener)
+      }
+      if let taken { return Array(taken.pending.dropFirst(taken.foreignCount)) }
+      usleep(100)
     }
-    return Array(pending.dropFirst(foreignCount))
+  }
+
+  /// No key may end under the mutex: the foreign ones go with the rest.
+  private typealias Taken = (pending: [Key], foreignCount: Int)
+
+  private static func take(_ listener: ChangeListener<Key>) -> Taken {
+    defer { (listener.pending, listener.foreignCount) = ([], 0) }
+    return (listener.pending, listener.foreignCount)
   }
 
   // MARK: Telling
@@ -212,6 +230,9 @@ final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
     return CacheChanges(updatedKeys: updated, removedKeys: removed)
   }
 
+  /// Of the listener with the most, for tests.
+  var pendingCount: Int { state.withLock { $0.listeners.map(\.pending.count).max() ?? 0 } }
+
   private func isHere(_ listener: ChangeListener<Key>) -> Bool {
     state.withLock { $0.listeners.contains { $0 === listener } }
   }
@@ -223,7 +244,9 @@ final class ChangeBoard<Key: Hashable & Sendable>: ForkProtected {
   /// The child does not have the thread that tells, unless that forked, and none of the parent's changes is its own.
   func forgetInChild() {
     state.withLock { state in
-      for listener in state.listeners { (listener.foreignCount, listener.teller) = (listener.pending.count, nil) }
+      for listener in state.listeners {
+        (listener.foreignCount, listener.teller, listener.thinner) = (listener.pending.count, nil, nil)
+      }
     }
   }
 }

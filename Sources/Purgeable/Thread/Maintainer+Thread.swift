@@ -124,6 +124,8 @@ extension Maintainer {
         state.statistics.sourceName = name
         if source == nil { state.statistics.level = .normal }
       }
+      // A feed begins at normal, whatever the one before it had said, here or in the process that forked this one.
+      for client in ListedClients() { client.setPressure(.normal) }
     }
     if !isNeeded { closeBest() }
     for monitor in ListedMonitors() { prepare(monitor, watch.sleeper) }

@@ -14,7 +14,7 @@ import Glibc
 import Synchronization
 
 /// Starts its thread when the first work is noted or the first monitor is added. Ends the thread when no cache and no monitor
-/// is alive and no region waits.
+/// is alive, no object was ever registered, and no region waits.
 ///
 /// A thread that notes work wakes the library's thread at most once per round. A round begins half a second after the first
 /// note: memory that became idle is on offer within a second, and a program that stores all the time pays for two rounds a

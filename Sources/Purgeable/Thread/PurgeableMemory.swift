@@ -24,7 +24,8 @@ extension PurgeableMemory {
   /// Has the object asked to discard its content when memory is short, without being in a cache: the longest registered first, a
   /// sixteenth of all at a time, until memory is no longer short. Registered twice is registered once.
   ///
-  /// The object is held weakly, and forgotten when it ends. It is asked on a thread of the library's, under no mutex. Any thread.
+  /// The object is held weakly, and forgotten when it ends. It is asked on a thread of the library's, under no mutex. From the
+  /// first call on the library keeps its thread, asleep, as it does for a cache. Any thread.
   public static func register(_ object: some DiscardableContent) { DiscardableRegistry.shared.add(object) }
 
   /// Takes the object out again; nothing, where it was not registered. Any thread.

@@ -54,8 +54,7 @@ struct AdviceOptions: Equatable, Sendable {
   let others: Double?
 
   init(_ arguments: Arguments) throws(UsageError) {
-    guard let trace = arguments.operands.first else { throw UsageError("a trace is missing; name a file") }
-    self.trace = trace
+    trace = try TraceFile.path(arguments)
     format = try TraceFormat.named(arguments.text("format"))
     cost = arguments.text("cost").map { TraceCost($0) }
     if cost == .equal { throw UsageError("--cost: name a column, or say --recompute TIME where each object costs the same") }
@@ -90,14 +89,20 @@ struct AdviceOptions: Equatable, Sendable {
 struct AdviceReport {
   let options: AdviceOptions
   let sums: AdviceSums
+  private let hasSizes: Bool
 
   init(_ options: AdviceOptions) throws {
     self.options = options
     var progress = Progress()
     defer { progress.end() }
+    // Before a disk is measured.
+    try TraceFile.status(options.trace)
     let costs = try Self.costs(options)
+    var hasSizes = true
     func pass(_ title: String, _ body: ([TraceRequest]) -> Void) throws {
-      try TraceFile(options.trace, format: options.format, cost: options.cost).forEachBatch(&progress, title) { requests in
+      let trace = try TraceFile(options.trace, format: options.format, cost: options.cost)
+      hasSizes = trace.hasSizes
+      try trace.forEachBatch(&progress, title) { requests in
         body(requests)
         return ""
       }
@@ -113,7 +118,7 @@ struct AdviceReport {
     }
     var sums = AdviceSums(costs, recompute: options.recompute, hasCosts: options.cost != nil, window: window)
     try pass("reading") { sums.note($0) }
-    self.sums = sums
+    (self.sums, self.hasSizes) = (sums, hasSizes)
   }
 
   private static func costs(_ options: AdviceOptions) throws -> PagingCosts {
@@ -152,7 +157,7 @@ struct AdviceReport {
     if known.count > 1 { rows.append(["all", ""] + cells(sums.all)) }
     let measured = sums.costs.directory.map { ", measured in \($0)" } ?? ""
     return """
-      \(options.trace): \(Figures.count(sums.requests)) requests
+      \(options.trace): \(Figures.count(sums.requests)) requests\(hasSizes ? "" : ", \(TraceFile.withoutSizes)")
       reuse within \(Figures.count(sums.window)), counted for \(counted)
       a page: in \(Self.time(sums.costs.pageIn)), out \(Self.time(sums.costs.pageOut))\(measured)
 

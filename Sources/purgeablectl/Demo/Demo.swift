@@ -37,6 +37,8 @@ struct Demo {
 
   /// Runs the demonstration and prints the report. Leaves no child and no group behind, however it ends.
   mutating func run() throws -> Int32 {
+    // Before signals are watched: to open a pipe waits for its reader.
+    recorder = try options.recordPath.map { path throws(ToolFailure) in try RunRecorder(path) }
     try Children.watchSignals()
     defer {
       progress.end()
@@ -44,7 +46,6 @@ struct Demo {
       if let group, !group.remove() { complain("\(Tool.name) demo: could not remove \(group.files.directory)") }
     }
     do {
-      recorder = try options.recordPath.map { path throws(ToolFailure) in try RunRecorder(path) }
       let report = try makeReport()
       try recorder?.end(report.json)
       progress.end()

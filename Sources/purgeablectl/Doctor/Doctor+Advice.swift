@@ -4,17 +4,20 @@
 import Purgeable
 
 extension Doctor {
-  /// How the memory limit is raised here.
+  /// How the memory limit is raised here: to twice what it is, and 2 GiB at least.
   static func raiseLimit(_ facts: MachineFacts) -> String {
+    let mebibytes = max(2 << 30, (facts.tightest?.limitBytes ?? 0).multipliedReportingOverflow(by: 2).partialValue) >> 20
+    let size = mebibytes % 1024 == 0 ? "\(mebibytes / 1024)G" : "\(mebibytes)M"
+    let small = size.lowercased()
     switch facts.environment.layers.first {
-    case .kubernetes: return "kubectl set resources deployment/NAME --limits=memory=2Gi"
-    case .docker: return "docker update --memory 2g --memory-swap 2g CONTAINER"
-    case .podman: return "podman update --memory 2g --memory-swap 2g CONTAINER"
+    case .kubernetes: return "kubectl set resources deployment/NAME --limits=memory=\(size)i"
+    case .docker: return "docker update --memory \(small) --memory-swap \(small) CONTAINER"
+    case .podman: return "podman update --memory \(small) --memory-swap \(small) CONTAINER"
     default:
-      guard let level = facts.tightest else { return "systemctl set-property UNIT MemoryMax=2G" }
+      guard let level = facts.tightest else { return "systemctl set-property UNIT MemoryMax=\(size)" }
       let isHigh = level.highLimitBytes == level.limitBytes && level.hardLimitBytes != level.limitBytes
       let file = facts.group?.version == .v1 ? "memory.limit_in_bytes" : isHigh ? "memory.high" : "memory.max"
-      return "echo 2G > \(level.directory)/\(file)"
+      return "echo \(size) > \(level.directory)/\(file)"
     }
   }
 

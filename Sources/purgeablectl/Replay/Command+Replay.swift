@@ -16,8 +16,7 @@ extension Command {
       Formats:
         csv            A request a line, below the header "key" or "key,bytes" (or "size"). Keys are any text, sizes whole
                        numbers. Keys other than numbers below 2^64 are told apart by a 64-bit hash. Quotes are letters like
-                       others, and the text is UTF-8 without a mark at its beginning. Without sizes, an object has \
-      \(TraceRequest.usualSize) bytes.
+                       others. Without sizes, an object has \(TraceRequest.usualSize) bytes.
                        More columns may follow; --cost names one of them, numbers from 0 on.
         oracleGeneral  libCacheSim's records of \(TraceFile.recordBytes) bytes.
 
@@ -27,7 +26,8 @@ extension Command {
                        object being as large as at its first request. The trace is read twice.
         64MiB, 10MB    For a trace with sizes, bytes of values; else all bytes that the cache holds, bookkeeping included.
 
-      An object larger than the capacity is never stored; with --memory-limit, one larger than a quarter of the limit. A request
+      An object larger than the capacity, or than a quarter of the memory there is, is never stored; with --memory-limit, one
+      larger than a quarter of the limit. TRACE may be -, standard input, where it need not be read twice. A request
       for a stored object is a hit whatever its size: the value stays as it was stored. The byte miss ratio is that of the
       requests' sizes.
 
@@ -116,8 +116,7 @@ struct ReplayOptions: Equatable, Sendable {
   static let memoryLimits: ClosedRange<UInt64> = 32 << 20...1 << 40
 
   init(_ arguments: Arguments) throws(UsageError) {
-    guard let trace = arguments.operands.first else { throw UsageError("a trace is missing; name a file") }
-    self.trace = trace
+    trace = try TraceFile.path(arguments)
     format = try TraceFormat.named(arguments.text("format"))
     isKernelAlone = arguments.has("kernel-alone")
     order = try EvictionOrder.named(arguments.text("order"))
@@ -136,7 +135,7 @@ struct ReplayOptions: Equatable, Sendable {
     switch bound {
     case .capacity: if isKernelAlone { throw UsageError("--kernel-alone goes with --memory-limit") }
     case .group(let limit):
-      if !Self.memoryLimits.contains(limit) { throw UsageError("--memory-limit: between 32M and 1T") }
+      if !Self.memoryLimits.contains(limit) { throw UsageError("--memory-limit: \(limit) bytes; between 32M and 1T") }
     }
   }
 }
@@ -191,6 +190,7 @@ enum ReplayCapacity: Equatable, Sendable {
       let whole = trace.hasSizes ? footprint.bytes : footprint.objects
       let part = UInt64(Double(whole) * percent / 100)
       guard part > 0 else {
+        guard whole > 0 else { throw UsageError("--capacity: the trace's objects have no bytes; write a number (1000)") }
         let unit = trace.hasSizes ? "bytes" : "objects"
         throw UsageError("--capacity: \(percent)% of \(whole) \(unit) is less than one; write a larger share")
       }

@@ -34,6 +34,8 @@ struct Replay {
   mutating func run() throws -> Int32 {
     defer { progress.end() }
     do {
+      // Before the record is made.
+      try TraceFile.status(options.trace)
       recorder = try options.recordPath.map { path throws(ToolFailure) in try RunRecorder(path) }
       if recorder?.isSame(as: options.trace) == true {
         throw UsageError("--record: \"\(options.trace)\" is the trace; name another file")
@@ -113,7 +115,7 @@ struct Replay {
     do throws(PressureGroup.Refusal) {
       group = try PressureGroup(inside: MemoryGroup.current(), for: "replay")
     } catch {
-      throw ToolFailure("no memory group: \(error.reason)")
+      throw ToolFailure("no memory group: \(error.reason); give --capacity, or run where a group may be made")
     }
     defer {
       Children.endAll()
@@ -193,7 +195,7 @@ struct ReplayReport {
 
   var table: String {
     var rows: [(String, String, String)] = [
-      ("requests", Figures.count(counts.requests), hasSizes ? "of \(ByteSize(counts.bytes))" : ""),
+      ("requests", Figures.count(counts.requests), hasSizes ? "of \(ByteSize(counts.bytes))" : TraceFile.withoutSizes),
       ("hits", Figures.count(counts.hits), "ratio \(Self.ratio(1 - counts.missRatio))"),
       (
         "misses", Figures.count(counts.misses),

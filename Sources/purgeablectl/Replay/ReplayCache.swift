@@ -131,11 +131,12 @@ struct ReplayCache {
     options.expiry = expiry.map { .sinceCreation(.seconds(Int64($0.seconds))) }
     clock = expiry?.isByTrace == true ? ManualClock() : nil
     options.clock = clock
-    switch limit {
-    case .objects(let count): (options.countLimit, storableBytes) = (Int(count), .max)
-    case .payloadBytes(let bytes): (options.costLimit, storableBytes) = (Int(bytes), bytes)
-    case .heldBytes(let bytes): (options.byteLimit, storableBytes) = (Int(bytes), .max)
     // The value and the cache's copy of it have to fit beside everything else.
+    let most = ProcessMemory.limit() / 4
+    switch limit {
+    case .objects(let count): (options.countLimit, storableBytes) = (Int(count), most)
+    case .payloadBytes(let bytes): (options.costLimit, storableBytes) = (Int(bytes), min(bytes, most))
+    case .heldBytes(let bytes): (options.byteLimit, storableBytes) = (Int(bytes), most)
     case .group(let bytes): storableBytes = bytes / 4
     }
     do throws(PurgeableError) {

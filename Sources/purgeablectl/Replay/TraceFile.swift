@@ -64,13 +64,29 @@ final class TraceFile {
   static let recordBytes = 24
   private static let mostCost = 1e12
 
-  /// Opens a trace. `format`: nil to tell it by the file's name, or else by its first bytes. `cost`: nil for no costs.
-  init(_ path: String, format: TraceFormat? = nil, cost: TraceCost? = nil) throws {
-    (self.path, self.cost) = (path, cost)
+  /// For tables.
+  static let withoutSizes = "each of \(TraceRequest.usualSize) bytes: no column is called bytes or size"
+
+  /// As it was named; - is standard input, as everywhere.
+  static func path(_ arguments: Arguments) throws(UsageError) -> String {
+    guard let path = arguments.operands.first else { throw UsageError("a trace is missing; name a file") }
+    return path == "-" ? "/dev/stdin" : path
+  }
+
+  /// What can be said before anything else is done.
+  @discardableResult
+  static func status(_ path: String) throws(UsageError) -> FileStatus {
     guard let status = DiskFile.status(path, followsLinks: true) else {
       throw UsageError("\"\(path)\": \(SystemError.text(errno))")
     }
     guard !status.isDirectory else { throw UsageError("\"\(path)\" is a directory; name a file") }
+    return status
+  }
+
+  /// Opens a trace. `format`: nil to tell it by the file's name, or else by its first bytes. `cost`: nil for no costs.
+  init(_ path: String, format: TraceFormat? = nil, cost: TraceCost? = nil) throws {
+    (self.path, self.cost) = (path, cost)
+    let status = try Self.status(path)
     fileBytes = status.isRegular ? status.sizeBytes : nil
     let descriptor = unsafe open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY)
     guard descriptor >= 0 else { throw UsageError("\"\(path)\": \(SystemError.text(errno))") }
@@ -121,6 +137,7 @@ final class TraceFile {
     for (new, old) in rest.enumerated() { buffer[new] = buffer[old] }
     rest = 0..<rest.count
     while !isAtEnd, rest.count < buffer.count {
+      try awaitInput()
       // In bounds: the free part of the buffer.
       let got = unsafe buffer.withUnsafeMutableBytes { [rest] in
         unsafe read(descriptor, $0.baseAddress! + rest.count, $0.count - rest.count)
@@ -132,6 +149,15 @@ final class TraceFile {
       readBytes += UInt64(got)
     }
     return !rest.isEmpty
+  }
+
+  /// Of a pipe: a signal that is watched ends the wait.
+  private func awaitInput() throws(ToolFailure) {
+    guard fileBytes == nil else { return }
+    var watched = pollfd(fd: descriptor, events: Int16(POLLIN), revents: 0)
+    repeat {
+      if Children.interruption != 0 { throw ToolFailure("interrupted") }
+    } while unsafe poll(&watched, 1, 100) == 0
   }
 
   private func foundFormat() throws -> TraceFormat {
@@ -148,18 +174,27 @@ final class TraceFile {
 
   // MARK: Lines
 
+  private static func withoutSpaces(_ text: ArraySlice<UInt8>) -> ArraySlice<UInt8> { text.drop { $0 == UInt8(ascii: " ") } }
+
+  /// What some programs write before UTF-8.
+  private static let mark: [UInt8] = [0xEF, 0xBB, 0xBF]
+
   private func readHeader() throws {
-    guard let header = nextLine() else { throw incomplete() }
+    guard var header = nextLine() else { throw incomplete() }
+    if header.starts(with: Self.mark) { header = header.dropFirst(Self.mark.count) }
     let names = header.split(separator: UInt8(ascii: ","), omittingEmptySubsequences: false).map {
-      String(decoding: $0, as: UTF8.self)
+      String(decoding: Self.withoutSpaces($0), as: UTF8.self)
     }
-    guard names.first == "key", Set(names).count == names.count else {
+    guard names.first?.lowercased() == "key" else {
       let known = "\"key\" or \"key,bytes\", not \(Self.quoted(header))"
       throw wrong("the header has to be \(known), and more columns may follow; or say --format oracleGeneral")
     }
+    if let twice = names.indices.first(where: { names[..<$0].contains(names[$0]) }) {
+      throw wrong("two columns are called \(Self.quoted(Array(names[twice].utf8)[...])); rename one")
+    }
     let columns = Array(names.dropFirst().reversed())
     columnCount = columns.count
-    sizeColumn = columns.firstIndex(of: "bytes") ?? columns.firstIndex(of: "size")
+    sizeColumn = ["bytes", "size"].lazy.compactMap { name in columns.firstIndex { $0.lowercased() == name } }.first
     hasSizes = sizeColumn != nil
     if case .column(let name) = cost {
       costColumn = columns.firstIndex(of: name)
@@ -179,7 +214,7 @@ final class TraceFile {
       guard let comma = rest.lastIndex(of: UInt8(ascii: ",")) else {
         throw wrong("\(Self.quoted(line)) has \(column + 1) of the \(columnCount + 1) columns that the header promises")
       }
-      let text = rest[(comma + 1)...]
+      let text = Self.withoutSpaces(rest[(comma + 1)...])
       if column == sizeColumn {
         guard let size = Self.number(text) else {
           throw wrong("\(Self.quoted(text)) is no size; write a whole number of bytes, below 2^64")

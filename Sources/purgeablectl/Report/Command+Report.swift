@@ -22,6 +22,7 @@ extension Command {
       return 0
     }
     let file = try OutputFile(output)
+    if file.isSame(as: path) { throw UsageError("--output: \"\(output)\" is the run; name another file") }
     file.empty()
     try file.write(chart.svg + "\n")
     return 0

@@ -23,6 +23,14 @@ final class OutputFile {
   /// What is in it goes; a pipe or a device has no length.
   func empty() { _ = ftruncate(descriptor, 0) }
 
+  /// Whether it is the file at another path, which is read.
+  func isSame(as other: String) -> Bool {
+    guard let mine = DiskFile.status(path, followsLinks: true), let its = DiskFile.status(other, followsLinks: true) else {
+      return false
+    }
+    return mine.device == its.device && mine.inode == its.inode
+  }
+
   func write(_ text: String) throws(ToolFailure) {
     if !DiskFile.write(Array(text.utf8), to: descriptor) { throw failure }
   }

@@ -53,13 +53,7 @@ final class RunRecorder {
 
   init(_ path: String) throws(ToolFailure) { file = try OutputFile(path) }
 
-  /// Whether it is the file that is read.
-  func isSame(as other: String) -> Bool {
-    guard let mine = DiskFile.status(file.path, followsLinks: true), let its = DiskFile.status(other, followsLinks: true) else {
-      return false
-    }
-    return mine.device == its.device && mine.inode == its.inode
-  }
+  func isSame(as other: String) -> Bool { file.isSame(as: other) }
 
   func begin(_ header: RunHeader) { (start, self.header) = (Clock.now, header) }
 
@@ -110,7 +104,7 @@ struct RunRecord {
   init(_ text: String, name: String) throws(ToolFailure) {
     let decoder = JSONDecoder()
     // What an interrupted run left unfinished is no line.
-    var lines = text.split(separator: "\n", omittingEmptySubsequences: false)
+    var lines = text.split(omittingEmptySubsequences: false) { $0 == "\n" || $0 == "\r\n" }
     if lines.last?.isEmpty == true { lines.removeLast() } else if lines.count > 1 { lines.removeLast() }
     guard let first = lines.first, let header = try? decoder.decode(RunHeader.self, from: Data(first.utf8)) else {
       throw ToolFailure(

@@ -64,7 +64,8 @@ struct StoreOptions: Equatable, Sendable {
     let check: StoreInspection.Check?
     /// nil where damage does not let anything be counted.
     let summary: StoreInspection.Summary?
-    let records: [StoreInspection.Record]
+    /// nil: not asked for.
+    let records: [StoreInspection.Record]?
     private let now = WallTime.now
 
     init(_ options: StoreOptions) throws {
@@ -81,7 +82,7 @@ struct StoreOptions: Equatable, Sendable {
       let isDamaged = check.map { $0.faultCount > 0 } ?? false
       summary = isDamaged ? try? store.summary() : try store.summary()
       let listed = options.listCount > 0 ? options.listCount : nil
-      records = try listed.map { isDamaged ? (try? store.records(most: $0)) ?? [] : try store.records(most: $0) } ?? []
+      records = try listed.map { isDamaged ? (try? store.records(most: $0)) ?? [] : try store.records(most: $0) }
     }
 
     // MARK: Tables
@@ -97,8 +98,11 @@ struct StoreOptions: Equatable, Sendable {
         let scalars = text.unicodeScalars
         return scalars.count <= most ? text : String(String.UnicodeScalarView(scalars.prefix(most - 1))) + "…"
       }
-      let digits = key.prefix(most / 2 - 1).map { ($0 < 16 ? "0" : "") + String($0, radix: 16) }.joined()
-      return "0x" + digits + (key.count > most / 2 - 1 ? "…" : "")
+      return "0x" + digits(key.prefix(most / 2 - 1)) + (key.count > most / 2 - 1 ? "…" : "")
+    }
+
+    private static func digits(_ bytes: some Sequence<UInt8>) -> String {
+      bytes.map { ($0 < 16 ? "0" : "") + String($0, radix: 16) }.joined()
     }
 
     private var summaryRows: [[String]] {
@@ -142,11 +146,11 @@ struct StoreOptions: Equatable, Sendable {
       if let check, check.faultCount > check.faults.count {
         lines.append("  and \(Self.count(check.faultCount - check.faults.count)) more")
       }
-      if !records.isEmpty { lines += [""] + list }
+      if let records, !records.isEmpty { lines += [""] + list(records) }
       return lines.joined(separator: "\n")
     }
 
-    private var list: [String] {
+    private func list(_ records: [StoreInspection.Record]) -> [String] {
       var rows = [["key", "bytes", "cost", "version", "stored", "used", "expires in"]]
       for record in records {
         rows.append([
@@ -192,7 +196,7 @@ struct StoreOptions: Equatable, Sendable {
       if let trimmedCount { members.append(("removed", Self.number(trimmedCount))) }
       if let check {
         let faults = check.faults.map { fault in
-          JSON.object([("key", fault.key.map { .string(Self.text($0)) } ?? .null), ("explanation", .string(fault.explanation))])
+          JSON.object([fault.key.map(Self.member) ?? ("key", .null), ("explanation", .string(fault.explanation))])
         }
         members.append(
           (
@@ -203,14 +207,20 @@ struct StoreOptions: Equatable, Sendable {
             ])
           ))
       }
-      if !records.isEmpty { members.append(("list", .array(records.map(json)))) }
+      if let records { members.append(("list", .array(records.map(json)))) }
       return .object(members)
+    }
+
+    /// The whole key: what is no text by its bytes.
+    private static func member(_ key: [UInt8]) -> (name: String, value: JSON) {
+      if let text = String(validating: key, as: UTF8.self) { return ("key", .string(text)) }
+      return ("keyHex", .string(digits(key)))
     }
 
     private func json(_ record: StoreInspection.Record) -> JSON {
       func seconds(_ moment: Int64) -> JSON { .number(Double(moment) / 1e9) }
       return .object([
-        ("key", .string(Self.text(record.key))), ("bytes", Self.number(record.valueByteCount)), ("isFile", .bool(record.isFile)),
+        Self.member(record.key), ("bytes", Self.number(record.valueByteCount)), ("isFile", .bool(record.isFile)),
         ("cost", record.cost.map(Self.number) ?? .null), ("version", record.version.map { .string($0) } ?? .null),
         ("stored", seconds(record.made)), ("used", seconds(record.used)), ("expires", record.expires.map(seconds) ?? .null),
       ])

@@ -10,11 +10,12 @@ struct Stress {
 
   /// Runs what was asked for and prints a report for each. Leaves no child and no group behind, however it ends.
   func run() throws -> Int32 {
+    // Before signals are watched: to open a pipe waits for its reader.
+    let recorder = try options.recordPath.map { path throws(ToolFailure) in try RunRecorder(path) }
     try Children.watchSignals()
     defer { Children.endAll() }
     let swap = SwapSpace(options.wantsSwap ? max(options.limitBytes, 64 << 20) : nil)
     defer { swap.remove() }
-    let recorder = try options.recordPath.map { path throws(ToolFailure) in try RunRecorder(path) }
     var verdicts: [String] = []
     var hasFailed = false
     for round in 0..<options.repeatCount {
@@ -32,7 +33,8 @@ struct Stress {
         try recorder?.end(report.json)
         verdicts.append(report.verdict)
         print(options.isJSON ? report.json.text : report.table)
-        fflush(nil)
+        // What could not be written is told by this call alone.
+        guard fflush(nil) == 0 else { throw ToolFailure("the output cannot be written: \(SystemError.text(errno))") }
       }
     }
     // All together once more, where they are not all on one screen.

@@ -45,7 +45,7 @@ package struct StressOptions: Equatable, Sendable {
       throw UsageError("--record: a record is of one run; name one scenario, without --repeat")
     }
     if repeatCount == 0 { throw UsageError("--repeat: at least once") }
-    if !(96 << 20...1 << 40).contains(limitBytes) { throw UsageError("--limit: between 96M and 1T") }
-    if let seconds, !(1...86_400).contains(seconds) { throw UsageError("--seconds: between 1 and 86400") }
+    if !(96 << 20...1 << 40).contains(limitBytes) { throw UsageError("--limit: \(limitBytes) bytes; between 96M and 1T") }
+    if let seconds, !(1...86_400).contains(seconds) { throw UsageError("--seconds: \(seconds); between 1 and 86400") }
   }
 }

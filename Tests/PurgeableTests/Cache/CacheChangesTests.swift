@@ -117,6 +117,52 @@ struct CacheChangesTests {
     }
   }
 
+  @Test("objects: what expired or was discarded is told once, also by the telling itself, and is gone then")
+  func deadObjects() throws {
+    let clock = ManualClock()
+    var options = CacheOptions()
+    (options.clock, options.expiry) = (clock, .sinceCreation(.seconds(10)))
+    let cache = try ObjectCache<Int, PurgeableData>(options)
+    cache.staysAlone()
+    let told = ToldChanges()
+    try cache.setChangeHandler(every: Self.never) { told.note($0) }
+    let contents = try (0..<5).map { try PurgeableData([UInt8($0)]) }
+    for content in contents { content.endContentAccess() }
+    for key in 0..<3 { cache[key] = contents[key] }
+    clock.advance(by: .seconds(10))
+    (cache[3], cache[4]) = (contents[3], contents[4])
+    contents[4].discardContentIfPossible()
+    cache.deliverChanges()
+    #expect(told.take() == [change([3], [0, 1, 2, 4])])
+    #expect(cache.count == 1)
+    cache.removeExpired()
+    try contents[4].refill(with: [4])
+    cache.deliverChanges()
+    #expect(told.take() == [] && !cache.containsValue(forKey: 4))
+  }
+
+  @Test("while a handler is at work, what is pending is bounded by the keys, and all of it is told afterwards")
+  func slowHandler() throws {
+    let cache = try ObjectCache<Int, Int>()
+    let (told, begun, goesOn) = (ToldChanges(), DispatchSemaphore(value: 0), DispatchSemaphore(value: 0))
+    try cache.setChangeHandler(every: Self.never) {
+      told.note($0)
+      begun.signal()
+      goesOn.wait()
+    }
+    cache[0] = 0
+    let teller = TestThread { cache.deliverChanges() }
+    #expect(begun.comes())
+    for round in 0..<100_000 { cache[round % 3] = round }
+    let pendingCount = cache.store.lazyBoard.load()?.pendingCount ?? .max
+    #expect(pendingCount < 10_000)
+    goesOn.signal()
+    teller.join()
+    goesOn.signal()
+    cache.deliverChanges()
+    #expect(told.take() == [change([0], []), change([0, 1, 2], [])])
+  }
+
   @Test("what expired or was lost is told once, when it is found, also by the telling itself")
   func dead() throws {
     let clock = ManualClock()

@@ -86,6 +86,36 @@ struct ObjectSaveTests {
     }
   }
 
+  @Test("what is unchanged after a restore has the time that it began with, although the clock is younger than the entry")
+  func unchanged() async throws {
+    let folder = try FakeRoot()
+    defer { folder.remove() }
+    func options(_ clock: ManualClock) -> CacheOptions {
+      var options = CacheOptions()
+      options.clock = clock
+      return options
+    }
+    let (clock, later) = (ManualClock(), ManualClock())
+    let found = LoadResult<String>.found("one", expiry: .sinceCreation(.seconds(3600)))
+    let objects = try ObjectCache<String, String>(options(clock))
+    let bytes = try PurgeableCache<String, String>(options(clock))
+    _ = await objects.value(forKey: "a", refreshAfter: .seconds(10)) { _ in found }
+    _ = await bytes.value(forKey: "a", refreshAfter: .seconds(10)) { _ in found }
+    clock.advance(by: .seconds(3000))
+    try await objects.save(to: folder.path + "/objects", format: .purgeableBytes)
+    try await bytes.save(to: folder.path + "/bytes")
+    let (newObjects, newBytes) = (
+      try ObjectCache<String, String>(options(later)), try PurgeableCache<String, String>(options(later))
+    )
+    try await newObjects.restore(from: folder.path + "/objects", format: .purgeableBytes)
+    try await newBytes.restore(from: folder.path + "/bytes")
+    func left() -> [Duration?] { [newObjects.peekEntry(forKey: "a"), newBytes.peekEntry(forKey: "a")].map { $0?.remainingTime } }
+    #expect(left().allSatisfy { (.seconds(1) ... .seconds(600)).contains($0 ?? .zero) })
+    #expect(await newObjects.value(forKey: "a", refreshAfter: .seconds(10)) { _ in .unchanged } == "one")
+    #expect(await newBytes.value(forKey: "a", refreshAfter: .seconds(10)) { _ in .unchanged } == "one")
+    #expect(await TestRun.comes { left() == [.seconds(3600), .seconds(3600)] })
+  }
+
   @Test("an entry's age goes on in the file: what was due for a refresh is due after a restore")
   func ages() async throws {
     let folder = try FakeRoot()

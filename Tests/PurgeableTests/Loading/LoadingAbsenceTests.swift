@@ -40,6 +40,17 @@ private final class EndingKey: Hashable, Sendable {
 
 @Suite("loading: absence")
 struct LoadingAbsenceTests {
+  @Test("no reason of misses is counted below 0 between two statistics")
+  func differences() throws {
+    let cache = try ObjectCache<Int, Int>()
+    #expect(cache.value(forKey: 9) == nil)
+    cache.setValue(1, forKey: 1, version: "1")
+    let before = cache.statistics
+    for _ in 0..<2 { #expect(cache.value(forKey: 1, version: "2", keepingNilFor: .seconds(60)) { () -> Int? in nil } == nil) }
+    let period = cache.statistics.difference(from: before)
+    #expect(period.missCount == 2 && period.missesByReason.values.allSatisfy { $0 >= 0 })
+  }
+
   @Test("that a load found nothing is remembered for the time it says, by the cache's clock", arguments: CacheKind.allCases)
   func remembered(_ kind: CacheKind) async throws {
     let clock = ManualClock()

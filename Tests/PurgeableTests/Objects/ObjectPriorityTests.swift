@@ -18,6 +18,23 @@ private final class Content: DiscardableContent, @unchecked Sendable {
 struct ObjectPriorityTests {
   private func told(_ cache: ObjectCache<Int, String>, _ key: Int) -> EntryPriority? { cache.peekEntry(forKey: key)?.priority }
 
+  @Test("beside what is pinned, at the limit: what is stored goes at once, of any priority; what was loaded keeps its content")
+  func fullOfPins() throws {
+    for priority in [EntryPriority.normal, .speculative] {
+      let cache = try ObjectCache<Int, String>(countLimit: 1)
+      cache.setValue("pinned", forKey: 1, priority: .pinned)
+      cache.setValue("other", forKey: 2, priority: priority)
+      #expect(cache.keys == [1])
+    }
+    let cache = try ObjectCache<Int, Content>(countLimit: 1)
+    cache.setValue(Content(), forKey: 1, priority: .pinned)
+    let loaded = cache.value(forKey: 2) { Content() }
+    #expect(!loaded.isContentDiscarded && cache.keys == [1])
+    let stored = Content()
+    cache.setValue(stored, forKey: 2)
+    #expect(stored.isContentDiscarded && cache.keys == [1])
+  }
+
   @Test("is told with the entry, and is the new store's; only a pin stays")
   func told() throws {
     let cache = try ObjectCache<Int, String>()

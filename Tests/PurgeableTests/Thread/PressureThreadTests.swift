@@ -162,10 +162,15 @@ struct PressureThreadTests {
       let (first, second) = (FakeSource(), FakeSource())
       PurgeableMemory.pressureSource = first
       let monitor = PressureMonitor()
+      let (cache, objects) = (try Self.filled(), try ObjectCache<Int, Int>())
+      func hear(_ level: PressureLevel) -> Bool {
+        patiently { cache.statistics.pressure == level && objects.statistics.pressure == level }
+      }
       first.set(.critical)
-      require(patiently { monitor.level == .critical }, "the first")
+      require(patiently { monitor.level == .critical } && hear(.critical), "the first")
       PurgeableMemory.pressureSource = second
       require(patiently { monitor.level == .normal }, "the second knows of none")
+      require(hear(.normal), "caches hear of it")
       second.set(.warning)
       require(patiently { monitor.level == .warning }, "the second")
       PurgeableMemory.pressureSource = nil

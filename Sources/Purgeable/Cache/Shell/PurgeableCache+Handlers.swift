@@ -44,7 +44,7 @@ extension PurgeableCache {
     engine.lazy.intervals.set(every: interval) { [weak self] in self?.evictAll(where: isEvictable) }
   }
 
-  /// Takes the decider away. None begins after this returns; one that is at work goes on. Any thread.
+  /// Takes the decider away. One that is at work, or just beginning, goes on. Any thread.
   public func removeEvictionDecider() { engine.lazy.knownIntervals?.unset() }
 
   // MARK: Changes
@@ -79,7 +79,7 @@ extension PurgeableCache {
     try board("setChangeHandler").setHandler(every: interval, handler)
   }
 
-  /// Takes the handler of changes away. No call of it begins after this returns; one that is at work goes on. Any thread.
+  /// Takes the handler of changes away. A call that is at work, or just beginning, goes on. Any thread.
   public func removeChangeHandler() { teller?.board.load()?.removeHandler() }
 
   /// Tells handler and sequences now what is pending: the handler has returned when this returns, on whichever thread it was

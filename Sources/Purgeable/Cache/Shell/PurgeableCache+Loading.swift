@@ -136,7 +136,7 @@ extension PurgeableCache: Loading {
 
   /// As the async form for loads that always find something. Those who wait get nil too, unless their `load` always makes a
   /// value: they load by themselves then. `keepingNilFor`: as in the form without `async`. `refreshAfter`, cancellation, threads
-  /// and cost: as in the first async form. A load that finds nothing while there is an older value takes that away (`removed`).
+  /// and cost: as in the first async form. A refresh that finds nothing takes the older value away (`removed`).
   @inlinable
   public nonisolated(nonsending) func value<E: Error>(
     forKey key: Key, version: String? = nil, expiry: Expiry? = nil, refreshAfter: Duration? = nil,
@@ -214,8 +214,8 @@ extension PurgeableCache: Loading {
       byteCount = span.byteCount
       let now = moment
       var head = engine.base.head(cost: terms.cost, lifetime: terms.lifetime, recomputeCost: recomputeCost, at: now)
-      // 0: before the clock began.
-      if terms.notesAge { head.made = now - min(now, terms.age) }
+      // Wraps round where the clock does not reach back so far.
+      if terms.notesAge { head.made = now &- terms.age }
       // Without the permit it counts as replaced by what overtook it.
       if terms.lifetime?.isOver == true {
         outcome = refuseAtOnce(key, if: condition)

@@ -37,7 +37,7 @@ extension PurgeableCache: Reloading {
     peek(key).map { entry, peeked in
       let head = peeked.head
       // Who is due has its age noted.
-      let sinceCreation = head.deadline.map { $0 - min($0, head.made ?? 0) }
+      let sinceCreation = head.deadline.map { $0 &- (head.made ?? 0) }
       return (
         entry,
         EntryTerms(

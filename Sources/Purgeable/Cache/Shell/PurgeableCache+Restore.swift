@@ -101,7 +101,7 @@ extension PurgeableCache where Key: PurgeableValue {
     guard let key: Key = report.key(of: item, record, in: batch, times, &validity) else { return true }
     let content = unsafe batch.content(item, record).bytes
     var head = EntryHead(cost: record.cost, recomputeCost: record.recomputeCost)
-    (head.deadline, head.sinceLastUse, head.made) = (validity.deadline, validity.sinceLastUse, record.made.map(times.moment))
+    (head.deadline, head.sinceLastUse, head.made) = (validity.deadline, validity.sinceLastUse, record.made.map(times.birth))
     if let byteCount = record.versionByteCount {
       guard byteCount <= VersionLimit.byteCount else {
         report.skip("\(key)", because: "its version is too long")

@@ -163,7 +163,7 @@ private struct SavedRank {
     (record.priority, record.isMain, record.useCount) = (priority, isMain, useCount)
     (record.cost, record.recomputeCost, record.sinceLastUse) = (head.cost, head.recomputeCost, head.sinceLastUse)
     record.deadline = head.deadline.map(times.wall)
-    record.made = head.made.map(times.wall)
+    record.made = head.made.map(times.birthByDay)
     if head.sinceLastUse != nil { record.lastUse = lastUse.map { times.wall($0.moment(asOf: times.now)) } }
     return record
   }

@@ -195,6 +195,8 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
     teller?.board.load()?.removeAll()
     teller?.setHandler(nil)
     if teller != nil { engine.endKeys() }
+    // As the keys of entries: none is to end where the library lets the engine go.
+    loads.forgetAbsent(endsKeys: true)
   }
 
   /// Which entry goes first: for the cache's life.
