@@ -164,11 +164,11 @@
     func loadedValue<E: Error>(
       _ key: Key, _ version: String?, _ expiry: Expiry?, _ load: () throws(E) -> Value
     ) throws(E) -> Value {
-      try cache.alwaysLoadedValue(forKey: key, version: version) { () throws(E) in
+      try cache.loadedValue(forKey: key, version: version, takesNil: false) { () throws(E) in
         let found = self.read(key, version)
         if case .found(let found) = found.result { return .found(found) }
         return self.loaded(self.made(try load(), version, expiry), key, found.number)
-      }
+      }!
     }
 
     /// As the form for a `load` that always makes a value, for one that may find nothing: `keepingNilFor` says how long memory
@@ -213,12 +213,12 @@
       _ found: Value?, _ key: Key, _ version: String?, _ expiry: Expiry?, _ refreshAfter: Duration?,
       _ load: @escaping @Sendable () async throws(E) -> Value
     ) async throws(E) -> Value {
-      try await cache.alwaysLoadedValue(found, forKey: key, version: version, refreshAfter: refreshAfter) {
+      try await cache.loadedValue(found, forKey: key, version: version, refreshAfter: refreshAfter, takesNil: false) {
         isRefresh async throws(E) in
         let found = await self.readInThread(key, version, isRefresh: isRefresh)
         if case .found(let found) = found.result { return .found(found) }
         return self.loaded(self.made(try await load(), version, expiry), key, found.number)
-      }
+      }!
     }
 
     /// As the async form for a `load` that always makes a value, for one that may find nothing. `keepingNilFor`: as in the form
@@ -267,7 +267,8 @@
       _ found: Value?, _ key: Key, _ refreshAfter: Duration?,
       _ load: @escaping @Sendable (CacheEntry<Key, Value>?) async throws(E) -> LoadResult<Value>
     ) async throws(E) -> Value? {
-      try await cache.reloadedValue(found, forKey: key, refreshAfter: refreshAfter) { current async throws(E) in
+      try await cache.loadedValue(found, forKey: key, version: nil, refreshAfter: refreshAfter) { _ async throws(E) in
+        let current = self.cache.currentInTier(key)
         let found = await self.readInThread(key, nil, isRefresh: current != nil)
         if case .found(let found) = found.result { return .found(found) }
         let number = found.number

@@ -16,9 +16,10 @@ public struct CacheOptions: Sendable {
   public var name: String
   /// The most entries; nil: no limit, as for all limits.
   public var countLimit: Int?
-  /// The most that the entries' costs may add up to.
+  /// The most that the entries' costs may add up to. A cost that is not given is the number of the value's bytes, in a cache of
+  /// objects what `costOfValue` finds, or 0; a negative one counts as 0.
   public var costLimit: Int?
-  /// The most bytes to hold.
+  /// The most bytes to hold, slabs and bookkeeping together.
   public var byteLimit: Int?
   /// A byte limit as a share of the memory that limits this process, above 0 and up to 1.
   public var memoryShare: Double?
@@ -34,7 +35,7 @@ public struct CacheOptions: Sendable {
   public var core: CacheCore?
   /// Which entry goes first. For caches of bytes; caches of objects are exactly least recently used.
   public var evictionOrder = EvictionOrder.s3FIFO
-  /// Keep keys in ordinary memory, where the kernel cannot take them. Caches of objects always do.
+  /// Keep keys in ordinary memory, where the kernel cannot take them, as `onDeparture` implies. Caches of objects always do.
   public var tracksKeys = false
   /// Whether an entry leaves when its content is found discarded. False: it stays. A cache of objects still returns the object
   /// then; a cache of bytes says `MissReason.discarded`, and tracks its keys.

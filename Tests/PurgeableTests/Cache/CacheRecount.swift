@@ -72,7 +72,7 @@ extension Recount {
     var livingCount = 0
     for queue in EvictionQueue.all {
       var sums = QueueSums()
-      for lane in Lanes(Lane.numberLimit, of: queue) {
+      for lane in Lanes(Lane.numberLimit, of: queue.rawValue..<queue.rawValue + 1) {
         for slab in held.heap.slabs(of: held.stream(lane)) {
           livingCount += checkSlab(slab, held, &pages, &sums, "\(who), \(lane), slab \(slab.index)")
         }

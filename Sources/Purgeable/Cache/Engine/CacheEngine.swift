@@ -64,9 +64,7 @@ final class CacheEngine: ForkProtected {
     observer: (any EngineObserver)? = nil, loads: (any AbsenceKeeper)? = nil,
     entryOrder: (@Sendable () -> any EntryOrder)? = nil
   ) throws(PurgeableError) {
-    let outOfMemory = PurgeableError(
-      .outOfMemory, in: "PurgeableCache.init", errorNumber: outOfMemoryNumber,
-      explanation: "there is no memory or address space for a cache's index and heap; free some, or raise the process's limits")
+    let outOfMemory = PurgeableError.withoutMemory(in: "PurgeableCache.init")
     // Swift's runtime ends the program when it gets no memory for objects and arrays.
     guard MemoryReserve.isThere(MemoryReserve.ofObjects) else { throw outOfMemory }
     let limits = CacheLimits(options, clock: clock)

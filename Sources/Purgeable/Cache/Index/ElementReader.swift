@@ -78,12 +78,8 @@ struct ElementReader: Sendable {
   /// An entry's head, which is empty where the slot has none. nil when it is on a lost page.
   func head(of slot: Slot, _ facts: EntryFacts) -> EntryHead? {
     assert(facts.prefixByteCount > 0 && facts.prefixByteCount <= facts.payloadByteCount, "PurgeableCache: a key beyond its entry")
-    return slot.hasHead ? head(at: slot.place, facts) : EntryHead()
-  }
-
-  /// The head of the entry at a place, which has one.
-  func head(at place: UInt64, _ facts: EntryFacts) -> EntryHead? {
-    let reference = heap.reference(place)
+    guard slot.hasHead else { return EntryHead() }
+    let reference = heap.reference(slot.place)
     let byteCount = min(EntryHead.mostBytes, facts.payloadByteCount - facts.prefixByteCount)
     guard var head = withPart(of: reference, from: facts.prefixByteCount, count: byteCount, { EntryHead($0) }) else { return nil }
     if head.version != nil {
@@ -121,12 +117,7 @@ struct ElementReader: Sendable {
   // MARK: Reads of the core
 
   /// How many bytes are read to find the prefix. Most keys are short, and every further byte would have to be copied.
-  var usualPrefixByteCount: Int {
-    switch keys.layout {
-    case .fixed(let byteCount): byteCount
-    case .variable: 64
-    }
-  }
+  var usualPrefixByteCount: Int { if case .fixed(let byteCount) = keys.layout { byteCount } else { 64 } }
 
   /// The length of an element's payload; nil where its header is gone.
   func length(_ reference: purgeable_reference_t) -> Int? {

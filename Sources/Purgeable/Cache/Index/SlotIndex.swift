@@ -90,23 +90,27 @@ import Synchronization
     }
 
     /// The slots in use in an identity's two buckets, whatever their identity.
-    @inline(__always) func neighbours(of identity: UInt64) -> Neighbours { Neighbours(self, identity) }
+    @inline(__always) func neighbours(of identity: UInt64) -> Candidates { Candidates(self, identity, mask: 0) }
 
     /// The slots with the identity.
-    @inline(__always) func candidates(of identity: UInt64) -> Candidates { Candidates(self, identity) }
+    @inline(__always) func candidates(of identity: UInt64) -> Candidates { Candidates(self, identity, mask: .max) }
   }
 
   /// A look through two buckets. Acquire: pairs with the release that stored a slot.
-  struct Neighbours: Sequence, IteratorProtocol {
+  struct Candidates: Sequence, IteratorProtocol {
     private let slots: SlotPointer?
+    private let identity: UInt64
+    /// Which bits of it count.
+    private let mask: UInt64
     private let first: Int
     private let second: Int
     /// A few identities have one bucket, whose slots come once.
     private let end: Int
     private var step = 0
 
-    @inline(__always) fileprivate init(_ table: Table, _ identity: UInt64) {
+    @inline(__always) fileprivate init(_ table: Table, _ identity: UInt64, mask: UInt64) {
       slots = table.slots
+      (self.identity, self.mask) = (identity, mask)
       (first, second) = table.buckets(of: identity)
       end = first == second ? SlotIndex.slotsPerBucket : 2 * SlotIndex.slotsPerBucket
     }
@@ -117,24 +121,7 @@ import Synchronization
         let pointer = slots[step < SlotIndex.slotsPerBucket ? first &+ step : second &+ step &- SlotIndex.slotsPerBucket]
         step &+= 1
         let slot = Slot(bits: pointer.acquired)
-        if !slot.isEmpty { return FoundSlot(pointer: pointer, slot: slot) }
-      }
-      return nil
-    }
-  }
-
-  struct Candidates: Sequence, IteratorProtocol {
-    private var neighbours: Neighbours
-    private let identity: UInt64
-
-    @inline(__always) fileprivate init(_ table: Table, _ identity: UInt64) {
-      neighbours = Neighbours(table, identity)
-      self.identity = identity
-    }
-
-    @inline(__always) mutating func next() -> FoundSlot? {
-      while let found = neighbours.next() {
-        if found.slot.identity == identity { return found }
+        if !slot.isEmpty, (slot.identity ^ identity) & mask == 0 { return FoundSlot(pointer: pointer, slot: slot) }
       }
       return nil
     }

@@ -104,16 +104,6 @@ final class NodeMemory: Sendable {
     return nil
   }
 
-  /// The first number from `start` on that is taken.
-  func first(from start: UInt32) -> UInt32? {
-    var number = start
-    while number < numberCount {
-      if self[number] != nil { return number }
-      number += 1
-    }
-    return nil
-  }
-
   // MARK: Hollow entries
 
   /// The one that has been hollow for longest.

@@ -44,9 +44,6 @@ struct Ghost: ~Copyable {
 
   var byteCount: Int { entries.byteCount }
 
-  /// Whether `reserve` would do anything.
-  func isSmall(for newCapacity: Int) -> Bool { newCapacity > rememberedLimit + rememberedLimit / 2 }
-
   /// Prefetches the bucket that `note` will touch.
   func prefetch(_ identity: UInt64) {
     guard rememberedLimit > 0 else { return }
@@ -57,7 +54,7 @@ struct Ghost: ~Copyable {
   /// fingerprint alone does not tell its bucket in a table of another size. The ghost never shrinks here: a cache that has just
   /// lost most of its entries will be asked for them. Without memory, nothing is changed.
   mutating func reserve(_ newCapacity: Int) {
-    guard isSmall(for: newCapacity) else { return }
+    guard newCapacity > rememberedLimit + rememberedLimit / 2 else { return }
     let before = byteCount
     let wanted = max(newCapacity, 16)
     // A third more room than keys: buckets fill unevenly. An even number: it can be halved.

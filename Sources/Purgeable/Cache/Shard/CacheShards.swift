@@ -21,7 +21,7 @@ struct CacheShards: ~Copyable, Sendable {
 
   init(_ base: CacheBase, founder index: SlotIndex) {
     self.base = base
-    founder = EngineShard(0, base, index, streamsOf: 0)
+    founder = EngineShard(0, base, index)
     positions = ShardPositions(founder)
     alone = [founder]
   }
@@ -45,7 +45,7 @@ struct CacheShards: ~Copyable, Sendable {
     }
     // Each shard frees its own index.
     let shards = indexes.enumerated().map { i, index in
-      EngineShard(Int(EngineKey.firstOther) + i, base, index, streamsOf: 1 + i)
+      EngineShard(Int(EngineKey.firstOther) + i, base, index)
     }
     for shard in shards { positions.set(shard.number, shard) }
     _ = made.storeIfNil(AllShards([founder] + shards))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Dropping entries whose time is over, without a look at those that live.
 //
-//   store          the deadline is in the entry's head; the entry goes to the lane of its time to live (LaneTimes.swift), whose
+//   store          the deadline is in the entry's head; the entry goes to the lane of its time to live (ShardLanes.swift), whose
 //                  slab has its first and its last deadline noted. A time since the last use (LastUses.swift) is there as well:
 //                  it is noted as if the entry were not used again
 //   look-up        compares the deadline with the clock, and drops the entry (HeldShard+Find.swift)

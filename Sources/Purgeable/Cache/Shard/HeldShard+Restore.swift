@@ -13,8 +13,8 @@
 import CPurgeable
 import Synchronization
 
-/// What an entry of a file brings along beside its bytes and its head.
-struct RestoredRank {
+/// What is saved of an entry beside its bytes and its head.
+struct EntryRank {
   let priority: EntryPriority
   let isMain: Bool
   let useCount: UInt64
@@ -28,7 +28,7 @@ typealias RestoreMarks = EachLane<purgeable_slab_t>
 extension HeldShard {
   /// Stores an entry of a file, unless its key has a value. Evicts nothing.
   mutating func restore(
-    _ key: EngineKey, _ prefix: RawSpan, _ value: RawSpan, _ head: EntryHead, _ rank: RestoredRank
+    _ key: EngineKey, _ prefix: RawSpan, _ value: RawSpan, _ head: EntryHead, _ rank: EntryRank
   ) -> RestoreOutcome {
     if find(key, prefix) != nil { return .present }
     let size = EntrySize(prefixByteCount: prefix.byteCount, valueByteCount: value.byteCount, head, base.credits)

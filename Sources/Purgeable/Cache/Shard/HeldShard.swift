@@ -1,26 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A shard while its mutex is held. All changes of a shard are made by methods of this type, and code that has a `HeldShard` holds
 // the mutex.
-//
-//     HeldShard.swift              its parts, and how an entry leaves
-//     HeldShard+Find.swift         look-ups
-//     HeldShard+Store.swift        stores and removals, and making room for them
-//     HeldShard+Insert.swift       an entry's slot in the index
-//     HeldShard+Evict.swift        eviction by entry, and what is done to an entry whose turn has come
-//     HeldShard+EvictionRun.swift  eviction by slab: one slab, or many together
-//     HeldShard+EntryOrder.swift   eviction by an order that names entries
-//     HeldShard+Idle.swift         eviction of entries not used for a time
-//     HeldShard+Sweep.swift        dropping lost entries
-//     HeldShard+Hollow.swift       entries that stay when their values are lost
-//     HeldShard+Expire.swift       dropping entries whose time is over
-//     HeldShard+Priority.swift     speculative and pinned entries
-//     HeldShard+Restore.swift      entries of a file
-//     EvictionNotes.swift          what an eviction run notes
-//     ShardBooks.swift             sums of entries, by queue and page
-//     ShardDepartures.swift        departures to be told of
-//     Removal.swift                } work on held shards from outside: everything removed,
-//     LargeStore.swift             } a store whose copy is made under no mutex,
-//     EntryWalk.swift              } walks over all entries
 
 import CPurgeable
 import Synchronization
@@ -78,8 +58,6 @@ struct EngineCounters {
 struct HeldShard: ~Copyable {
   private let stays = StaysInPlace()
   let number: Int
-  /// Which of each lane's streams are its own.
-  let place: Int
   let base: CacheBase
   let heap: SlabHeap
   let index: SlotIndex
@@ -109,12 +87,11 @@ struct HeldShard: ~Copyable {
   /// Of the last allocation: as in `DueAfterStore`.
   var missedRoom = false
 
-  init(_ number: Int, _ base: CacheBase, _ index: SlotIndex, streamsOf place: Int) {
+  init(_ number: Int, _ base: CacheBase, _ index: SlotIndex) {
     self.number = number
     self.base = base
     heap = base.heap
     self.index = index
-    self.place = place
     entryOrder = base.makeEntryOrder()
     books = ShardBooks(base, index)
     ghost = Ghost(countedIn: base.totals)
@@ -127,12 +104,15 @@ struct HeldShard: ~Copyable {
   var order: S3FIFOOrder { base.order }
   var elements: ElementReader { base.elements }
 
+  /// Which of each lane's streams are its own: the founder's come first.
+  var place: Int { number == 0 ? 0 : number - Int(EngineKey.firstOther) + 1 }
+
   func stream(_ lane: Lane) -> purgeable_stream_t { heap.streams[lane, place] }
 
   /// The lanes that may have entries: of all queues, of those that are evicted from, or of one.
-  var usedLanes: Lanes { Lanes(laneTimes.count, ofFirst: queueCount) }
-  var evictedLanes: Lanes { Lanes(laneTimes.count, ofFirst: min(queueCount, EvictionQueue.evictedCount)) }
-  func usedLanes(of queue: EvictionQueue) -> Lanes { Lanes(laneTimes.count, of: queue) }
+  var usedLanes: Lanes { Lanes(laneTimes.count, of: 0..<queueCount) }
+  var evictedLanes: Lanes { Lanes(laneTimes.count, of: 0..<min(queueCount, EvictionQueue.evictedCount)) }
+  func usedLanes(of queue: EvictionQueue) -> Lanes { Lanes(laneTimes.count, of: queue.rawValue..<queue.rawValue + 1) }
 
   /// In a forked child: the index is wiped, the heap begins anew by itself.
   mutating func beginAnew() {
@@ -283,10 +263,10 @@ final class EngineShard: Sendable {
   let index: SlotIndex
   let held: Guarded<HeldShard>
 
-  init(_ number: Int, _ base: CacheBase, _ index: SlotIndex, streamsOf place: Int) {
+  init(_ number: Int, _ base: CacheBase, _ index: SlotIndex) {
     self.number = number
     self.index = index
-    held = Guarded(HeldShard(number, base, index, streamsOf: place), isBusy: true)
+    held = Guarded(HeldShard(number, base, index), isBusy: true)
   }
 
   deinit { index.destroy() }

@@ -107,7 +107,7 @@ struct ShardIndexes: ~Copyable, Sendable {
   /// A total between two moves; while entries move, as it was before. All loads are acquire, so who sees what a move has stored
   /// sees that the number has changed.
   @inline(__always)
-  private func total<Part: AdditiveArithmetic>(_ part: (SlotIndex) -> Part, moving: () -> Part) -> Part {
+  private func total<Part: AdditiveArithmetic>(_ part: (SlotIndex) -> Part, moving: @autoclosure () -> Part) -> Part {
     while true {
       let number = moveNumber
       let total = number & 1 != 0 ? moving() : sum(part)
@@ -116,19 +116,11 @@ struct ShardIndexes: ~Copyable, Sendable {
   }
 
   /// The entries of all shards, and their costs, as each shard last published them.
-  var entryCount: Int {
-    total {
-      $0.publishedCount
-    } moving: {
-      movedCount.load(ordering: .acquiring)
-    }
-  }
+  var entryCount: Int { total(\.publishedCount, moving: movedCount.load(ordering: .acquiring)) }
   var totalCost: UInt128 {
-    total {
-      $0.publishedCost
-    } moving: {
-      UInt128(movedCostHigh.load(ordering: .acquiring)) << 64 | UInt128(movedCostLow.load(ordering: .acquiring))
-    }
+    total(
+      \.publishedCost,
+      moving: UInt128(movedCostHigh.load(ordering: .acquiring)) << 64 | UInt128(movedCostLow.load(ordering: .acquiring)))
   }
 
   /// The age of the next element: how many were ever allocated in all shards, and `firstAge`. Relaxed loads: a sum that is a

@@ -13,8 +13,7 @@ extension PurgeableCache {
   }
 
   /// Sets `countLimit`. A lower limit evicts before this returns, but for what is pinned. Any thread.
-  ///
-  /// - Throws: `PurgeableError` of kind `invalidArgument` for a negative limit; the limit stays as it was then.
+  /// Throws `invalidArgument` for a negative limit, which stays as it was then.
   public func setCountLimit(_ limit: Int?) throws(PurgeableError) {
     try LimitCheck.limit(limit, "limit", in: "PurgeableCache '\(name)'.setCountLimit")
     engine.base.limits.count.store(limit ?? .max, ordering: .relaxed)
@@ -28,8 +27,7 @@ extension PurgeableCache {
   }
 
   /// Sets `costLimit`. A lower limit evicts before this returns, but for what is pinned. Any thread.
-  ///
-  /// - Throws: `PurgeableError` of kind `invalidArgument` for a negative limit; the limit stays as it was then.
+  /// Throws `invalidArgument` for a negative limit, which stays as it was then.
   public func setCostLimit(_ limit: Int?) throws(PurgeableError) {
     try LimitCheck.limit(limit, "limit", in: "PurgeableCache '\(name)'.setCostLimit")
     engine.base.limits.cost.store(limit.map { UInt64($0) } ?? .max, ordering: .relaxed)
@@ -44,8 +42,7 @@ extension PurgeableCache {
   /// A limit below what this cache needs when it is empty becomes as much as that, and `byteLimit` then says how much; `init`
   /// refuses such a limit with an error. 0 stays 0 and admits nothing. A cache that has been large needs more when it is empty
   /// than a fresh one: some hundreds of KiB.
-  ///
-  /// - Throws: `PurgeableError` of kind `invalidArgument` for a negative limit; the limit stays as it was then.
+  /// Throws `invalidArgument` for a negative limit, which stays as it was then.
   public func setByteLimit(_ limit: Int?) throws(PurgeableError) {
     try LimitCheck.limit(limit, "limit", in: "PurgeableCache '\(name)'.setByteLimit")
     engine.change { budget in
@@ -61,9 +58,7 @@ extension PurgeableCache {
 
   /// Sets `memoryShare`. A smaller share evicts before this returns; one that is less than an empty cache needs counts as what it
   /// needs. Any thread.
-  ///
-  /// - Throws: `PurgeableError` of kind `invalidArgument` for a share that is not above 0 and at most 1; the share stays as it
-  ///   was then.
+  /// Throws `invalidArgument` for a share that is not above 0 and at most 1; it stays as it was then.
   public func setMemoryShare(_ share: Double?) throws(PurgeableError) {
     try LimitCheck.share(share, "share", in: "PurgeableCache '\(name)'.setMemoryShare")
     engine.change { $0.memoryShare = share }
@@ -80,8 +75,7 @@ extension PurgeableCache {
   public var lockedByteLimit: Int? { engine.base.limits.budget.withLock { $0.lockedByteLimit } }
 
   /// Sets `lockedByteLimit`. Bytes that are locked already stay locked. With 0 nothing can be locked. Any thread.
-  ///
-  /// - Throws: `PurgeableError` of kind `invalidArgument` for a negative limit; the limit stays as it was then.
+  /// Throws `invalidArgument` for a negative limit, which stays as it was then.
   public func setLockedByteLimit(_ limit: Int?) throws(PurgeableError) {
     try LimitCheck.limit(limit, "limit", in: "PurgeableCache '\(name)'.setLockedByteLimit")
     engine.base.limits.change(engine.heap) { $0.lockedByteLimit = limit }
@@ -94,9 +88,7 @@ extension PurgeableCache {
 
   /// Sets `core`; takes effect with the library's next round, half a second later at most. nil lets everything go on offer before
   /// this returns. Any thread.
-  ///
-  /// - Throws: `PurgeableError` of kind `invalidArgument` for a share that is not above 0 and at most 1, and a time of 0 or less;
-  ///   the core stays as it was then.
+  /// Throws `invalidArgument` for a share that is not above 0 and at most 1, and a time of 0 or less; the core stays then.
   public func setCore(_ core: CacheCore?) throws(PurgeableError) {
     try CacheCore.check(core, in: "PurgeableCache '\(name)'.setCore")
     engine.setCore(core)
@@ -113,12 +105,34 @@ extension PurgeableCache {
   }
 
   /// Sets `idleTime`; takes effect with the library's next round. Any thread.
-  ///
-  /// - Throws: `PurgeableError` of kind `invalidArgument` for 0 or less; the time stays as it was then.
+  /// Throws `invalidArgument` for 0 or less; the time stays as it was then.
   public func setIdleTime(_ time: Duration?) throws(PurgeableError) {
     try LimitCheck.time(time, "time", in: "PurgeableCache '\(name)'.setIdleTime")
     let nanoseconds = time.map(CacheBudget.nanoseconds)
     engine.base.limits.budget.withLock { $0.idleNanoseconds = nanoseconds }
     WorkBell.ring()
   }
+}
+
+// MARK: Times
+
+extension PurgeableCache {
+  /// How long entries are valid that are stored without an expiry of their own; nil: for ever.
+  public var expiry: Expiry? { Expiry(engine.base.limits.lifetime.value) }
+
+  /// Sets `expiry`, for values stored from now on: what is in the cache keeps its own. Any thread.
+  /// Throws `invalidArgument` for a time of 0 or less; the expiry stays as it was then.
+  public func setExpiry(_ expiry: Expiry?) throws(PurgeableError) {
+    try Expiry.check(expiry, in: "PurgeableCache '\(name)'.setExpiry")
+    engine.base.limits.lifetime.value = expiry?.lifetime ?? Lifetime()
+  }
+
+  /// Drops what has expired, now. Returns how many entries.
+  ///
+  /// Without it an expired entry is dropped when it is looked up or when room is needed, and by the library's thread once all of
+  /// its slab has expired: entries of about the same time to live share slabs, so that this is after a part of that time more.
+  /// Until then it counts in `count` and the other totals. Any thread. Cost: a look at each slab that entries with a deadline are
+  /// in, and at each entry of the slabs where some have expired.
+  @discardableResult
+  public func removeExpired() -> Int { engine.removeExpired() }
 }

@@ -110,7 +110,7 @@ extension PurgeableCache where Key: PurgeableValue {
       head.version = VersionText(lending: content.extracting(record.keyByteCount..<record.keyByteCount + byteCount))
     }
     let stored = content.extracting(last: record.valueByteCount)
-    let rank = RestoredRank(
+    let rank = EntryRank(
       priority: record.priority, isMain: record.isMain, useCount: min(record.useCount, Slot.highestCounter),
       lastUse: record.lastUse.map { UseTime(times.moment($0)) })
     func store(_ value: RawSpan) -> Bool {
@@ -131,7 +131,7 @@ extension PurgeableCache where Key: PurgeableValue {
 
   /// Stores one entry, unless its key has one or was overtaken.
   private func restore(
-    _ key: Key, _ value: RawSpan, _ head: EntryHead, _ rank: RestoredRank, _ overtaken: OvertakenKeys
+    _ key: Key, _ value: RawSpan, _ head: EntryHead, _ rank: EntryRank, _ overtaken: OvertakenKeys
   ) -> RestoreOutcome {
     let hashValue = key.hashValue
     return encode(key) { engineKey, prefix in

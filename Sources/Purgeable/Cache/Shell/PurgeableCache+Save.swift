@@ -50,7 +50,7 @@ extension PurgeableCache where Key: PurgeableValue {
     let total = Double(max(1, count))
     var walk = EntryWalk(engine.shards, isReversed: true)
     var (copies, tracked) = (EntryCopies(layout: form.layout), [Key]())
-    var ranks: [SavedRank] = []
+    var ranks: [(rank: EntryRank, isLarge: Bool)] = []
     var seen = 0
     while true {
       ranks.removeAll(keepingCapacity: true)
@@ -59,14 +59,14 @@ extension PurgeableCache where Key: PurgeableValue {
       let goesOn = walk.visitNext(of: engine.shards) { held, found in
         let bound = min(held.heap.largeByteCount, MemoryReserve.ofLargeResults)
         let copied = copies.append(found.slot, in: held, payloadBelow: bound) { tracked.append($0.key(as: Key.self)) }
-        if copied != .nothing { ranks.append(SavedRank(found.slot, in: held, isLarge: copied == .key)) }
+        if copied != .nothing { ranks.append((EntryRank(found.slot, in: held), copied == .key)) }
       }
       if walk.lacksMemory || copies.lacksMemory { throw PurgeableError.withoutMemory(in: "PurgeableCache.save") }
       if !goesOn { break }
       let times = FileTimes(clock: engine.base.clock, created: 0)
-      for (i, rank) in ranks.enumerated() {
+      for (i, (rank, isLarge)) in ranks.enumerated() {
         seen += 1
-        if rank.isLarge {
+        if isLarge {
           guard let key = key(i, of: copies, tracked) else { continue }
           try writeLarge(key, rank, times, to: &writer, format, &report)
           continue
@@ -89,7 +89,7 @@ extension PurgeableCache where Key: PurgeableValue {
   /// Writes an entry whose value was too long to be copied under the mutex: it is read like any other, and is the one that was
   /// noted if nothing about it has changed meanwhile. Else it is tried again, and left out where it changes all the time.
   private func writeLarge(
-    _ key: Key, _ rank: SavedRank, _ times: FileTimes, to writer: inout CacheFileWriter, _ format: StoredFormat<Value>,
+    _ key: Key, _ rank: EntryRank, _ times: FileTimes, to writer: inout CacheFileWriter, _ format: StoredFormat<Value>,
     _ report: inout FileReport
   ) throws(PurgeableError) {
     func peeked() -> PeekedEntry? {
@@ -142,23 +142,15 @@ extension PurgeableCache where Key: PurgeableValue {
   }
 }
 
-/// What is saved of an entry beside its bytes.
-private struct SavedRank {
-  let priority: EntryPriority
-  let isMain: Bool
-  let useCount: UInt64
-  let lastUse: UseTime?
-  let isLarge: Bool
-
-  init(_ slot: Slot, in held: borrowing HeldShard, isLarge: Bool) {
+extension EntryRank {
+  fileprivate init(_ slot: Slot, in held: borrowing HeldShard) {
     priority = held.priority(of: slot)
     isMain = held.heap.queue(at: slot.place) == .main
     useCount = slot.counter
     lastUse = held.lastUse(of: slot)
-    self.isLarge = isLarge
   }
 
-  func record(_ head: EntryHead, _ times: FileTimes) -> FileRecord {
+  fileprivate func record(_ head: EntryHead, _ times: FileTimes) -> FileRecord {
     var record = FileRecord()
     (record.priority, record.isMain, record.useCount) = (priority, isMain, useCount)
     (record.cost, record.recomputeCost, record.sinceLastUse) = (head.cost, head.recomputeCost, head.sinceLastUse)

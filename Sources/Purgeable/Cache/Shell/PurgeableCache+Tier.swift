@@ -80,65 +80,34 @@ extension PurgeableCache {
 
   // MARK: Loads, for a key that has just been looked up in vain
 
-  /// What `load` finds, on this thread. `isLookUp`: it looks in the second tier, and nowhere else.
+  /// What `load` finds, on this thread. `isLookUp`: it looks in the second tier, and nowhere else. `takesNil`: false for a load
+  /// that always finds a value: an asker of the other kind, whose load found none, is none to wait for; then the value is there.
   package func loadedValue<E: Error>(
-    forKey key: Key, version: String?, isLookUp: Bool = false, tier load: () throws(E) -> TierResult<Value>
+    forKey key: Key, version: String?, isLookUp: Bool = false, takesNil: Bool = true,
+    tier load: () throws(E) -> TierResult<Value>
   ) throws(E) -> Value? {
     let (terms, answer) = tierTerms(version, nil, isLookUp: isLookUp)
-    return try loadedValueIfAny(forKey: key, terms) { () throws(E) in answer.take(try load(), terms) }
-  }
-
-  /// As above, for a load that always finds a value: an asker of the other kind, whose load found none, is none to wait for.
-  package func alwaysLoadedValue<E: Error>(
-    forKey key: Key, version: String?, tier load: () throws(E) -> TierResult<Value>
-  ) throws(E) -> Value {
-    let (terms, answer) = tierTerms(version, nil)
-    // `load` finds one.
-    return try loadedValue(forKey: key, terms) { () throws(E) in answer.take(try load(), terms)! }
+    return try self.load(key, terms, takesNil: takesNil) { () throws(E) in answer.take(try load(), terms) }
   }
 
   /// `found`: what the look-up found. A value is due to be loaded anew after that time; `load` gets whether there is one.
   package nonisolated(nonsending) func loadedValue<E: Error>(
     _ found: Value? = nil, forKey key: Key, version: String?, refreshAfter: Duration? = nil, isLookUp: Bool = false,
-    tier load: @escaping @Sendable (_ isRefresh: Bool) async throws(E) -> TierResult<Value>
+    takesNil: Bool = true, tier load: @escaping @Sendable (_ isRefresh: Bool) async throws(E) -> TierResult<Value>
   ) async throws(E) -> Value? {
     let (terms, answer) = tierTerms(version, refreshAfter, isLookUp: isLookUp)
     guard let value = found else {
-      return try await loadedValueIfAny(forKey: key, terms) { () async throws(E) in answer.take(try await load(false), terms) }
+      return try await self.load([key], terms, takesNil: takesNil) { (_) async throws(E) in
+        [answer.take(try await load(false), terms)]
+      }[0]
     }
     refresh(key, terms) { () async throws(E) in answer.take(try await load(true), terms) }
     return value
   }
 
-  /// As above, for a load that always finds a value.
-  package nonisolated(nonsending) func alwaysLoadedValue<E: Error>(
-    _ found: Value?, forKey key: Key, version: String?, refreshAfter: Duration?,
-    tier load: @escaping @Sendable (_ isRefresh: Bool) async throws(E) -> TierResult<Value>
-  ) async throws(E) -> Value {
-    let (terms, answer) = tierTerms(version, refreshAfter)
-    guard let value = found else {
-      return try await loadedValue(forKey: key, terms) { () async throws(E) in answer.take(try await load(false), terms)! }
-    }
-    refresh(key, terms) { () async throws(E) in answer.take(try await load(true), terms) }
-    return value
-  }
-
-  /// As above, for a load that may find nothing. `load` gets the entry that is loaded anew, with all that it is kept by.
-  package nonisolated(nonsending) func reloadedValue<E: Error>(
-    _ found: Value?, forKey key: Key, refreshAfter: Duration?,
-    tier load:
-      @escaping @Sendable (
-        _ current: (entry: CacheEntry<Key, Value>, kept: TierValue<Value>)?
-      ) async throws(E) -> TierResult<Value>
-  ) async throws(E) -> Value? {
-    let (terms, answer) = tierTerms(nil, refreshAfter)
-    let make = { @Sendable () async throws(E) -> Value? in
-      let current = self.current(key).map { entry, terms in (entry: entry, kept: TierValue(entry.value, terms)) }
-      return answer.take(try await load(current), terms)
-    }
-    guard let value = found else { return try await loadedValueIfAny(forKey: key, terms, make) }
-    refresh(key, terms, make)
-    return value
+  /// The entry that is loaded anew, with all that it is kept by.
+  package func currentInTier(_ key: Key) -> (entry: CacheEntry<Key, Value>, kept: TierValue<Value>)? {
+    current(key).map { entry, terms in (entry, TierValue(entry.value, terms)) }
   }
 
   // MARK: One tier, its time and its uses

@@ -36,19 +36,9 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
 
   /// Makes an empty cache. A limit of `nil` is no limit; a limit of 0 admits no entry that counts against it.
   ///
-  /// - Parameters:
-  ///   - name: for people.
-  ///   - countLimit: the most entries.
-  ///   - costLimit: the most that the entries' costs may add up to. An entry's cost is its value's bytes unless another is given;
-  ///     a negative cost counts as 0.
-  ///   - byteLimit: the most memory to hold, slabs and bookkeeping together.
-  ///   - memoryShare: a byte limit as a share of the memory that limits this process, above 0 and up to 1.
-  ///   - lockedByteLimit: the most payload to have locked at a time (`lockedByteLimit`); nil: half the memory.
-  ///   - idleTime: give back entries that were not read for this long (`idleTime`); nil: never.
-  ///   - evictionOrder: which entry goes first.
-  ///   - expiry: how long entries are valid that are stored without an expiry of their own; nil: for ever.
-  ///   - tracksKeys: keep keys in ordinary memory, where the kernel cannot take them. Implied by `onDeparture`.
-  ///   - onDeparture: called once for every entry that leaves, under no mutex of the library. See below.
+  /// The parameters are those of `CacheOptions` under their names. `onDeparture`: called once for every entry that leaves, under
+  /// no mutex of the library; see below. Keys are tracked with it.
+  ///
   /// - Throws: `PurgeableError` of kind `outOfMemory`; or of kind `invalidArgument` for a negative limit, a share that is not
   ///   above 0 and at most 1, a time of 0 or less, and a byte limit or a share that is less than an empty cache needs (some 50
   ///   KiB; the explanation says how much). A byte limit of 0 is allowed: it admits nothing.
@@ -76,35 +66,9 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   ///   the call.
   /// - A store tells first of the departures that made room for its value, then of its key's old value, then of what limits take
   ///   afterwards, each in the order in which they happened. Between threads there is no order: a departure may be told after its
-  ///   key was stored again. So a list of the keys cannot be kept from departures alone. Instead
-  ///   call `containsValue(forKey:)`, in the handler and after each store, under the list's own mutex: the last caller is right.
-  ///   `containsValue(forKey:)` never calls the handler.
-  ///
-  ///   ```swift
-  ///   import Synchronization
-  ///
-  ///   final class Listed: Sendable {
-  ///     private let keys = Mutex<Set<String>>([])
-  ///     private let itself = Mutex<PurgeableCache<String, [UInt8]>?>(nil)
-  ///     var cache: PurgeableCache<String, [UInt8]> { itself.withLock { $0! } }
-  ///
-  ///     init() throws {
-  ///       let cache = try PurgeableCache<String, [UInt8]> { [weak self] departure in self?.note(departure.key) }
-  ///       itself.withLock { $0 = cache }
-  ///     }
-  ///
-  ///     func set(_ value: [UInt8], forKey key: String) {
-  ///       cache[key] = value
-  ///       note(key)
-  ///     }
-  ///
-  ///     private func note(_ key: String) {
-  ///       keys.withLock { keys in
-  ///         if cache.containsValue(forKey: key) { keys.insert(key) } else { keys.remove(key) }
-  ///       }
-  ///     }
-  ///   }
-  ///   ```
+  ///   key was stored again. So a list of the keys is kept by `changes(every:)`, which tells what there is now; or by
+  ///   `containsValue(forKey:)`, which never calls the handler: asked in the handler and after each store, under the list's own
+  ///   mutex, the last caller is right.
   /// - In a forked child the cache is empty, and no departures of the parent's entries are told, not even waiting ones: the
   ///   parent tells those.
   /// - After a cache's end, no departures are told.
@@ -148,9 +112,7 @@ public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValu
   ) throws(PurgeableError) {
     // Swift's runtime ends the program when it gets no memory for objects and arrays.
     guard MemoryReserve.isThere(MemoryReserve.ofObjects) else {
-      throw PurgeableError(
-        .outOfMemory, in: "PurgeableCache.init", errorNumber: outOfMemoryNumber,
-        explanation: "there is no memory for a cache's objects; free some, or raise the process's limits")
+      throw PurgeableError.withoutMemory(in: "PurgeableCache.init")
     }
     KnownTypes.make([
       BufferRead?.self, EngineLock?.self, HeldShard.PriorityChange?.self, Bool?.self, (Key?, Key?).self, Key?.self, Value?.self,

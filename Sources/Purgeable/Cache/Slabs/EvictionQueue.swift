@@ -4,7 +4,7 @@
 //   queue    whose turn it is (S3FIFOOrder.swift): speculative entries before all others, then probation or main; what is pinned
 //            stays, and off offer
 //   lane     the entries of a queue that live for about as long as each other, so that a slab expires as a whole; most entries
-//            live for ever, and are in lane 0 (Shard/LaneTimes.swift)
+//            live for ever, and are in lane 0 (Shard/ShardLanes.swift)
 //   stream   a lane of a shard: slabs in order of birth
 
 import CPurgeable
@@ -100,12 +100,8 @@ struct Lanes: Sequence, IteratorProtocol {
   private var number = 0
   private let count: Int
 
-  /// `count`: of each queue. `queueCount`: of the first so many queues.
-  init(_ count: Int, ofFirst queueCount: Int = EvictionQueue.count) { self.init(count, 0..<queueCount) }
-
-  init(_ count: Int, of queue: EvictionQueue) { self.init(count, queue.rawValue..<queue.rawValue + 1) }
-
-  private init(_ count: Int, _ queues: Range<Int>) {
+  /// `count`: of each of these queues, by their raw values.
+  init(_ count: Int, of queues: Range<Int> = 0..<EvictionQueue.count) {
     assert(count > 0 && count <= Lane.numberLimit, "PurgeableCache: a queue of no lane, or of more than there may be")
     (queue, end, self.count) = (queues.lowerBound, queues.upperBound, count)
   }

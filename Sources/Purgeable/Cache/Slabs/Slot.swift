@@ -91,10 +91,31 @@ struct EngineKey {
   static let trackedNumberLimit: UInt32 = 1 << 26
   private static let tagMask: UInt64 = (1 << Slot.tagBits) - 1
   private static let spreadFactor: UInt64 = 0x278_DDE7
-  /// The inverse modulo 2^26, by Newton's iteration: each round doubles the number of right bits.
-  private static let inverseFactor: UInt64 = {
-    var inverse = spreadFactor
-    for _ in 0..<5 { inverse = inverse &* (2 &- spreadFactor &* inverse) }
-    return inverse & tagMask
-  }()
+  /// Its inverse modulo 2^26.
+  private static let inverseFactor: UInt64 = 0x252_E5D7
+}
+
+//   63 ...... 5   version: raised when all entries begin to move, and when they have
+//    4 ...... 0   masks a key's `shardHash`, which has the bit of 16 and no higher one: 0 leads to the founder, 16 + n - 1 to one
+//                 of the n others, n a power of two
+
+/// Where entries are (CacheShards+Opening.swift): which shard a key belongs to.
+struct ShardMask: Equatable {
+  let bits: UInt64
+  private static let versionShift: UInt64 = 5
+
+  /// The next version.
+  func next(openCount: Int) -> Self {
+    let version = bits >> Self.versionShift + 1
+    return Self(bits: version << Self.versionShift | (openCount > 1 ? EngineKey.firstOther | UInt64(openCount - 1) : 0))
+  }
+
+  /// The position of the shard that a key belongs to.
+  @inline(__always) func home(of shardHash: UInt64) -> UInt64 { shardHash & bits }
+
+  @inline(__always) var isMoving: Bool { bits & 1 << Self.versionShift != 0 }
+  @inline(__always) var comesFromFounder: Bool { bits & 2 << Self.versionShift == 0 }
+
+  /// The number of shards that keys belong to.
+  var openCount: Int { Int(bits & (EngineKey.firstOther - 1)) + 1 }
 }
