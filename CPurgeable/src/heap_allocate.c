@@ -66,8 +66,7 @@ static int keep_tag(purgeable_heap_t *heap, purgeable__spot_t spot, uint32_t gra
 
 static uint64_t sum(uint64_t one, uint64_t other) { return one > UINT64_MAX - other ? UINT64_MAX : one + other; }
 
-// What allocations may take of a limit: where compaction is left to trims, they leave room for the slab that it copies into.
-static uint64_t limit_of_allocations(const purgeable_heap_t *heap, uint64_t limit) {
+uint64_t purgeable__limit_of_allocations(const purgeable_heap_t *heap, uint64_t limit) {
   bool reserves = heap->moved != NULL && heap->defers_compaction && limit > 2 * heap->slab_bytes;
   return reserves ? limit - heap->slab_bytes : limit;
 }
@@ -197,12 +196,6 @@ static int allocate_small(purgeable_heap_t *heap, purgeable_stream_t stream, siz
 
 int purgeable__allocate_element(purgeable_heap_t *heap, purgeable_stream_t stream, size_t length_bytes, uint64_t tag,
                                 uint64_t byte_limit, purgeable_reference_t *reference, void **bytes, bool *is_fresh) {
-  return purgeable__allocate_copy(heap, stream, length_bytes, tag, limit_of_allocations(heap, byte_limit), reference, bytes,
-                                  is_fresh);
-}
-
-int purgeable__allocate_copy(purgeable_heap_t *heap, purgeable_stream_t stream, size_t length_bytes, uint64_t tag,
-                             uint64_t byte_limit, purgeable_reference_t *reference, void **bytes, bool *is_fresh) {
   assert(length_bytes != 0 && length_bytes <= PURGEABLE_ELEMENT_BYTES_MAX);
   purgeable__spot_t spot;
   pthread_mutex_lock(purgeable__stream_mutex(heap, stream));

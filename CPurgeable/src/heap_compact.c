@@ -202,9 +202,10 @@ int purgeable_heap_allocate_within(purgeable_heap_t *heap, purgeable_stream_t st
   if (length_bytes > PURGEABLE_ELEMENT_BYTES_MAX) return EFBIG;
   purgeable__enter(heap);
   if (!purgeable__is_stream(heap, stream)) return EINVAL;
+  uint64_t limit = purgeable__limit_of_allocations(heap, byte_limit);
   for (bool may_wait = true;;) {
     bool is_fresh;
-    int error = purgeable__allocate_element(heap, stream, length_bytes, tag, byte_limit, reference, bytes, &is_fresh);
+    int error = purgeable__allocate_element(heap, stream, length_bytes, tag, limit, reference, bytes, &is_fresh);
     if (error == ENOMEM && compacts(heap, stream)) {
       if (purgeable__compact_step(heap, true)) continue;
       if (may_wait && await_compaction(heap)) {

@@ -31,10 +31,9 @@ int purgeable__move(purgeable_heap_t *heap, purgeable_reference_t reference, pur
   purgeable_reference_t copy;
   void *bytes;
   bool is_fresh;
-  int error = move->byte_limit != 0
-                  ? purgeable__allocate_copy(heap, move->stream, length, tag, move->byte_limit, &copy, &bytes, &is_fresh)
-                  : purgeable__allocate_element(heap, move->stream, length, tag, load_relaxed(&heap->byte_limit), &copy, &bytes,
-                                                &is_fresh);
+  uint64_t limit = move->byte_limit;
+  if (limit == 0) limit = purgeable__limit_of_allocations(heap, load_relaxed(&heap->byte_limit));
+  int error = purgeable__allocate_element(heap, move->stream, length, tag, limit, &copy, &bytes, &is_fresh);
   if (error != 0) return error;
   move->is_fresh |= is_fresh;
   purgeable__offer_if_overdue(heap);

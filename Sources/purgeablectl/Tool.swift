@@ -14,10 +14,19 @@ package enum Tool {
     // A stream that is closed would be the next file that is opened. Nothing can be written to what stands in for it.
     for stream in STDIN_FILENO...STDERR_FILENO where fcntl(stream, F_GETFD) < 0 { _ = unsafe open("/dev/null", O_RDONLY) }
     let status = run(Array(CommandLine.arguments.dropFirst()))
-    // What `print` wrote is still in a buffer: an output that cannot be written (a full disk) shows here.
-    if fflush(nil) == 0 { exit(status) }
-    complain("\(name): the output cannot be written: \(SystemError.text(errno))")
-    exit(status == 0 ? 1 : status)
+    do throws(ToolFailure) {
+      try writeOut()
+      exit(status)
+    } catch {
+      complain("\(name): \(error)")
+      exit(status == 0 ? 1 : status)
+    }
+  }
+
+  /// What `print` wrote is still in a buffer: an output that cannot be written (a full disk) shows here, and in the first call
+  /// alone.
+  static func writeOut() throws(ToolFailure) {
+    guard fflush(nil) == 0 else { throw ToolFailure("the output cannot be written: \(SystemError.text(errno))") }
   }
 
   /// Runs one command line, without the tool's own name, and answers the exit status. `inner`: commands that no help lists.

@@ -33,8 +33,7 @@ struct Stress {
         try recorder?.end(report.json)
         verdicts.append(report.verdict)
         print(options.isJSON ? report.json.text : report.table)
-        // What could not be written is told by this call alone.
-        guard fflush(nil) == 0 else { throw ToolFailure("the output cannot be written: \(SystemError.text(errno))") }
+        try Tool.writeOut()
       }
     }
     // All together once more, where they are not all on one screen.
