@@ -7,8 +7,11 @@
 // A descriptor is noted in ordinary memory, where the child finds it and closes it. What the note does not tell for sure is
 // whether a call of `opening` or `closing` has been made. So a fork waits for those that are under way, which is for single
 // system calls, never for what is done with the file. While a fork is under way nothing is closed: what would be is `left` to the
-// thread that forks. An open waits for the fork, but not for long: its thread may hold a mutex that another fork handler waits
-// for.
+// thread that forks. An open waits for the fork.
+//
+// The handlers are added before the program's own, so that before a fork theirs run first: a thread that opens files under a
+// mutex for which one of those waits is through with both when the fork comes here. Where a program's handlers are older all the
+// same (from before the library was loaded), each would wait for the other; so an open waits for a tenth of a second at most.
 //
 // All operations are sequentially consistent: of a fork that says that it is under way and then looks at the files, and a thread
 // that notes its call and then looks for forks, one sees the other.
@@ -89,6 +92,12 @@ static void in_forked_child(void) {
 static int handlers_error;
 static void add_handlers(void) { handlers_error = pthread_atfork(before_fork, after_fork, in_forked_child); }
 
+// Before constructors of the program; a file that is opened even earlier adds them itself.
+__attribute__((constructor(101))) static void need_handlers(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, add_handlers);
+}
+
 // MARK: Open and close
 
 static _Atomic uint64_t *take_note(void) {
@@ -111,8 +120,7 @@ static int open_noted(const char *path, int *descriptor) {
 
 // Signals are blocked while a call may be noted: a handler that forks would wait for its own thread.
 int purgeable__file_open(const char *path, int *descriptor) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  (void)pthread_once(&once, add_handlers);
+  need_handlers();
   if (handlers_error != 0) return handlers_error;
   int error = EAGAIN;
   for (int waits = 0; error == EAGAIN && waits < FILE_WAITS_MS; waits++) {

@@ -233,6 +233,51 @@ static void tended(case_report_t *report) {
   EXPECT(is_untended());
 }
 
+// A program's handler that waits for a mutex before a fork. Added before main, as early as a program may.
+static pthread_mutex_t awaited = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic bool is_awaited, fork_waits;
+
+static void wait_before_fork(void) {
+  if (!atomic_load(&is_awaited)) return;
+  atomic_store(&fork_waits, true);
+  (void)pthread_mutex_lock(&awaited);
+  (void)pthread_mutex_unlock(&awaited);
+}
+
+__attribute__((constructor)) static void add_handler(void) { (void)pthread_atfork(wait_before_fork, NULL, NULL); }
+
+static void *fork_once(void *status) {
+  pid_t child = fork();
+  if (child == 0) _exit(0);
+  *(int *)status = wait_for_child(child);
+  return NULL;
+}
+
+// As the library's thread reads files of groups under a mutex of a source of pressure.
+static void read_under_awaited_mutex(case_report_t *report) {
+  char root[] = "/tmp/purgeable-limits-XXXXXX";
+  REQUIRE(mkdtemp(root) != NULL);
+  EXPECT(put(root, "/proc/self/cgroup", "0::/a\n"));
+  EXPECT(put(root, "/proc/self/mountinfo", LINE "/ /cg rw - cgroup2 cgroup2 rw\n"));
+  EXPECT(put(root, "/cg/a/memory.max", "10485760"));
+  pthread_t thread;
+  int status = -1;
+  (void)pthread_mutex_lock(&awaited);
+  atomic_store(&fork_waits, false);
+  atomic_store(&is_awaited, true);
+  bool is_started = pthread_create(&thread, NULL, fork_once, &status) == 0;
+  if (is_started) WAIT_UNTIL(atomic_load(&fork_waits));
+  uint64_t limit = purgeable_testing_memory_byte_limit(root);
+  atomic_store(&is_awaited, false);
+  (void)pthread_mutex_unlock(&awaited);
+  if (is_started) (void)pthread_join(thread, NULL);
+  remove_tree(root);
+  REQUIRE(is_started);
+  EXPECT(atomic_load(&fork_waits));
+  EXPECT_EQUAL(limit, 10 * MIB);
+  EXPECT_EQUAL(status, 0);
+}
+
 // In a child that moves into a real group of 32 MiB: the bound on pending bytes follows within seconds.
 static int child_in_group(const memory_group_t *group) {
   if (purgeable_pending_byte_limit() == 2 * MIB) return 1;
@@ -258,6 +303,7 @@ const test_case_t limit_cases[] = {
     CASE("limits: by the files of memory groups", limits_by_files),
     CASE("limits: groups from the own one outward, and what they use", groups_by_files),
     CASE("limits: long paths, long lines, failing calls", limits_of_long_paths),
+    CASE("limits: read under a mutex for which a fork waits", read_under_awaited_mutex),
     CASE("limits: the bound on idle memory that waits", pending_bound),
     CASE("limits: more may wait where a thread tends the memory", tended),
     FULL_CASE("limits: a process that moves into a group", bound_in_a_group),
