@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What purgeable_pressure.h declares is implemented in Swift, in Sources/Purgeable/Thread/PressureMonitor+C.swift. Only this is
-// C.
+// What purgeable_pressure.h declares is implemented in Swift, in Sources/Purgeable/Thread/PressureMonitor+C.swift. Only this
+// and its neighbours here are C.
 
 #include "purgeable_pressure_event.h"
 

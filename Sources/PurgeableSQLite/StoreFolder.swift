@@ -395,12 +395,8 @@
     private let forks = Atomic<Int>(0)
 
     private init() {
-      _ = pthread_atfork(
-        { OpenDatabases.shared.mutex.lock() }, { OpenDatabases.shared.mutex.unlock() },
-        {
-          OpenDatabases.shared.forks.add(1, ordering: .relaxed)
-          OpenDatabases.shared.mutex.unlock()
-        })
+      ForkProtection.protectDatabases(
+        lock: { self.mutex.lock() }, unlock: { self.mutex.unlock() }, forgetInChild: { self.forks.add(1, ordering: .relaxed) })
     }
 
     /// By how many forks this process comes from the first one: another number in a child, without a system call.

@@ -162,6 +162,27 @@ int wait_for_child(pid_t child) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
+static pthread_mutex_t *_Atomic awaited;
+static _Atomic bool fork_waits;
+
+static void wait_before_fork(void) {
+  pthread_mutex_t *mutex = atomic_load(&awaited);
+  if (mutex == NULL) return;
+  atomic_store(&fork_waits, true);
+  (void)pthread_mutex_lock(mutex);
+  (void)pthread_mutex_unlock(mutex);
+}
+
+// Before all that is done before main, but for what the libraries do.
+__attribute__((constructor(103))) static void add_handler(void) { (void)pthread_atfork(wait_before_fork, NULL, NULL); }
+
+void cases_await_before_forks(pthread_mutex_t *mutex) {
+  atomic_store(&fork_waits, false);
+  atomic_store(&awaited, mutex);
+}
+
+bool cases_fork_waits(void) { return atomic_load(&fork_waits); }
+
 // MARK: Content
 
 // Eight bytes at a time: many cases write and read nothing but this.

@@ -233,19 +233,6 @@ static void tended(case_report_t *report) {
   EXPECT(is_untended());
 }
 
-// A program's handler that waits for a mutex before a fork. Added before main, as early as a program may.
-static pthread_mutex_t awaited = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic bool is_awaited, fork_waits;
-
-static void wait_before_fork(void) {
-  if (!atomic_load(&is_awaited)) return;
-  atomic_store(&fork_waits, true);
-  (void)pthread_mutex_lock(&awaited);
-  (void)pthread_mutex_unlock(&awaited);
-}
-
-__attribute__((constructor)) static void add_handler(void) { (void)pthread_atfork(wait_before_fork, NULL, NULL); }
-
 static void *fork_once(void *status) {
   pid_t child = fork();
   if (child == 0) _exit(0);
@@ -260,20 +247,21 @@ static void read_under_awaited_mutex(case_report_t *report) {
   EXPECT(put(root, "/proc/self/cgroup", "0::/a\n"));
   EXPECT(put(root, "/proc/self/mountinfo", LINE "/ /cg rw - cgroup2 cgroup2 rw\n"));
   EXPECT(put(root, "/cg/a/memory.max", "10485760"));
+  pthread_mutex_t awaited = PTHREAD_MUTEX_INITIALIZER;
   pthread_t thread;
   int status = -1;
   (void)pthread_mutex_lock(&awaited);
-  atomic_store(&fork_waits, false);
-  atomic_store(&is_awaited, true);
+  cases_await_before_forks(&awaited);
   bool is_started = pthread_create(&thread, NULL, fork_once, &status) == 0;
-  if (is_started) WAIT_UNTIL(atomic_load(&fork_waits));
+  if (is_started) WAIT_UNTIL(cases_fork_waits());
   uint64_t limit = purgeable_testing_memory_byte_limit(root);
-  atomic_store(&is_awaited, false);
   (void)pthread_mutex_unlock(&awaited);
   if (is_started) (void)pthread_join(thread, NULL);
+  bool has_waited = cases_fork_waits();
+  cases_await_before_forks(NULL);
   remove_tree(root);
   REQUIRE(is_started);
-  EXPECT(atomic_load(&fork_waits));
+  EXPECT(has_waited);
   EXPECT_EQUAL(limit, 10 * MIB);
   EXPECT_EQUAL(status, 0);
 }

@@ -3,6 +3,7 @@
 // SQLite without memory.
 
 #if SQLite
+  import CPurgeableCases
   import CSQLite
   import Foundation
   import Glibc
@@ -132,6 +133,37 @@
         demand(count == statistics.recordCount, "each record is found")
         demand(store.statistics.failureCount == 0, "each record is whole")
         try? store.close()
+        place.folder.remove()
+      }
+    }
+
+    /// The library's handler would take the list first, and then the program's wait for the thread that waits for it.
+    @Test("a fork takes the list of databases behind what the program's own handlers take")
+    func programsMutex() async {
+      await #expect(processExitsWith: .success) {
+        guard let place = try? StorePlace(), let first = try? place.open() else { fatalError("a store") }
+        let mutex = UnsafeMutablePointer<pthread_mutex_t>.allocate(capacity: 1)
+        unsafe pthread_mutex_init(mutex, nil)
+        unsafe cases_await_before_forks(mutex)
+        let isLocked = DispatchSemaphore(value: 0)
+        let address = UInt(bitPattern: mutex)
+        let user = onThread {
+          let mutex = unsafe UnsafeMutablePointer<pthread_mutex_t>(bitPattern: address)!
+          unsafe pthread_mutex_lock(mutex)
+          isLocked.signal()
+          demand(patiently { cases_fork_waits() }, "a fork waits for the mutex")
+          guard let second = try? place.open(), (try? second.close()) != nil else { fatalError("a second store") }
+          unsafe pthread_mutex_unlock(mutex)
+        }
+        demand(isLocked.comes(), "the mutex is taken")
+        let forker = onThread {
+          let child = fork()
+          if child == 0 { _exit(0) }
+          demand(ChildEnd.of(child) == .exited(0), "the child")
+        }
+        demand(user.comes(), "a store is opened and closed under the mutex")
+        demand(forker.comes(), "the process forks")
+        try? first.close()
         place.folder.remove()
       }
     }

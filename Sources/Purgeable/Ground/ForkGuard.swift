@@ -11,6 +11,7 @@
 // hold at the fork: a child that needs a new one then waits for ever. So all that a child runs here was run before
 // (`rehearseFork`), and the library's own thread rests meanwhile (AwakeMark.swift).
 
+import CPurgeablePressure
 import Glibc
 import Synchronization
 
@@ -41,6 +42,31 @@ private final class Rehearsal: ForkProtected {
   func unlockAfterFork() {}
 }
 
+/// What another target of this package has to protect.
+package final class ForkProtection: ForkProtected {
+  private let lock, unlock, forget: @Sendable () -> Void
+
+  /// From here on, and for good, each fork calls these: `lock` as the last of all that take a mutex.
+  package static func protectDatabases(
+    lock: @escaping @Sendable () -> Void, unlock: @escaping @Sendable () -> Void, forgetInChild: @escaping @Sendable () -> Void
+  ) {
+    let databases = ForkProtection(lock, unlock, forgetInChild)
+    databases.rehearseFork()
+    ForkGuard.shared.reserve(1)
+    ForkGuard.shared.announce(.databases) { $0.append(databases) }
+  }
+
+  private init(
+    _ lock: @escaping @Sendable () -> Void, _ unlock: @escaping @Sendable () -> Void, _ forget: @escaping @Sendable () -> Void
+  ) {
+    (self.lock, self.unlock, self.forget) = (lock, unlock, forget)
+  }
+
+  func lockForFork() { lock() }
+  func unlockAfterFork() { unlock() }
+  func forgetInChild() { forget() }
+}
+
 /// The order of mutexes: the holder of one may take those further down, never those further up. A fork takes all of them in
 /// this order.
 enum MutexOrder: Int {
@@ -58,9 +84,12 @@ enum MutexOrder: Int {
   case thread
   case lists
   case group
+  /// The list of open databases.
+  case databases
 }
 
-/// Runs around every fork(2) of this process (not around vfork and posix_spawn, which do not run pthread_atfork handlers).
+/// Runs around every fork(2) of this process (not around vfork and posix_spawn, which do not run pthread_atfork handlers); before
+/// a fork behind the program's own handlers, which may wait for a mutex under which another thread uses a cache.
 ///
 /// One fork at a time; it takes the mutexes of all that was announced. `@unchecked Sendable`: `held` is touched only by the
 /// thread that has `turn`.
@@ -74,7 +103,7 @@ final class ForkGuard: @unchecked Sendable {
     init(_ collect: @escaping @Sendable (inout [any ForkProtected]) -> Void) { self.collect = collect }
   }
 
-  private let announcements = InlineArray<9, AtomicLazyReference<Announcement>> { _ in AtomicLazyReference() }
+  private let announcements = InlineArray<10, AtomicLazyReference<Announcement>> { _ in AtomicLazyReference() }
   private let turn = Guarded<Void>(())
   /// Has room for all objects, reserved when each is made: a fork takes no memory, whose lack would end the program.
   private var held: [any ForkProtected] = []
@@ -83,14 +112,14 @@ final class ForkGuard: @unchecked Sendable {
   private static let lastingCount = 10
   private let count = Atomic<Int>(lastingCount)
 
-  /// Called once, before there is anything to protect. Without memory for the handlers, forks go unprotected.
+  /// Called once, before there is anything to protect.
   private init() {
     held.reserveCapacity(2 * Self.lastingCount)
     // As a fork does, with nothing to protect.
     turn.lock()
     held.append(Rehearsal())
     release(inChild: true)
-    _ = pthread_atfork(
+    purgeable__set_around_forks(
       { ForkGuard.shared.prepare() }, { ForkGuard.shared.release() }, { ForkGuard.shared.release(inChild: true) })
   }
 

@@ -3,6 +3,7 @@
 #ifndef CASES_H
 #define CASES_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -54,5 +55,11 @@ typedef enum cases_call {
 bool cases_refuse(cases_call_t call, int error);
 /// The same for madvise with one advice, by the kernel's number.
 bool cases_refuse_advice(unsigned advice, int error);
+
+/// From now on a fork of this process begins by waiting for a mutex, as a program's own handler does; it was added before main.
+/// NULL: no more.
+void cases_await_before_forks(pthread_mutex_t *mutex);
+/// Whether a fork has begun to wait since.
+bool cases_fork_waits(void);
 
 #endif

@@ -2,10 +2,12 @@
 // The mutexes that a fork takes, their order, and what the child forgets: in processes that have no caches. The library's thread
 // has announced its own already.
 
+import CPurgeableCases
 import Glibc
 import PurgeableTestSupport
 import Synchronization
 import Testing
+import ToolSupport
 
 @testable import Purgeable
 
@@ -73,6 +75,30 @@ struct ForkGuardTests {
         require(childIsWell, "the child forgets, when all is free")
         require(Noting.notes.withLock { $0 } == around, "the parent does not")
       }
+    }
+  }
+
+  /// The library's handlers would take the cache's mutexes first, and then the program's wait for the thread that waits for them.
+  @Test("is taken behind what the program's own handlers take: under their mutexes a cache can be used", .forks)
+  func programsMutex() async {
+    await #expect(processExitsWith: .success) {
+      endAfter(seconds: 100)
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      let mutex = UnsafeMutablePointer<pthread_mutex_t>.allocate(capacity: 1)
+      unsafe pthread_mutex_init(mutex, nil)
+      unsafe cases_await_before_forks(mutex)
+      let isLocked = Atomic<Bool>(false)
+      let user = TestThread {
+        unsafe pthread_mutex_lock(mutex)
+        isLocked.store(true, ordering: .releasing)
+        require(patiently { cases_fork_waits() }, "a fork waits for the mutex")
+        for key in 0..<1000 { cache[key] = [UInt8](repeating: 7, count: 100) }
+        require(cache[999]?.count == 100, "the cache is used")
+        unsafe pthread_mutex_unlock(mutex)
+      }
+      require(patiently { isLocked.load(ordering: .acquiring) }, "the mutex is taken")
+      require(childSays { cache.count == 0 }, "the child")
+      user.join()
     }
   }
 
