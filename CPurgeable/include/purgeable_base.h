@@ -140,7 +140,7 @@ typedef struct purgeable_probe {
   bool wipe_on_fork;
   /// The C library registered restartable sequences: reads without lock are proven, not statistical.
   bool rseq;
-  /// A forked child has read a byte of such memory and found it wiped.
+  /// A forked child has looked at a byte of such memory: `wipe_on_fork` says what it found.
   bool wipe_is_confirmed;
   /// MADV_NOHUGEPAGE is refused, and a page that was touched brought its neighbours along: one byte in use keeps up to 2 MiB.
   bool huge_pages;
@@ -171,7 +171,7 @@ typedef struct purgeable_call_answers {
   int offer_by_descriptor;
 } purgeable_call_answers_t;
 
-/// Tries each call once, on a page of its own. About 12 system calls each time. Any thread.
+/// Tries each call once, on a page of its own. Some 16 system calls each time. Any thread.
 /// Returns 0, EINVAL for NULL, or the errno of a failed mmap (then nothing is filled in).
 PURGEABLE_MUST_USE
 int purgeable_probe_calls(purgeable_call_answers_t *PURGEABLE_NULLABLE answers);

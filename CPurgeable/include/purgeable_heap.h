@@ -60,13 +60,13 @@ enum {
 /// the heap keeps tags. `bytes` is the copy, readable during the call.
 ///
 /// Called on the thread, and inside the call, that moves: `purgeable_heap_move` and `purgeable_slab_evacuate` with the callback
-/// given to them; with the callback of the options `purgeable_heap_allocate` and its like (stream 0, when a
-/// fresh slab is needed or the limit is reached), `purgeable_heap_trim` and `purgeable_heap_offer_idle`. None of the heap's
-/// mutexes is held, and the callback may call the heap. **A mutex of the owner that is held around one of these calls must not be
-/// taken in the callback.** An owner who holds one around allocations sets `defers_compaction`: then an allocation never calls
-/// back, and compaction is left to trims and upkeep, which are called without that mutex. The thread cannot be cancelled during
-/// the callback. The callback may fork: in the child every element is gone, an allocation around it answers an element of the
-/// child, and `purgeable_heap_move` answers ESTALE.
+/// given to them; with the callback of the options `purgeable_heap_allocate` and its like, also moves and evacuations (into
+/// stream 0, when a fresh slab is needed or the limit is reached), `purgeable_heap_trim` and `purgeable_heap_offer_idle`. None
+/// of the heap's mutexes is held, and the callback may call the heap. **A mutex of the owner that is held around one of these
+/// calls must not be taken in the callback.** An owner who holds one around allocations sets `defers_compaction`: then none of
+/// the first three calls it, and compaction is left to trims and upkeep, which are called without that mutex. The callback
+/// returns: no exception, longjmp or pthread_exit leaves it. The thread cannot be cancelled during it. It may fork: in the child
+/// every element is gone, an allocation around it answers an element of the child, and `purgeable_heap_move` answers ESTALE.
 typedef bool (*purgeable_moved_t)(void *PURGEABLE_NULLABLE context, purgeable_reference_t from, purgeable_reference_t to,
                                   uint64_t tag, const void *bytes, size_t length_bytes);
 
@@ -139,10 +139,12 @@ size_t purgeable_heap_slab_bytes(const purgeable_heap_t *PURGEABLE_NULLABLE heap
 /// `*bytes` (zeros so far, 8-aligned or as the options say) and then commits or frees. Until then the slab is kept off offer.
 ///
 /// Returns 0; EINVAL (NULL, length 0), EFBIG (above PURGEABLE_ELEMENT_BYTES_MAX), ENOMEM (the limit, memory, address space),
-/// EAGAIN (too many elements of one slab are being written at once). On error nothing is changed. Cost: no system call, but for
-/// an mmap per chunk, and for each element larger than a chunk; in immediate mode one madvise for each page that is filled, as
-/// every commit that leaves the slab idle offers; and where more waits than `purgeable_set_pending_byte_limit` says, offers. Who
-/// begins a slab makes those wipes that `defers_wipes` has put off, and compacts, in a heap that does.
+/// EAGAIN (too many elements of one slab are being written at once). On error nothing is changed, but that the slab which was
+/// being filled may be closed, and that elements may have moved. Cost: no system call, but for an mmap per chunk, and for each
+/// element larger than a chunk; in immediate mode one madvise for each page that is filled, as every commit that leaves the slab
+/// idle offers; and where more waits than `purgeable_set_pending_byte_limit` says, offers. Who begins a slab makes those wipes
+/// that `defers_wipes` has put off, and compacts, in a heap that does; at the limit it waits for a compaction of another thread,
+/// for a tenth of a second at most.
 PURGEABLE_MUST_USE
 int purgeable_heap_allocate(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t length_bytes,
                             purgeable_reference_t *PURGEABLE_NULLABLE reference,
@@ -157,6 +159,7 @@ int purgeable_heap_allocate_in(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgea
 
 /// As `purgeable_heap_allocate_in`, within a limit of this call's own in place of the heap's: the most bytes of slabs that the
 /// heap may hold afterwards (`purgeable_heap_charged_bytes`), 0 for no limit. For owners that count memory of theirs against it.
+/// Room in the slab that is being filled counts as held already; a heap with `moved` leaves it to copies above the limit.
 PURGEABLE_MUST_USE
 int purgeable_heap_allocate_within(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_stream_t stream, size_t length_bytes,
                                    uint64_t tag, size_t byte_limit, purgeable_reference_t *PURGEABLE_NULLABLE reference,
@@ -269,8 +272,8 @@ int purgeable_heap_trim(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t *PURGE
 int purgeable_heap_set_locked_byte_limit(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t byte_limit);
 
 /// Changes the limit (0 for none). No element is freed, and empty slabs that are kept go back where the limit leaves them no
-/// room. Allocations fail until enough is given back. With `moved` a trim compacts
-/// what is held above it, too. Returns 0 or EINVAL.
+/// room. Allocations that need a fresh slab fail until enough is given back. With `moved` all do, and a trim compacts what is
+/// held above it, too. Returns 0 or EINVAL.
 int purgeable_heap_set_byte_limit(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t byte_limit);
 
 /// A heap's bytes by state, and what happened to the heap since it was made.

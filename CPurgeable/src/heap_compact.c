@@ -17,8 +17,6 @@
 
 #include "heap_compact.h"
 
-#include <unistd.h>
-
 #include "heap_allocate.h"
 #include "heap_books.h"
 #include "heap_fork.h"
@@ -28,7 +26,7 @@
 #include "heap_stream.h"
 
 // How many slabs are looked at under the mutex: some microseconds.
-enum { LOOKS = 64 };
+enum { LOOKS = 64, COMPACTION_WAITS_MS = 100 };
 
 // What the heap moves goes to stream 0, and to the callback that it was made with.
 static purgeable__move_t own_move(const purgeable_heap_t *heap) {
@@ -64,6 +62,11 @@ static bool begin_compacting(purgeable_heap_t *heap) {
                                                  memory_order_relaxed);
 }
 
+static void end_compacting(purgeable_heap_t *heap, bool made_room) {
+  if (made_room) (void)atomic_fetch_add(&heap->compaction_count, 1);
+  store_release(&heap->compacting, 0);
+}
+
 void purgeable__relieve(purgeable_heap_t *heap) {
   assert(heap->moved != NULL);
   if (!begin_compacting(heap)) return;
@@ -80,7 +83,7 @@ void purgeable__relieve(purgeable_heap_t *heap) {
       if (error == ENOMEM || error == EAGAIN) break;
     }
   }
-  store_release(&heap->compacting, 0);
+  end_compacting(heap, false);
 }
 
 // MARK: Slabs that are mostly dead
@@ -176,17 +179,22 @@ bool purgeable__compact_step(purgeable_heap_t *heap, bool goes_round) {
     if (error == EBUSY) remember_stuck(heap, slab);
     more = error == 0 || error == EBUSY;
   }
-  store_release(&heap->compacting, 0);
+  end_compacting(heap, more);
   return more;
 }
 
-// Waits for a compaction of another thread, which makes room. False where there is none to wait for: also in a callback of this
+// Whether another thread's compaction has made room since there were `count`; waits for one that is under way, for `*rounds`
+// milliseconds at most: its callback may itself wait, for a compaction of this thread in another heap. Not in a callback of this
 // thread's own.
-static bool await_compaction(purgeable_heap_t *heap) {
-  uintptr_t other = load_acquire(&heap->compacting);
-  if (other == 0 || other == (uintptr_t)pthread_self()) return false;
-  while (load_acquire(&heap->compacting) == other) (void)usleep(50);
-  return true;
+static bool await_compaction(purgeable_heap_t *heap, uint64_t count, int *rounds) {
+  while (--*rounds > 0) {
+    uintptr_t other = load_acquire(&heap->compacting);
+    if (atomic_load(&heap->compaction_count) != count) return true;
+    if (other == 0 || other == (uintptr_t)pthread_self()) return false;
+    // Nobody wakes: it is asked again soon.
+    purgeable__wait_ms(&heap->compaction_count, (uint32_t)count, 1);
+  }
+  return false;
 }
 
 // MARK: What compacts where memory is short
@@ -203,15 +211,13 @@ int purgeable_heap_allocate_within(purgeable_heap_t *heap, purgeable_stream_t st
   purgeable__enter(heap);
   if (!purgeable__is_stream(heap, stream)) return EINVAL;
   uint64_t limit = purgeable__limit_of_allocations(heap, byte_limit);
-  for (bool may_wait = true;;) {
+  int rounds = COMPACTION_WAITS_MS;
+  for (;;) {
     bool is_fresh;
+    uint64_t count = atomic_load(&heap->compaction_count);
     int error = purgeable__allocate_element(heap, stream, length_bytes, tag, limit, reference, bytes, &is_fresh);
     if (error == ENOMEM && compacts(heap, stream)) {
-      if (purgeable__compact_step(heap, true)) continue;
-      if (may_wait && await_compaction(heap)) {
-        may_wait = false;
-        continue;
-      }
+      if (purgeable__compact_step(heap, true) || await_compaction(heap, count, &rounds)) continue;
     }
     if (error != 0) return error;
     // When a fresh slab begins, and much of the held memory is dead, compaction wins a slab back.
@@ -254,6 +260,7 @@ int purgeable_slab_evacuate(purgeable_heap_t *heap, purgeable_slab_t slab, purge
   if (heap == NULL || moved == NULL) return EINVAL;
   purgeable__enter(heap);
   if (!purgeable__is_stream(heap, stream)) return EINVAL;
+  if (staying != NULL) *staying = 0;
   purgeable__move_t move = {.stream = stream, .moved = moved, .context = context};
   int error = purgeable__evacuate(heap, slab, &move, staying);
   while (error == ENOMEM && compacts(heap, stream) && purgeable__compact_step(heap, true)) {

@@ -294,17 +294,23 @@ purgeable_outcome_t purgeable_heap_length_bytes(purgeable_heap_t *heap, purgeabl
   }
   bool is_child = !purgeable__is_put_right(heap);
   purgeable__spot_t spot = purgeable__resolve(heap, reference);
-  if (spot.slab != NULL && !is_child && purgeable__is_alone(purgeable__slab_word_relaxed(spot.slab))) {
+  PURGEABLE_TEST_PAUSE();
+  // One look: a life that is over by now has no content mapped, perhaps, and is neither.
+  uint64_t word = spot.slab == NULL || is_child ? 0 : purgeable__slab_word_acquire(spot.slab);
+  PURGEABLE_TEST_PAUSE();
+  if (purgeable__is_of_life_alone(word, reference.generation)) {
     // The mapping of such an element stays only while its count is not 0.
+    int kept = errno;
     char nothing;
     wish_t wish = {.kind = wish_whole, .buffer = &nothing};
     purgeable_outcome_t outcome = read_reference(heap, reference, &wish);
     if (outcome != purgeable_outcome_error || wish.error != ENOBUFS) return outcome;
+    errno = kept;
     *length_bytes = wish.answer_bytes;
     return purgeable_outcome_intact;
   }
-  if (spot.slab != NULL && !is_child && purgeable__is_living(heap, spot)) {
-    uint32_t generation = (uint32_t)reference.generation;
+  uint32_t generation = (uint32_t)reference.generation;
+  if (spot.slab != NULL && purgeable__is_of_shared_life(word, generation) && purgeable__is_living(heap, spot)) {
     uint64_t header = purgeable__load_unsettled(purgeable__header_at(spot));
     uint32_t length = (uint32_t)header;
     // Acquire: the header's load comes before the look at the generation.
@@ -325,8 +331,9 @@ purgeable_outcome_t purgeable_heap_read_matching(purgeable_heap_t *heap, purgeab
                                                  size_t prefix_bytes, void *head, size_t head_capacity_bytes, void *buffer,
                                                  size_t capacity_bytes, size_t *rest_bytes, bool *matches) {
   purgeable__spot_t spot = purgeable__find(heap, reference.place);
-  // Generation 0 is that of no life: `purgeable_heap_generation` found none, and there may be no content mapped.
-  if (spot.slab == NULL || reference.generation == 0) return purgeable_outcome_busy;
+  // Generation 0 is that of no life: `purgeable_heap_generation` found none, and there may be no content mapped. Nor has any life
+  // one of more than 32 bits.
+  if (spot.slab == NULL || reference.generation == 0 || reference.generation > UINT32_MAX) return purgeable_outcome_busy;
   wish_t wish = {.kind = wish_rest, .prefix = prefix, .prefix_bytes = prefix_bytes, .head = head,
                  .head_capacity = head_capacity_bytes, .buffer = buffer, .capacity = capacity_bytes};
   purgeable_outcome_t outcome = read_unlocked(heap, spot, reference, &wish);

@@ -259,6 +259,8 @@ struct purgeable_heap {
   _Atomic uint32_t giving_count;
   // The thread that compacts; 0 for none.
   _Atomic uintptr_t compacting;
+  // How many compactions have made room. The low half is waited on.
+  _Atomic uint64_t compaction_count;
   // Where compaction goes on looking for a slab: one of stream 0, as a unit number + 1, or 0 for its oldest. Heap's mutex.
   uint32_t compact_hand;
   // What was held when a limit was set that left no slab beyond it, less what has been given back since; else 0.

@@ -58,7 +58,7 @@
     var isWantOfMemory: Bool { primary == SQLITE_NOMEM || number == ENOMEM }
 
     /// It may go by itself: somebody else is at work, or something is short for a while.
-    var passes: Bool { isBusy || isWantOfMemory || number == EMFILE || number == ENFILE }
+    var passes: Bool { isBusy || isWantOfMemory || number == EMFILE || number == ENFILE || number == ENOLCK }
 
     /// Somebody else is at work on it.
     var isBusy: Bool { primary == SQLITE_BUSY || primary == SQLITE_LOCKED }

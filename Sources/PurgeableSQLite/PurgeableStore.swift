@@ -323,7 +323,7 @@
     /// written, or is closed (`notSupported`): memory is empty then.
     public func removeAll() throws(PurgeableError) {
       cache.removeAll { database.removeAll() }
-      try database.flush(in: operation("removeAll"))
+      try database.waitForRemoval(in: operation("removeAll"))
     }
 
     // MARK: The database

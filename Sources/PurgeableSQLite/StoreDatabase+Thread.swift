@@ -93,7 +93,8 @@
     private func perform(_ work: Work) {
       if work.isIdle { return tidyUp() }
       (isTidy, tidyPause) = (false, Self.idleTime)
-      if work.isDamaged {
+      // Where it is not open, another one may be in its place by now.
+      if work.isDamaged, file != nil {
         _ = mend(StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_step", message: "a page is damaged"))
       }
       expiredCount = 0
@@ -230,7 +231,7 @@
     private func answer(_ kind: Request.Kind) throws(StoreFailure) -> Int {
       guard let writer else { return 0 }
       switch kind {
-      case .flush, .end: try writer.synchronize()
+      case .flush, .removeAll, .end: try writer.synchronize()
       case .trim(let byteCount):
         try writeUses(writer)
         try writer.evict(at: now(), toBytes: byteCount, count: .max)

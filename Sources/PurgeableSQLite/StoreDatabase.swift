@@ -112,7 +112,7 @@
 
     struct Request {
       enum Kind {
-        case flush, removeExpired, end
+        case flush, removeAll, removeExpired, end
         case trim(Int64)
       }
       let kind: Kind
@@ -122,7 +122,7 @@
       var tellsAll: Bool {
         switch kind {
         case .flush, .end: true
-        case .trim, .removeExpired: false
+        case .removeAll, .trim, .removeExpired: false
         }
       }
     }
@@ -375,6 +375,7 @@
     }
 
     func flush(in operation: String) throws(PurgeableError) { _ = try wait(.flush, in: operation) }
+    func waitForRemoval(in operation: String) throws(PurgeableError) { _ = try wait(.removeAll, in: operation) }
     func trim(toBytes byteCount: Int, in operation: String) throws(PurgeableError) {
       _ = try wait(.trim(Int64(byteCount)), in: operation)
     }

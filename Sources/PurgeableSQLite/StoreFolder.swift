@@ -117,7 +117,7 @@
     }
 
     /// Neither follows a link nor waits for who reads a pipe.
-    private static let making = O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC
+    private static let making = O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC
 
     private func writeTag() throws(StoreFailure) {
       let file = unsafe Glibc.open("\(path)/CACHEDIR.TAG", Self.making, 0o600)
@@ -166,7 +166,8 @@
       }
       var waited = 0
       while flock(file, kind | LOCK_NB) != 0 {
-        guard errno == EWOULDBLOCK || errno == EINTR, waited < 10_000 else {
+        guard errno == EWOULDBLOCK || errno == EINTR else { throw .system("flock", "\(path) cannot be locked") }
+        guard waited < 10_000 else {
           throw StoreFailure(
             code: StoreFailure.busyCode, number: errno, call: "flock", message: "another process has \(path) locked")
         }
@@ -387,7 +388,10 @@
       let descriptor: Int32
       /// When it was opened.
       let forkCount: Int
+      /// Stores that have it open.
       var count: Int
+      /// Calls that use the descriptor: they may wait for the disk, under no mutex, for which a fork would wait.
+      var useCount = 0
     }
 
     private let mutex = WaitableMutex()
@@ -423,26 +427,45 @@
 
     /// The file's connections of one store are closed.
     func remove(_ file: FileNumber) {
+      giveUpPages(file)
       mutex.withLock {
         guard let entry = entries[file], entry.forkCount == forkCount else { return }
         entries[file]?.count -= 1
-        guard entry.count == 1 else { return }
-        entries[file] = nil
-        Self.giveUpPages(of: entry)
-        close(entry.descriptor)
+        closeIfUnused(file)
       }
+    }
+
+    private func closeIfUnused(_ file: FileNumber) {
+      guard let entry = entries[file], entry.count == 0, entry.useCount == 0 else { return }
+      entries[file] = nil
+      close(entry.descriptor)
+    }
+
+    /// nil where the file is not open.
+    private func use<Result>(_ file: FileNumber, _ body: (Int32) -> Result) -> Result? {
+      let descriptor = mutex.withLock { () -> Int32? in
+        guard let entry = entries[file], entry.forkCount == forkCount else { return nil }
+        entries[file]?.useCount += 1
+        return entry.descriptor
+      }
+      guard let descriptor else { return nil }
+      defer {
+        mutex.withLock {
+          entries[file]?.useCount -= 1
+          closeIfUnused(file)
+        }
+      }
+      return body(descriptor)
     }
 
     /// Gives the file's pages in the page cache up, which would push out what caches have on offer.
     func giveUpPages(_ file: FileNumber) {
-      mutex.withLock { entries[file].map(Self.giveUpPages) }
+      _ = use(file) { posix_fadvise($0, 0, 0, POSIX_FADV_DONTNEED) }
     }
 
     /// Has room on the disk taken for so many bytes of the file. False, with errno, where there is none.
     func takeRoom(_ file: FileNumber, byteCount: Int64) -> Bool {
-      mutex.withLock { entries[file].map { purgeable__take_room($0.descriptor, off_t(byteCount)) } ?? true }
+      use(file) { purgeable__take_room($0, off_t(byteCount)) } ?? true
     }
-
-    private static func giveUpPages(of entry: Entry) { posix_fadvise(entry.descriptor, 0, 0, POSIX_FADV_DONTNEED) }
   }
 #endif

@@ -350,10 +350,13 @@
       at now: Int64, toBytes byteLimit: Int64, count countLimit: Int64, cutsLog: Bool = false
     ) throws(StoreFailure) {
       var sliceCount = cutsLog ? Self.shortSliceCount : Self.sliceCount
+      // Others may have stored since this one's last transaction.
+      guard let present = try Total.read(readTotal) else { throw Total.missing }
+      total = present
       while total.byteCount > byteLimit || total.recordCount > countLimit {
         let before = total.recordCount
         do throws(StoreFailure) {
-          try evictSlice(of: sliceCount, at: now, toBytes: byteLimit, count: countLimit)
+          try evictSlice(of: sliceCount, at: cutsLog ? nil : now, toBytes: byteLimit, count: countLimit)
         } catch {
           guard cutsLog, error.isFull, sliceCount > 1 else { throw error }
           sliceCount /= 4
@@ -364,12 +367,15 @@
       }
     }
 
+    /// `now`: nil where there may be no room to change records that were used later than that.
     private func evictSlice(
-      of sliceCount: Int64, at now: Int64, toBytes byteLimit: Int64, count countLimit: Int64
+      of sliceCount: Int64, at now: Int64?, toBytes byteLimit: Int64, count countLimit: Int64
     ) throws(StoreFailure) {
       try transaction { (files) throws(StoreFailure) in
-        calm.bind(1, now)
-        try calm.run()
+        if let now {
+          calm.bind(1, now)
+          try calm.run()
+        }
         let ids = try self.ids(oldest) { oldest.bind(1, sliceCount) }
         for id in ids {
           guard total.byteCount > byteLimit || total.recordCount > countLimit else { break }
@@ -402,7 +408,7 @@
       guard connection.logPageCount >= Schema.mostLogPages else { return }
       let count = try checkpoint(cuts: false)
       guard count >= Schema.mostHeldPages, try count >= connection.number("PRAGMA page_count") ?? 0 else { return }
-      do { try checkpoint(cuts: true) } catch  where error.isBusy {
+      do { try checkpoint(cuts: true) } catch  where error.isBusy && error.call != "flock" {
         throw StoreFailure(
           code: error.code, isHeldUp: true, call: error.call,
           message: "a reader has kept the log from being written back until it was as long as the database")

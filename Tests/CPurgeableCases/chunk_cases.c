@@ -377,6 +377,7 @@ const test_case_t chunk_cases[] = {
     CASE("chunk: a lock that is refused is in nobody's way", two_lockers),
     CASE("chunk: losses at the edges of their numbers", finding_losses_at_the_edges),
     CASE("chunk: an owner's mutex around allocations and in the callback", owners_mutex),
+    CASE("chunk: compactions of two heaps, whose callbacks each allocate in the other one", compactions_of_two_heaps),
     CASE("chunk: default slabs fit tags, whatever the page size", default_slabs_with_tags),
     CASE("chunk: payloads can be 16-aligned", aligned_payloads),
     CASE("chunk: a small heap is small", small_heaps),

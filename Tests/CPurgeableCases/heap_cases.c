@@ -337,6 +337,7 @@ const test_case_t heap_cases[] = {
     CASE("heap: freed while locked, bytes stay until the last unlock", free_while_locked),
     CASE("heap: references are stale after a rebirth", stale_after_rebirth),
     CASE("heap: foreign and forged references do not pass", foreign_and_forged),
+    CASE("heap: the length of a large element that ends meanwhile", length_of_what_ends),
     CASE("heap: payload cannot pose as a header", payload_poses_as_header),
     CASE("heap: a slab whose generations are used up retires", generations_retire),
     CASE("heap: all pages lost", heap_all_pages_lost),

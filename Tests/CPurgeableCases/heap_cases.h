@@ -188,5 +188,7 @@ void refused_offers_come_back(case_report_t *report);
 void refused_wipes_are_pending(case_report_t *report);
 void busy_slabs_are_told_to_policies(case_report_t *report);
 void compaction_goes_on_where_its_slab_is_taken(case_report_t *report);
+void length_of_what_ends(case_report_t *report);
+void compactions_of_two_heaps(case_report_t *report);
 
 #endif

@@ -202,6 +202,73 @@ static int own_under_mutex(void) {
   return keeper.moves == 0 ? 6 : refused == 0 ? 7 : refused >= 20000 ? 8 : 0;
 }
 
+// Two heaps whose callbacks each allocate in the other one, which is at its limit and being compacted.
+typedef struct pair {
+  pthread_barrier_t *both;
+  purgeable_heap_t *heap, *other;
+  bool has_met;
+} pair_t;
+
+static bool allocate_in_other(void *context, purgeable_reference_t from, purgeable_reference_t to, uint64_t tag,
+                              const void *bytes, size_t length) {
+  pair_t *pair = context;
+  (void)from, (void)to, (void)tag, (void)bytes, (void)length;
+  if (!pair->has_met) {
+    pair->has_met = true;
+    (void)pthread_barrier_wait(pair->both);
+    purgeable_reference_t reference;
+    void *place;
+    if (purgeable_heap_allocate(pair->other, 3 * PAGE, &reference, &place) == 0) {
+      (void)purgeable_heap_free(pair->other, reference);
+    }
+  }
+  return false;
+}
+
+static void *trim_one(void *context) {
+  (void)purgeable_heap_trim(((pair_t *)context)->heap, NULL);
+  return NULL;
+}
+
+static int compact_both(void) {
+  (void)alarm(CHILD_SECONDS);
+  enum { COUNT = 8 * 100 };
+  static purgeable_reference_t references[COUNT];
+  static pthread_barrier_t both;
+  static pair_t pairs[2];
+  if (pthread_barrier_init(&both, NULL, 2) != 0) return 1;
+  for (int i = 0; i < 2; i++) {
+    const purgeable_heap_options_t options = {.slab_bytes = 4 * PAGE, .byte_limit = 8 * 4 * PAGE, .moved = allocate_in_other,
+                                              .context = &pairs[i]};
+    pairs[i].both = &both;
+    if (purgeable_heap_create(&options, &pairs[i].heap) != 0) return 2;
+    size_t count = 0;
+    void *bytes;
+    while (count < COUNT && purgeable_heap_allocate(pairs[i].heap, 400, &references[count], &bytes) == 0) {
+      memset(bytes, 1, 400);
+      if (purgeable_heap_commit(pairs[i].heap, references[count++]) != 0) return 3;
+    }
+    if (count == COUNT) return 4;
+    for (size_t k = 0; k < count; k++) {
+      if (k % 4 != 0 && purgeable_heap_free(pairs[i].heap, references[k]) != 0) return 5;
+    }
+  }
+  pairs[0].other = pairs[1].heap;
+  pairs[1].other = pairs[0].heap;
+  pthread_t threads[2];
+  for (int i = 0; i < 2; i++) {
+    if (pthread_create(&threads[i], NULL, trim_one, &pairs[i]) != 0) return 6;
+  }
+  for (int i = 0; i < 2; i++) (void)pthread_join(threads[i], NULL);
+  return pairs[0].has_met && pairs[1].has_met ? 0 : 7;
+}
+
+void compactions_of_two_heaps(case_report_t *report) {
+  pid_t child = fork();
+  if (child == 0) _exit(compact_both());
+  EXPECT_EQUAL(wait_for_child(child), 0);
+}
+
 void owners_mutex(case_report_t *report) {
   pid_t child = fork();
   if (child == 0) _exit(own_under_mutex());

@@ -33,6 +33,43 @@ void stale_after_rebirth(case_report_t *report) {
   // A generation with bits above the 32nd is another one.
   EXPECT(is_stale(heap, (purgeable_reference_t){young.reference.place, young.reference.generation | (uint64_t)1 << 32}));
   EXPECT(is_stale(heap, nothing));
+  size_t rest;
+  bool matches;
+  purgeable_reference_t forged = {young.reference.place, young.reference.generation | (uint64_t)1 << 32};
+  EXPECT_EQUAL(purgeable_heap_read_matching(heap, forged, "", 0, NULL, 0, &rest, 0, &rest, &matches), purgeable_outcome_busy);
+  END_HEAP(heap);
+}
+
+typedef struct ended_inside {
+  purgeable_heap_t *heap;
+  element_t old, young;
+  int step;
+} ended_inside_t;
+
+static void end_and_make(void *context) {
+  ended_inside_t *inside = context;
+  switch (inside->step++) {
+    case 0: (void)purgeable_heap_free(inside->heap, inside->old.reference); break;
+    case 1: (void)make(inside->heap, 200 * PAGE, 2, &inside->young); break;
+    default: break;
+  }
+}
+
+// A large element, which has a mapping of its own, ends while its length is asked for, and another one begins under its number.
+void length_of_what_ends(case_report_t *report) {
+  NEED_HOOKS();
+  MAKE_HEAP(heap, .slab_bytes = 16 * PAGE, .chunk_bytes = 64 * PAGE);
+  ended_inside_t inside = {.heap = heap};
+  REQUIRE(make(heap, 300 * PAGE, 1, &inside.old) == 0);
+  size_t length = 0;
+  errno = 0;
+  EXPECT_EQUAL(purgeable_heap_length_bytes(heap, inside.old.reference, &length), purgeable_outcome_intact);
+  EXPECT(length == 300 * PAGE && errno == 0);
+  (void)purgeable_testing_set_pause(end_and_make, &inside);
+  purgeable_outcome_t outcome = purgeable_heap_length_bytes(heap, inside.old.reference, &length);
+  (void)purgeable_testing_set_pause(NULL, NULL);
+  EXPECT(outcome == purgeable_outcome_error && errno == ESTALE && inside.step >= 2);
+  EXPECT(is_intact(heap, &inside.young));
   END_HEAP(heap);
 }
 

@@ -35,6 +35,21 @@
       }
     }
 
+    @Test("a trim goes by what the database has, whoever stored it", arguments: [0, 10])
+    func trimOfOthers(ownCount: Int) throws {
+      try withPlace { place in
+        let (first, second) = (try place.open(), try place.open())
+        for key in 0..<ownCount { first.setValue(content(key), forKey: "own \(key)") }
+        try first.flush()
+        for key in 0..<3000 { second.setValue(content(key, count: 10), forKey: "\(key)") }
+        try second.flush()
+        try first.trim(toBytes: 0)
+        #expect(try place.number("SELECT count(*) FROM record") == 0)
+        try first.close()
+        try second.close()
+      }
+    }
+
     @Test(
       "a reader that does not end: the log stays below 64 MiB, writes go on, and no older value is found",
       .timeLimit(.minutes(10))

@@ -13,6 +13,40 @@
 
   @Suite("a database behind a cache: in the wrong moment")
   struct StoreMomentTests {
+    /// Chains of calls, each of which asks for the next one.
+    private final class Chains: Sendable {
+      final class Token: Sendable {}
+      let threads = ReadThreads()
+      let count = Atomic<Int>(0)
+      let isOver = DispatchSemaphore(value: 0)
+      /// Whether the first call was let go of in the middle of it.
+      let isFirstGone = Atomic<Bool>(false)
+      private let token = Mutex<WeakToken>(WeakToken())
+      private struct WeakToken { weak var token: Token? }
+
+      func start() {
+        let token = Token()
+        self.token.withLock { $0.token = token }
+        threads.run { withExtendedLifetime(token) {} }
+        for _ in 0..<8 { threads.run { self.goOn() } }
+      }
+
+      private func goOn() {
+        let number = count.add(1, ordering: .relaxed).newValue
+        if number == 5000 { isFirstGone.store(token.withLock { $0.token == nil }, ordering: .relaxed) }
+        if number < 10_000 { threads.run { self.goOn() } } else { isOver.signal() }
+      }
+    }
+
+    @Test("a call of the threads that read is let go of when it has run, also where others always wait")
+    func calls() {
+      let chains = Chains()
+      chains.start()
+      for _ in 0..<8 { #expect(chains.isOver.comes()) }
+      let isFirstGone = chains.isFirstGone.load(ordering: .relaxed)
+      #expect(isFirstGone)
+    }
+
     @Test("a look-up that finds nothing is no answer for those who load")
     func lookUp() throws {
       try withPlace { place in

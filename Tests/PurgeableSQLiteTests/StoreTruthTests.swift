@@ -189,6 +189,7 @@ import Testing
         close(lock)
         #expect(try store.removeExpired() == 0)
         try store.trim(toBytes: 1 << 40)
+        try store.removeAll()
         #expect(throws: PurgeableError.self) { try store.flush() }
         try store.flush()
         try store.close()

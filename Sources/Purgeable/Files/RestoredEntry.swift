@@ -18,8 +18,11 @@ struct FileTimes {
     return isFar ? .max : wall
   }
 
+  /// No earlier than the file was written: where the clock was set back, nothing lives longer than it had left.
+  private var reference: Int64 { max(wallNow, created) }
+
   /// How long a moment of the file is ago; 0 where it is to come.
-  private func age(_ wall: Int64) -> UInt64 { wallNow > wall ? UInt64(clamping: wallNow &- max(wall, 0)) : 0 }
+  private func age(_ wall: Int64) -> UInt64 { reference > wall ? UInt64(clamping: reference &- max(wall, 0)) : 0 }
 
   /// A moment that has passed; 0 where the clock does not reach back so far.
   func moment(_ wall: Int64) -> UInt64 { now - min(now, age(wall)) }
@@ -32,8 +35,6 @@ struct FileTimes {
   func validity(of record: FileRecord) -> RestoredValidity? {
     var validity = RestoredValidity()
     if let deadline = record.deadline {
-      // Where the clock was set back, no more than was left when the file was written.
-      let reference = max(wallNow, created)
       guard deadline > reference else { return nil }
       let (left, isFar) = deadline.subtractingReportingOverflow(reference)
       validity.deadline = now &+ (isFar ? UInt64(Int64.max) : UInt64(left))

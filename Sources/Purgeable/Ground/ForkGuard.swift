@@ -51,8 +51,8 @@ package final class ForkProtection: ForkProtected {
     lock: @escaping @Sendable () -> Void, unlock: @escaping @Sendable () -> Void, forgetInChild: @escaping @Sendable () -> Void
   ) {
     let databases = ForkProtection(lock, unlock, forgetInChild)
-    databases.rehearseFork()
     ForkGuard.shared.reserve(1)
+    databases.rehearseFork()
     ForkGuard.shared.announce(.databases) { $0.append(databases) }
   }
 
@@ -124,7 +124,7 @@ final class ForkGuard: @unchecked Sendable {
   }
 
   /// From here on each fork protects what `collect` adds. One announcement for each place of the order: the first. Takes no
-  /// mutex.
+  /// mutex; what `collect` waits for must not take `turn` from here on (`reserve`).
   func announce(_ place: MutexOrder, _ collect: @escaping @Sendable (inout [any ForkProtected]) -> Void) {
     _ = announcements[place.rawValue].storeIfNil(Announcement(collect))
   }

@@ -6,10 +6,11 @@ import Glibc
 extension Duration {
   /// In nanoseconds: 0 at least, and at most a time that no clock reaches.
   package var wholeNanoseconds: UInt64 {
+    guard self > .zero else { return 0 }
+    // A duration may have more seconds than its components can say.
+    guard self < .seconds(UInt64.max / 4 / 1_000_000_000) else { return .max / 4 }
     let (seconds, attoseconds) = components
-    guard seconds >= 0, attoseconds >= 0 else { return 0 }
-    let (whole, overflow) = UInt64(seconds).multipliedReportingOverflow(by: 1_000_000_000)
-    return overflow ? .max / 4 : min(.max / 4, whole + UInt64(attoseconds) / 1_000_000_000)
+    return UInt64(seconds) * 1_000_000_000 + UInt64(attoseconds) / 1_000_000_000
   }
 }
 

@@ -75,7 +75,8 @@ import Synchronization
 
   /// The key that is noted for a hash, if its time is not over. `version`: nil for any.
   func key(_ hash: Int, _ version: String?, at now: UInt64) -> Key? {
-    guard let place = place(of: hash), let note = notes[place], now < note.end, version == nil || version == note.version
+    guard let place = place(of: hash), let note = notes[place], now < note.end,
+      version == nil || VersionLimit.isSame(version, note.version)
     else { return nil }
     return note.key
   }

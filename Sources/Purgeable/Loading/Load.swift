@@ -24,8 +24,9 @@ final class Overtakings: Sendable {
 ///
 /// Without a race, because both sides use the mutex under which the cache stores: that of the key's shard. Who overtakes raises
 /// the count before taking that mutex. Who keeps a loaded value calls `take` while holding it. So either the loaded value is
-/// stored first, and what overtakes replaces or removes it; or `take` sees the count and refuses. Of two loads of one key the
-/// first to take has overtaken the other.
+/// stored first, and what overtakes replaces or removes it; or `take` sees the count and refuses. For a load that begins between
+/// the two, and finds no value yet, the count is raised again after the mutex. Of two loads of one key the first to take has
+/// overtaken the other.
 @usableFromInline
 struct LoadPermit: Sendable {
   private let overtakings: Overtakings

@@ -129,7 +129,7 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
       func open(ofTasks: Bool) -> Flight? {
         loaded.flights.last {
           ($0.call.thread == nil) == ofTasks && !$0.isInner && !$0.call.isCancelled && $0.permit.isCurrent
-            && $0.version == terms.version && (terms.isLookUp || !$0.isLookUp)
+            && VersionLimit.isSame($0.version, terms.version) && (terms.isLookUp || !$0.isLookUp)
         }
       }
       if !isWithin, let open = (isTask ? open(ofTasks: true) : nil) ?? open(ofTasks: false) {
@@ -215,8 +215,9 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   ///   be first, since it would then have come before the subtraction that it saw.
   private var isIdle: Bool { activity.load(ordering: .relaxed) == 0 }
 
-  /// What is being loaded for the key will not be kept. Called by everybody but `keep` before a key is stored or removed, under
-  /// no mutex. Costs a cache that loads nothing one relaxed load.
+  /// What is being loaded for the key will not be kept. Called by everybody but `keep` before a key is stored or removed, and
+  /// again after it, for loads that began in between and found no value; under no mutex. Costs a cache that loads nothing one
+  /// relaxed load.
   @usableFromInline @inline(__always)
   func overtake(_ key: Key) {
     if !isIdle { overtakeListed(key) }
@@ -366,7 +367,8 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   func count(_ time: UInt64, failed: Bool) {
     loadCount.add(1, ordering: .relaxed)
     if failed { failureCount.add(1, ordering: .relaxed) }
-    nanoseconds.add(time, ordering: .relaxed)
+    // Times of a clock that leaps may sum up to anything.
+    nanoseconds.wrappingAdd(time, ordering: .relaxed)
   }
 
   /// An asker got what another one's load made.

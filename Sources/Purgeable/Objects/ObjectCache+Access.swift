@@ -232,6 +232,7 @@ extension ObjectCache {
       store.book(entries: 1, cost: cost, less: 0)
       return (.stored, shard.table.lastStamp, nil)
     }
+    if condition?.isPermit != true { loads.overtake(key) }
     guard let outcome else { return (nil, nil) }
     if outcome == .outOfMemory { return (countRefusal(.outOfMemory), nil) }
     if store.isWatched { store.noteChange(of: key) }
@@ -385,6 +386,7 @@ extension ObjectCache {
   @inlinable
   func take(_ key: Key, _ reason: DepartureReason, birth: UInt64? = nil) -> DepartedObject<Key, Value>? {
     loads.overtake(key)
+    defer { loads.overtake(key) }
     return store.hold(key) { shard, position, _ in
       guard position != noPosition, birth == nil || shard.table[position].birth == birth else { return nil }
       return store.remove(position, store.isOver(position, in: shard.table) ? .expired : reason, from: &shard)
@@ -403,6 +405,7 @@ extension ObjectCache {
       if position == noPosition { return (true, nil) }
       return (true, store.remove(position, store.isOver(position, in: shard.table) ? .expired : .replaced, from: &shard))
     }
+    if !isLoaded { loads.overtake(key) }
     guard holds || isLoaded else { return (nil, nil) }
     if let old {
       if store.isWatched { store.noteChange(of: key) }

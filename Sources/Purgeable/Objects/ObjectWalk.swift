@@ -127,16 +127,18 @@ extension ObjectStore {
   }
 
   /// Takes an entry out, unless it was replaced since or, without `evenIfUsed`, used. A verdict is void where it was pinned
-  /// meanwhile. Returns whether it went.
+  /// meanwhile. Returns whether it went for this reason: where its time is over by now, it goes for that.
   func remove(_ noted: NotedObject<Key, Value>, _ reason: DepartureReason, evenIfUsed: Bool = false) -> Bool {
+    var isExpired = false
     let departed = hold(shard: noted.shard) { shard -> Departed? in
       let position = shard.table.position(withHash: noted.hash, birth: noted.birth)
       guard position != noPosition, evenIfUsed || shard.table[position].stamp == noted.stamp else { return nil }
+      isExpired = reason != .discarded && isOver(position, in: shard.table)
       let isVoid = reason != .removed && reason != .discarded && shard.table[position].queue.isPinned
-      return isVoid ? nil : remove(position, reason, from: &shard)
+      return isVoid && !isExpired ? nil : remove(position, isExpired ? .expired : reason, from: &shard)
     }
     guard let departed else { return false }
     finish(departed)
-    return true
+    return !isExpired
   }
 }

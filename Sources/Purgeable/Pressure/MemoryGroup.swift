@@ -74,28 +74,28 @@ package struct MemoryGroup: Equatable, Sendable {
   ///
   /// nil where there is none to be found: no /proc, no memory controller, or the group is outside of what is mounted here.
   package static func current(root: String = "/") -> MemoryGroup? {
-    current(root: root, PURGEABLE_GROUP_ANY_VERSION)
+    look(root: root, PURGEABLE_GROUP_ANY_VERSION).group
   }
 
   /// The version 2 group of this process, also where version 1 keeps the memory accounts: stalls (PSI) are counted here in any
   /// case.
   package static func currentUnified(root: String = "/") -> MemoryGroup? {
-    current(root: root, PURGEABLE_GROUP_VERSION_2)
+    look(root: root, PURGEABLE_GROUP_VERSION_2).group
   }
 
-  private static func current(root: String, _ leastVersion: Int32) -> MemoryGroup? {
+  /// `isSure`: another look would find the same. Not where a descriptor was short.
+  fileprivate static func look(root: String, _ leastVersion: Int32) -> (group: MemoryGroup?, isSure: Bool) {
     let room = Int(PURGEABLE_GROUP_ROOM)
     // Lent to the group for as long as it is used.
     return unsafe withUnsafeTemporaryAllocation(of: CChar.self, capacity: 2 * room) { bytes in
       var group = unsafe purgeable_group_t(
         path: bytes.baseAddress!, directory: bytes.baseAddress! + room, mount_length_bytes: 0, version: 0, is_own: false)
-      guard unsafe purgeable_group_find(root == "/" ? "" : root, leastVersion, &group) == 0,
-        let version = unsafe Version(rawValue: Int(group.version))
-      else { return nil }
+      let error = unsafe purgeable_group_find(root == "/" ? "" : root, leastVersion, &group)
+      guard error == 0, let version = unsafe Version(rawValue: Int(group.version)) else { return (nil, error == ESRCH) }
       let (path, isOwn) = unsafe (String(cString: group.path), group.is_own)
       var directories: [String] = []
       repeat { unsafe directories.append(String(cString: group.directory)) } while unsafe purgeable_group_leave(&group) == 0
-      return MemoryGroup(version: version, path: path, directories: directories, isOwnDirectory: isOwn)
+      return (MemoryGroup(version: version, path: path, directories: directories, isOwnDirectory: isOwn), true)
     }
   }
 
@@ -195,8 +195,7 @@ struct KnownGroup: Sendable {
     if isKnown, let membership, SmallFile.says(membership, "proc/self/cgroup", in: root) == true { return found }
     guard MemoryReserve.isThere(MemoryReserve.ofLookups) else { return found }
     membership = SmallFile.text(MemoryGroup.join(root, "proc/self/cgroup"))
-    found = MemoryGroup.current(root: root)
-    isKnown = true
+    (found, isKnown) = MemoryGroup.look(root: root, PURGEABLE_GROUP_ANY_VERSION)
     return found
   }
 }

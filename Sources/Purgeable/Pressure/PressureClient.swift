@@ -68,14 +68,14 @@ final class ClientRoster: ForkProtected {
   /// it.
   private init() {
     ProcessMemory.prepare()
+    // For the regions. First: a fork that collects what is announced waits here for this to end, and has the turn meanwhile.
+    ForkGuard.shared.reserve(1)
     ForkGuard.shared.announce(.clients) { items in
       for client in ListedClients() { items.append(client) }
       for client in ListedClients() { client.forEachCompanion { items.append($0) } }
     }
     ForkGuard.shared.announce(.lists) { $0.append(ClientRoster.shared) }
     rehearseFork()
-    // For the regions.
-    ForkGuard.shared.reserve(1)
   }
 
   /// Whether there is nobody to watch for: regions on offer are the kernel's.

@@ -23,10 +23,11 @@ public final class ManualClock: Clock {
   /// Moves the clock on; back, where the time is below 0: ages in caches stand still then until the clock has caught up. By whole
   /// nanoseconds, and no further than 292 years from its beginning. Any thread.
   public func advance(by time: Duration) {
-    let (seconds, attoseconds) = time.components
+    // Its components cannot say more seconds than an Int64 has.
+    let nanoseconds = time.attoseconds / 1_000_000_000
     var before = elapsed.load(ordering: .relaxed)
     while true {
-      let after = Int64(clamping: Int128(before) + Int128(seconds) * 1_000_000_000 + Int128(attoseconds / 1_000_000_000))
+      let after = Int64(clamping: Int128(before) + nanoseconds)
       let (isDone, now) = elapsed.compareExchange(expected: before, desired: after, ordering: .acquiringAndReleasing)
       if isDone { return }
       before = now

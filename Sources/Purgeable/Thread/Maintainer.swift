@@ -125,6 +125,7 @@ final class Maintainer: ForkProtected {
     WorkBell.isRung.store(false, ordering: .relaxed)
     hasNews.store(false, ordering: .relaxed)
     nextStart.store(0, ordering: .relaxed)
+    signal.forgetInChild()
     state.withLock { $0.statistics.threadErrorNumber = 0 }
   }
 
@@ -166,9 +167,13 @@ final class Maintainer: ForkProtected {
     if start == 0 || clock.now() >= start { wake(by: WorkBell.isRung) }
   }
 
-  /// A forked child does not have the parent's thread; a request for news starts one.
-  func resumeAfterFork() {
-    if state.withLock({ $0.threadOwner != 0 && $0.threadOwner != getpid() }) { noteNews() }
+  /// A forked child does not have the parent's thread, and where one could not be started there is none: a request for news
+  /// starts one.
+  func resume() {
+    let needsThread = state.withLock { state in
+      state.threadOwner != 0 ? state.threadOwner != getpid() : state.statistics.threadErrorNumber != 0
+    }
+    if needsThread, clock.now() >= nextStart.load(ordering: .relaxed) { noteNews() }
   }
 
   @inline(never)

@@ -36,7 +36,7 @@ public final class PressureMonitor: Sendable {
   /// The level right now. One mutex, no system call but for `getpid`; while a change is just being told it waits
   /// for that, 20 ms at most.
   public var level: PressureLevel {
-    Maintainer.shared.resumeAfterFork()
+    Maintainer.shared.resume()
     return core.level
   }
 
@@ -44,7 +44,7 @@ public final class PressureMonitor: Sendable {
   /// that is slow misses what is outdated and gets the newest. A sequence ends when the monitor is gone: it does not keep it
   /// alive.
   public var levels: AsyncStream<PressureLevel> {
-    Maintainer.shared.resumeAfterFork()
+    Maintainer.shared.resume()
     return core.makeStream()
   }
 

@@ -26,6 +26,8 @@ final class WakeSignal: @unchecked Sendable {
   /// Around a fork (ForkGuard.swift).
   func lockForFork() { mutex.lock() }
   func unlockAfterFork() { mutex.unlock() }
+  /// The parent's sleeper is not here.
+  func forgetInChild() { mutex.forgetWaiters() }
 
   /// Before a thread is started: opens the eventfd. One that was inherited by a fork is closed: it would wake the parent.
   func prepare() {

@@ -66,8 +66,9 @@ struct CacheExpiryRoomTests {
     let leaves: [(PurgeableCache<Int, [UInt8]>) -> Void] = [
       { $0.trim(toFraction: 0) }, { $0.removeAll() }, { $0.trim(toCount: 0) }, { for key in 0..<100 { $0.remove(forKey: key) } },
     ]
-    for leave in leaves {
-      let cache = try makeExpiringCache(clock, order, departures: departures)
+    // Below four slabs those with a deadline have no slabs of their own.
+    for (leave, limit) in leaves.flatMap({ leave in [nil, 60_000].map { (leave, $0) } }) {
+      let cache = try makeExpiringCache(clock, order, byteLimit: limit, departures: departures)
       for key in 0..<100 {
         cache.setValue(pattern(100), forKey: key, expiry: .sinceCreation(.seconds(key % 2 == 0 ? 10 : 15)))
         for _ in 0..<3 { _ = cache[key] }

@@ -105,7 +105,7 @@ struct CacheExpiryTests {
     let clock = ManualClock()
     let departures = Departures<String, [UInt8]>()
     let cache = try makeExpiringCache(clock, departures: departures)
-    for time in [Duration.zero, .seconds(-1), .nanoseconds(Int64.min)] {
+    for time in [Duration.zero, .seconds(-1), .nanoseconds(Int64.min), .seconds(-1e20)] {
       cache["a"] = pattern(10)
       #expect(cache.setValue(pattern(20), forKey: "a", expiry: .sinceCreation(time)) == .expired)
       #expect(cache.isEmpty && cache.setValue(pattern(20), forKey: "b", expiry: .sinceCreation(time)) == .expired)
@@ -113,14 +113,17 @@ struct CacheExpiryTests {
       #expect(told.map(\.reason) == [.replaced, .expired, .expired])
       #expect(told.map(\.value) == [pattern(10), pattern(20), pattern(20)])
     }
-    #expect(cache.statistics.refusalCount == 6)
+    #expect(cache.statistics.refusalCount == 8)
     // Less than the clock can tell is more than nothing.
     let least = Expiry.sinceCreation(Duration(secondsComponent: 0, attosecondsComponent: 1))
     #expect(cache.setValue(pattern(10), forKey: "short", expiry: least) == .stored && cache["short"] != nil)
     clock.advance(by: .nanoseconds(1))
     #expect(cache["short"] == nil)
-    cache.setValue(pattern(10), forKey: "long", expiry: .sinceCreation(.seconds(Int64.max)))
-    #expect(cache.peekEntry(forKey: "long").map { $0.remainingTime == nil } == true)
+    // The last ones are more than the components of a duration can say.
+    for time in [Duration.seconds(Int64.max), .seconds(UInt64.max), .seconds(1e20)] {
+      cache.setValue(pattern(10), forKey: "long", expiry: .sinceCreation(time), recomputeCost: time)
+      #expect(cache.peekEntry(forKey: "long").map { $0.remainingTime == nil } == true)
+    }
     let refused = PurgeableError.Kind.invalidArgument("expiry")
     for time in [Duration.zero, .seconds(-1)] {
       #expect { try cache.setExpiry(.sinceCreation(time)) } throws: { ($0 as? PurgeableError)?.kind == refused }

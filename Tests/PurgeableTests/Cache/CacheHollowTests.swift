@@ -308,6 +308,25 @@ struct CacheHollowTests {
     cache.checkBooksSwept()
   }
 
+  /// A key whose hash says nothing.
+  private struct Alike: Hashable {
+    let number: Int
+    func hash(into hasher: inout Hasher) {}
+  }
+
+  @Test("an entry that was stored again comes in a walk, whatever of the same hash is hollow", arguments: EvictionOrder.allCases)
+  func walk(order: EvictionOrder) throws {
+    try needRealDiscards()
+    let cache = try PurgeableCache<Alike, Int>(options(order))
+    for number in 0..<3 { cache[Alike(number: number)] = number }
+    cache.discardAll()
+    #expect(cache.sweep() == 3)
+    for number in 0..<3 {
+      cache[Alike(number: number)] = number
+      #expect(cache.keys.map(\.number).sorted() == Array(0...number))
+    }
+  }
+
   @Test("a forked child has none of them", .forks)
   func forking() async throws {
     try needRealDiscards()

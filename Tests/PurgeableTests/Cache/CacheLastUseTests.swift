@@ -10,6 +10,26 @@ import ToolSupport
 
 @Suite("cache: expiry since the last use")
 struct CacheLastUseTests {
+  @Test("they are noted also after the removal of all, for who asks which were used")
+  func afterRemoval() throws {
+    let clock = ManualClock()
+    let cache: PurgeableCache<Int, [UInt8]> = try makeExpiringCache(clock)
+    cache.noteUses()
+    for key in 0..<10 { cache[key] = [1] }
+    for _ in 0..<2 {
+      cache.removeAll()
+      let moment = cache.useMoment
+      clock.advance(by: .seconds(1))
+      cache[1] = [2]
+      var keys: [Int] = []
+      cache.forEachKey(usedSince: moment) { key, _ in
+        keys.append(key)
+        return true
+      }
+      #expect(keys == [1])
+    }
+  }
+
   @Test("each kind of use prolongs an entry, and nothing else does", arguments: EvictionOrder.allCases, [false, true])
   func uses(order: EvictionOrder, tracksKeys: Bool) throws {
     let clock = ManualClock()

@@ -173,6 +173,33 @@ struct CacheVetoTests {
     }
   }
 
+  @Test("a lowered limit holds also where several shards have numbered their keys alike", arguments: [false, true])
+  func numberedAlike(tracksKeys: Bool) throws {
+    let cache = try Self.make(.s3FIFO, tracksKeys: tracksKeys)
+    for key in 0..<40_000 { cache[key] = Self.value(key, 10) }
+    try #require(cache.engine.shards.openCount > 1)
+    cache.shouldEvict = { key, _ in key % 2 == 0 }
+    try cache.setCountLimit(20_000)
+    #expect(cache.count == 20_000)
+    #expect((0..<40_000).first { cache.containsValue(forKey: $0) != ($0 % 2 == 1) } == nil)
+  }
+
+  /// A key whose hash says nothing.
+  private struct Alike: Hashable {
+    let number: Int
+    func hash(into hasher: inout Hasher) {}
+  }
+
+  @Test("keys with one hash are asked about, but for the one that is stored", arguments: EvictionOrder.allCases)
+  func alike(order: EvictionOrder) throws {
+    let cache = try PurgeableCache<Alike, Int>(countLimit: 3, evictionOrder: order)
+    cache.shouldEvict = { _, _ in true }
+    for number in 0..<50 {
+      cache[Alike(number: number)] = number
+      #expect(cache.count == min(3, number + 1) && cache.containsValue(forKey: Alike(number: number)))
+    }
+  }
+
   @Test(
     "a lowered limit goes through all entries: the young half may go, one of all may, none may", arguments: EvictionOrder.allCases
   )

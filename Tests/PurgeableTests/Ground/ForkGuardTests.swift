@@ -78,6 +78,28 @@ struct ForkGuardTests {
     }
   }
 
+  @Test("a fork that collects while another thread makes the first cache waits for nobody who waits for it", .forks)
+  func firstCache() async {
+    await #expect(processExitsWith: .success) {
+      endAfter(seconds: 100)
+      let (collects, makes) = (Event(), Event())
+      // In place of the roster's own.
+      ForkGuard.shared.announce(.clients) { _ in
+        collects.happens()
+        makes.blocks()
+        // Time for it to get as far as it can.
+        usleep(50_000)
+      }
+      let maker = TestThread {
+        collects.blocks()
+        makes.happens()
+        _ = ClientRoster.shared
+      }
+      require(childSays { true }, "the child")
+      maker.join()
+    }
+  }
+
   /// The library's handlers would take the cache's mutexes first, and then the program's wait for the thread that waits for them.
   @Test("is taken behind what the program's own handlers take: under their mutexes a cache can be used", .forks)
   func programsMutex() async {

@@ -23,6 +23,22 @@ struct ObjectExpiryTests {
     return cache
   }
 
+  @Test("what ends while a removal asks about others leaves as expired, and is not counted")
+  func endedMeanwhile() throws {
+    for asDecider in [false, true] {
+      let (clock, told) = (ManualClock(), Departures<Int, Int>())
+      let cache = try make(clock, told: told)
+      for key in 0..<10 { cache.setValue(key, forKey: key, expiry: key % 2 == 0 ? .sinceCreation(.seconds(10)) : nil) }
+      let mayGo = { (entry: CacheEntry<Int, Int>) in
+        if entry.remainingTime != nil { clock.advance(by: .seconds(10)) }
+        return true
+      }
+      #expect((asDecider ? cache.evictAll(where: mayGo) : cache.removeAll(where: mayGo)) == 5)
+      let reason = asDecider ? DepartureReason.decider : .removed
+      #expect(told.take().allSatisfy { $0.reason == ($0.key % 2 == 0 ? .expired : reason) } && cache.isEmpty)
+    }
+  }
+
   @Test("each kind of use prolongs an entry, and nothing else does; both to the nanosecond")
   func uses() throws {
     let clock = ManualClock()

@@ -264,7 +264,7 @@ struct ObjectHandlerTests {
     func sleep(until deadline: ContinuousClock.Instant, tolerance: Duration?) async throws {}
   }
 
-  @Test("the program's clock is asked under no mutex")
+  @Test("slow growth asks the program's clock under no mutex")
   func clock() async {
     await #expect(processExitsWith: .success) {
       alarm(600)

@@ -106,6 +106,26 @@ struct ThreadStartTests {
     }
     await #expect(processExitsWith: .success) {
       alarm(600)
+      let clock = SetClock()
+      Maintainer.shared.clock = clock.monotonic
+      let address = __rlimit_resource_t(RLIMIT_AS.rawValue)
+      var limit = rlimit()
+      require(unsafe getrlimit(address, &limit) == 0, "getrlimit")
+      // No room for a stack.
+      var none = rlimit(rlim_cur: 0, rlim_max: limit.rlim_max)
+      require(unsafe setrlimit(address, &none) == 0, "setrlimit")
+      let monitor = PressureMonitor(source: FakeSource())
+      require(unsafe setrlimit(address, &limit) == 0, "setrlimit")
+      require(PurgeableMemory.pressureStatistics.threadErrorNumber == EAGAIN, "refused")
+      _ = monitor.level
+      require(!hasLibraryThread(), "no look tries in the pause")
+      clock.advance(seconds: 1)
+      _ = monitor.level
+      require(patiently { hasLibraryThread() }, "a look after the pause does")
+      withExtendedLifetime(monitor) {}
+    }
+    await #expect(processExitsWith: .success) {
+      alarm(600)
       Maintainer.shared.nextStart.store(.max, ordering: .relaxed)
       let monitor = PressureMonitor(source: FakeSource())
       require(patiently { hasLibraryThread() } && monitor.level == .normal, "starts")

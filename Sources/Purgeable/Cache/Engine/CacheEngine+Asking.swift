@@ -33,7 +33,6 @@ struct EvictionCandidate {
   let slot: Slot
   let generation: UInt64
   let byteCount: Int
-  let ghostIdentity: UInt64?
   /// Of the key's bytes. Tags would not do: among thousands of entries two have the same.
   let keyDigest: Int
 }
@@ -87,7 +86,8 @@ extension CacheEngine {
         if base.namesSlabs { continue }
         break
       }
-      let goes = (key == nil || candidate.ghostIdentity != key?.ghostIdentity) && mayGo(reason)
+      let isSpared = key.map { $0.identity == candidate.slot.identity && shards.shard(of: $0).number == candidate.shard.number }
+      let goes = isSpared != true && mayGo(reason)
       shards.hold(candidate.shard) { held in held.settle(candidate, goes ? reason : nil) }
       if goes {
         evicted += 1
@@ -109,9 +109,9 @@ extension CacheEngine {
 private struct EvictionPasses {
   /// Numbers of shards are below 32.
   private var counts = InlineArray<128, Int>(repeating: 0)
-  /// The first entries that were passed over. One that comes again has gone round.
-  private var first = InlineArray<64, Int>(repeating: 0)
-  private var firstCount = 0
+  /// The first two entries of each shard that were passed over, by their keys' digests. One that comes again has gone round; the
+  /// second is for a first one that has left.
+  private var first = InlineArray<64, Int?>(repeating: nil)
   private let most: Int?
 
   /// `most`: of one queue, if one shard had all entries; nil: all of it.
@@ -121,16 +121,19 @@ private struct EvictionPasses {
 
   /// Whether an entry was passed over in this call; then its queue rests.
   mutating func hasPassed(_ candidate: EvictionCandidate) -> Bool {
-    guard (0..<firstCount).contains(where: { first[$0] == candidate.keyDigest }) else { return false }
+    let own = 2 * candidate.shard.number
+    guard first[own] == candidate.keyDigest || first[own + 1] == candidate.keyDigest else { return false }
     counts[at(candidate.shard.number, candidate.queue)] = .max
     return true
   }
 
   mutating func add(_ candidate: EvictionCandidate) {
     counts[at(candidate.shard.number, candidate.queue)] += 1
-    if firstCount < first.count {
-      first[firstCount] = candidate.keyDigest
-      firstCount += 1
+    let own = 2 * candidate.shard.number
+    if first[own] == nil {
+      first[own] = candidate.keyDigest
+    } else if first[own + 1] == nil {
+      first[own + 1] = candidate.keyDigest
     }
   }
 
@@ -195,7 +198,7 @@ extension HeldShard {
     candidate = EvictionCandidate(
       shard: shards.positions[UInt64(number)], queue: heap.queue(at: slot.place), slot: slot,
       generation: heap.reference(slot.place).generation,
-      byteCount: facts.payloadByteCount + SlabHeap.elementOverhead, ghostIdentity: ghostIdentity(of: slot),
+      byteCount: facts.payloadByteCount + SlabHeap.elementOverhead,
       keyDigest: digest)
     note(self, found)
     return true

@@ -281,10 +281,14 @@ extension HeldShard {
   private func hash(toNote slot: Slot) -> UInt64? {
     if slot.isTracked {
       let number = EngineKey.trackedNumber(of: slot)
-      guard let hash = keys.hash(of: number),
-        let pointer = keys.next(hash: hash, mask: WalkNote.hashMask, below: .max, above: 0), pointer.node.number == number
-      else { return nil }
-      return hash
+      guard let hash = keys.hash(of: number) else { return nil }
+      // The youngest that has a slot.
+      var pointer = keys.next(hash: hash, mask: WalkNote.hashMask, below: .max, above: 0)
+      while let hollow = pointer, hollow.node.isHollow {
+        pointer = keys.next(
+          hash: hash, mask: WalkNote.hashMask, below: hollow.node.stamp, above: 0, last: hollow.node.number)
+      }
+      return pointer?.node.number == number ? hash : nil
     }
     var candidates = index.current().candidates(of: slot.identity)
     return candidates.next()?.slot.place == slot.place ? 0 : nil

@@ -140,6 +140,8 @@ struct HeldShard: ~Copyable {
     laneTimes = LaneTimes()
     queueCount = EvictionQueue.firstCount
     entryOrder?.removeAll()
+    // The index that is emptied forgets that.
+    if base.isTiered.load(ordering: .relaxed) { index.keepLastUses() }
     noteIndexBytes()
     compaction = CompactionProgress()
     passedLostCount = 0
@@ -159,7 +161,7 @@ struct HeldShard: ~Copyable {
     let isLost = heap.isLost(slot.place)
     let facts = isLost ? nil : known ?? elements.facts(of: reference)
     // Whatever it leaves for, it had expired before.
-    let reason = laneTimes.count > 1 && !isLost && isExpired(slot, facts: facts) ? .expired : reason
+    let reason = (laneTimes.count > 1 || laneTimes.sharesFirst) && !isLost && isExpired(slot, facts: facts) ? .expired : reason
     let copy = unbook(slot, facts, from: queue, reason, isLost: isLost)
     leave(found, reason, from: queue, copy, freeing: reference)
   }

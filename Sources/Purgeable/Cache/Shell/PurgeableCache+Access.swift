@@ -328,6 +328,7 @@ extension PurgeableCache {
   ) -> StoreOutcome {
     if VersionLimit.isExceeded(by: version) { return .notEncodable }
     loads.overtake(key)
+    defer { loads.overtake(key) }
     let lifetime = expiry?.lifetime
     if lifetime?.isOver == true { return refuseAtOnce(key, if: nil) }
     var head = engine.base.head(

@@ -7,6 +7,7 @@ extension PurgeableCache {
   @discardableResult
   public func remove(forKey key: Key) -> Bool {
     loads.overtake(key)
+    defer { loads.overtake(key) }
     return withEntry(key) { engineKey, prefix, held in held.remove(engineKey, prefix) } ?? false
   }
 
@@ -18,6 +19,7 @@ extension PurgeableCache {
   @discardableResult
   public func removeValue(forKey key: Key) -> Value? {
     loads.overtake(key)
+    defer { loads.overtake(key) }
     var isRemoved = false
     // The entry stays where the buffer is too small.
     let found = unsafe lookUp(

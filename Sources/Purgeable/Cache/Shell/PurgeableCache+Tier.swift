@@ -43,7 +43,6 @@ extension PurgeableCache {
     _ value: Value, forKey key: Key, cost: Int?, expiry: Expiry?, version: String?, announcing announce: () -> Void
   ) -> StoreOutcome {
     loads.overtake(key)
-    // Again, for loads that began in between, and were told of an older value: nobody is to join them now.
     defer { loads.overtake(key) }
     var isAnnounced = false
     var terms = LoadTerms(version, expiry)

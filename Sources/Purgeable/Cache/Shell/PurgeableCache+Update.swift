@@ -83,6 +83,7 @@ extension PurgeableCache {
     _ value: Value, forKey key: Key, _ head: EntryHead, _ version: String?, ifUnchanged peeked: PeekedEntry?
   ) -> StoreOutcome? {
     loads.overtake(key)
+    defer { loads.overtake(key) }
     var byteCount = 0
     var outcome: StoreOutcome? = .notEncodable
     _ = value.withPurgeableBytesIfEncodable { span in
@@ -97,6 +98,7 @@ extension PurgeableCache {
   /// Takes an entry out, if it is as it was peeked at.
   func takeOut(_ key: Key, _ peeked: PeekedEntry, _ reason: DepartureReason) -> Bool {
     loads.overtake(key)
+    defer { loads.overtake(key) }
     return withEntry(key) { engineKey, prefix, held in
       held.remove(engineKey, prefix, peeked: peeked, reason)
     } ?? false

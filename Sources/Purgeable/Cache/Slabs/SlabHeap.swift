@@ -39,7 +39,8 @@ typealias SlabInformation = purgeable_slab_information_t
     var options = unsafe purgeable_heap_options_t()
     let page = Int(purgeable_page_size_bytes())
     let slabPages = limit < 4 << 20 ? 4 : limit >= 1 << 30 && limit != .max ? 64 : 16
-    let slabBytes = slabPages * page
+    // A place in a slab has 16 bits, in granules.
+    let slabBytes = min(slabPages * page, granuleBytes << 16)
     unsafe options.slab_bytes = slabBytes
     unsafe options.keeps_ages = true
     // Elements are freed under a shard's mutex (`CacheShards.hold`).
