@@ -79,8 +79,7 @@ PURGEABLE_MUST_USE int purgeable_group_find(const char *root, int32_t least_vers
 /// Turns a group into the one around it; `path` stays. ENOENT, and nothing changes: there is none that limits it.
 PURGEABLE_MUST_USE int purgeable_group_leave(purgeable_group_t *group);
 
-/// Fill in what limits the group, and what it uses, `PURGEABLE_NO_NUMBER` for what cannot be read. Some 7 to 20
-/// system calls each.
+/// Fill in what limits the group, and what it uses, `PURGEABLE_NO_NUMBER` for what cannot be read. 7 to 20 system calls.
 void purgeable_group_read_limits(const purgeable_group_t *group, purgeable_group_limits_t *limits);
 void purgeable_group_read_use(const purgeable_group_t *group, purgeable_group_use_t *use);
 

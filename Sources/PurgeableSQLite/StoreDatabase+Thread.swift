@@ -231,7 +231,12 @@
     private func answer(_ kind: Request.Kind) throws(StoreFailure) -> Int {
       guard let writer else { return 0 }
       switch kind {
-      case .flush, .removeAll, .end: try writer.synchronize()
+      case .flush, .removeAll, .end:
+        try writer.synchronize()
+        // What is on the disk has to be where it is looked for.
+        guard let file, folder.leads(to: file), writer.hasItsNames else {
+          throw StoreFailure(isGone: true, call: "stat", message: "\(folder.database) has gone")
+        }
       case .trim(let byteCount):
         try writeUses(writer)
         try writer.evict(at: now(), toBytes: byteCount, count: .max)
@@ -274,11 +279,15 @@
       if let writer, isThere() {
         // What a log without a name has goes to the database: nobody would find it.
         do { try writer.checkpoint(cuts: true) } catch {
+          // It is not lost yet.
+          if error.passes { throw error }
           let error = PurgeableError(
             .invalidFile, in: "PurgeableStore '\(name)'",
             explanation: "somebody has removed the log, with what was not in the database yet: \(error.message)")
           mutex.withLock { count(error, isNews: true) }
         }
+      } else if let writer, !writer.isSynchronized {
+        noteLoss(StoreFailure(isGone: true, call: "stat", message: "somebody has put it aside or removed it"), isNews: true)
       }
       closeWriter()
       readers.reopen(isMade: false)
@@ -382,6 +391,8 @@
         var rest = exchange(&writing, with: Changes())
         if failure.passes {
           if !failure.isBusy { restsUntil = MonotonicTime.now + Self.passingTime }
+          // Without a database nothing is read; so it is opened again soon, whether anything waits or not.
+          isSuspect = isSuspect || writer == nil
         } else {
           numbers.failureCount += max(0, rest.putCount - 1)
           rest.forgetValues()

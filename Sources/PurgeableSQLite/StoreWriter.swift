@@ -36,6 +36,8 @@
     private let companions: [FileNumber?]
     /// Files of values were made since the last time that all were brought to the disk.
     private var hasNewFiles = false
+    /// Whether all changes that were written are on the disk.
+    private(set) var isSynchronized = true
     /// Why it is not known what of the log is on the disk. For good: the kernel has given up the pages that it could not write,
     /// and would say that all is well if it were asked again.
     private var lostSync: StoreFailure?
@@ -225,6 +227,7 @@
           if case .put(let record) = change { try insert(record, key, hash, &files) }
         }
       }
+      isSynchronized = false
     }
 
     /// Keys with what is to be written of them, in the order of the index that finds them.
@@ -464,7 +467,10 @@
     /// What is committed is on the disk when this returns: a commit alone only has it on its way.
     func synchronize() throws(StoreFailure) {
       if let lostSync { throw lostSync }
-      do throws(StoreFailure) { try synchronizeAll() } catch {
+      do throws(StoreFailure) {
+        try synchronizeAll()
+        isSynchronized = true
+      } catch {
         if error.call == "fsync" || error.call == "syncfs" { lostSync = error }
         throw error
       }

@@ -6,6 +6,7 @@
   import Glibc
   import PurgeableTestSupport
   import Testing
+  import ToolSupport
 
   @testable import PurgeableSQLite
 
@@ -26,6 +27,27 @@
           store.value(forKey: "b") == [2] && store.value(forKey: "20") == mixedContent(20) && store.value(forKey: "a") == nil)
         try store.close()
         try place.withStore(.withFiles) { store in #expect(store.value(forKey: "b") == [2]) }
+      }
+    }
+
+    @Test("a database that somebody puts aside before a flush fails that flush, once")
+    func putAsideBeforeFlush() throws {
+      try withPlace { place in
+        let store = try place.open()
+        store.setValue([1], forKey: "a")
+        #expect(patiently { store.statistics.writeCount == 1 })
+        let folder = try StoreFolder.open("store", in: place.folder.path, operation: "test")
+        try folder.locked { () throws(StoreFailure) in try folder.putAside() }
+        let error = #expect(throws: PurgeableError.self) { try store.flush() }
+        #expect(error?.kind == .invalidFile)
+        store.setValue([2], forKey: "b")
+        try store.flush()
+        store.cache.removeAll()
+        #expect(store.value(forKey: "a") == nil && store.value(forKey: "b") == [2])
+        // Nothing that was not flushed goes with the next one.
+        try folder.locked { () throws(StoreFailure) in try folder.putAside() }
+        try store.flush()
+        try store.close()
       }
     }
 

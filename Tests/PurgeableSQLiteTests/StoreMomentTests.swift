@@ -218,6 +218,28 @@
       }
     }
 
+    @Test("a log whose name somebody removed while descriptors were short is not lost")
+    func logBesideDescriptors() async {
+      await #expect(processExitsWith: .success) {
+        guard let place = try? StorePlace(), let store = try? place.open() else { fatalError("a store") }
+        defer { place.folder.remove() }
+        store.setValue([1], forKey: "a")
+        demand((try? store.flush()) != nil, "a flush")
+        let resource = __rlimit_resource_t(RLIMIT_NOFILE.rawValue)
+        var before = rlimit()
+        demand(unsafe getrlimit(resource, &before) == 0)
+        var none = rlimit(rlim_cur: 0, rlim_max: before.rlim_max)
+        demand(unsafe unlink("\(place.path)/data/database-wal") == 0, "the log's name")
+        demand(unsafe setrlimit(resource, &none) == 0)
+        demand((try? store.flush()) == nil, "no descriptor")
+        demand(unsafe setrlimit(resource, &before) == 0)
+        do { try store.flush() } catch { fatalError("\(error)") }
+        store.cache.removeAll()
+        demand(store.value(forKey: "a") == [1], "what was in the log")
+        demand((try? store.close()) != nil)
+      }
+    }
+
     @Test("a value that does not encode in a forked child waits for no mutex of the parent's")
     func forked() async {
       await #expect(processExitsWith: .success) {
