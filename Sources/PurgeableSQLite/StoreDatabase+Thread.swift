@@ -233,10 +233,7 @@
       switch kind {
       case .flush, .removeAll, .end:
         try writer.synchronize()
-        // What is on the disk has to be where it is looked for.
-        guard let file, folder.leads(to: file), writer.hasItsNames else {
-          throw StoreFailure(isGone: true, call: "stat", message: "\(folder.database) has gone")
-        }
+        try writer.checkPlace()
       case .trim(let byteCount):
         try writeUses(writer)
         try writer.evict(at: now(), toBytes: byteCount, count: .max)

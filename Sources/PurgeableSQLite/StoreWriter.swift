@@ -121,6 +121,15 @@
     /// committed is in a log without a name.
     var hasItsNames: Bool { Self.companions(of: folder) == companions }
 
+    /// The database's file. Throws where the names lead elsewhere: what is written would not be found.
+    @discardableResult
+    func checkPlace() throws(StoreFailure) -> FileNumber {
+      guard let file, folder.leads(to: file), hasItsNames else {
+        throw StoreFailure(isGone: true, call: "stat", message: "\(folder.database) has gone")
+      }
+      return file
+    }
+
     // MARK: Transactions
 
     /// What a transaction does to files.
@@ -139,9 +148,7 @@
       do throws(StoreFailure) {
         try folder.locked { () throws(StoreFailure) in
           // While it waited for the lock, another process may have put the database aside.
-          guard let file, folder.leads(to: file), hasItsNames else {
-            throw StoreFailure(isGone: true, call: "stat", message: "\(folder.database) has gone")
-          }
+          let file = try checkPlace()
           try connection.run("BEGIN IMMEDIATE")
           do throws(StoreFailure) {
             guard let total = try Total.read(readTotal) else { throw Total.missing }

@@ -143,7 +143,7 @@ final class HeldLoad: Sendable {
   private let got = Mutex<[UInt8]?>(nil)
   private let thread = Mutex<TestThread?>(nil)
 
-  init(_ cache: any LoadingCache<Int>, _ key: Int, _ value: [UInt8]) {
+  init<Key>(_ cache: any LoadingCache<Key>, _ key: Key, _ value: [UInt8]) {
     let thread = TestThread { [self] in
       let value = cache.value(forKey: key) {
         began.happens()
