@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The command line: which figures, and in what form.
 //
-//   0  all counts hold          1  a count does not hold, or something could not be measured          2  called wrongly
+//   0  all counts hold     1  a count does not hold, a measurement failed, or the output cannot be written     2  called wrongly
+//
+// What cannot be measured on a machine ("not measured", with the reason) decides nothing.
 
 import Foundation
 import Purgeable
@@ -51,7 +53,7 @@ enum Bench {
 
     \(Arguments.Option.help(options))
 
-    Exit status 1 when a count does not hold. Times are reported and never decide it.
+    Exit status 1 when a count does not hold or a measurement fails. Times are reported and never decide it.
     """
 
   static func run(_ words: [String]) -> Int32 {
@@ -84,6 +86,7 @@ enum Bench {
     }
     let all = measurements + (traces.map { [$0] } ?? [])
     guard let name else { return all }
+    if directory != nil, name != "traces" { return nil }
     return all.first { $0.name == name }.map { [$0] }
   }
 

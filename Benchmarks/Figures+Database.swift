@@ -51,14 +51,6 @@ enum DatabaseFigures {
 
     private typealias Store = PurgeableStore<String, [UInt8]>
 
-    private static func withFolder<R>(_ body: (String) throws -> R) throws -> R {
-      // Not /tmp, which is memory on many machines.
-      let folder = "/var/tmp/purgeable-figures.\(getpid())"
-      try FileManager.default.createDirectory(atPath: folder, withIntermediateDirectories: true)
-      defer { try? FileManager.default.removeItem(atPath: folder) }
-      return try body(folder)
-    }
-
     private static func open(_ name: String, _ folder: String, now: @escaping @Sendable () -> Int64 = { WallTime.now }) throws
       -> Store
     {
@@ -114,7 +106,7 @@ enum DatabaseFigures {
       let keys = (0..<count).map(key)
       var (processor, wall, reads): ([[Double]], [[Double]], [[Double]]) = ([], [], [])
       for round in 0...rounds {
-        try withFolder { folder in
+        try FigureFolder.with { folder in
           let ours = try seconds {
             let store = try open("store", folder)
             for (number, key) in keys.enumerated() {
@@ -169,7 +161,7 @@ enum DatabaseFigures {
     /// Arguments: values.
     @Sendable static func countPages(_ arguments: [Int]) throws -> Numbers {
       let count = arguments[0]
-      return try withFolder { folder in
+      return try FigureFolder.with { folder in
         var numbers: Numbers = [:]
         var pages = 0.0
         // The log begins anew with each store: it is written back at the end of the last.
@@ -201,7 +193,7 @@ enum DatabaseFigures {
     @Sendable static func measureLosses(_ arguments: [Int]) throws -> Numbers {
       let count = arguments[0]
       return try GroupRun.run(limit: GroupRun.limit(entries: count)) {
-        try withFolder { folder in
+        try FigureFolder.with { folder in
           let store = try open("store", folder)
           for number in 0..<count {
             store.setValue(value, forKey: key(number))
@@ -226,7 +218,7 @@ enum DatabaseFigures {
     /// Arguments: values.
     @Sendable static func measureOpening(_ arguments: [Int]) throws -> Numbers {
       let count = arguments[0]
-      return try withFolder { folder in
+      return try FigureFolder.with { folder in
         do {
           let store = try open("store", folder)
           for number in 0..<count {
@@ -255,7 +247,7 @@ enum DatabaseFigures {
     /// Arguments: values, rounds.
     @Sendable static func measureMemory(_ arguments: [Int]) throws -> Numbers {
       let (count, rounds) = (arguments[0], arguments[1])
-      return try withFolder { folder in
+      return try FigureFolder.with { folder in
         let keys = (0..<20_000).map(key)
         let bare = try PurgeableCache<String, [UInt8]>()
         let memory = try PurgeableCache<String, [UInt8]>()

@@ -42,13 +42,6 @@ enum Files {
     ]
   }
 
-  private static func folder() throws -> URL {
-    // Not /tmp, which is memory on many machines.
-    let folder = URL(fileURLWithPath: "/var/tmp/purgeable-figures.\(getpid())")
-    try FileManager.default.createDirectory(at: folder, withIntermediateDirectories: true)
-    return folder
-  }
-
   private static func fill(_ cache: PurgeableCache<Int, [UInt8]>, _ count: Int) {
     var value = [UInt8](repeating: 7, count: 1024)
     for key in 0..<count {
@@ -91,10 +84,11 @@ enum Files {
 
   /// Arguments: entries, rounds.
   @Sendable static func measure(_ arguments: [Int]) throws -> Numbers {
-    let (count, rounds) = (arguments[0], arguments[1])
-    let folder = try folder()
-    defer { try? FileManager.default.removeItem(at: folder) }
-    let (path, copy) = (folder.path + "/saved", folder.path + "/copy")
+    try FigureFolder.with { try measure(arguments[0], rounds: arguments[1], in: $0) }
+  }
+
+  private static func measure(_ count: Int, rounds: Int, in folder: String) throws -> Numbers {
+    let (path, copy) = (folder + "/saved", folder + "/copy")
     let cache = try PurgeableCache<Int, [UInt8]>(name: "figures")
     fill(cache, count)
     var (times, firsts, beside): ([[Double]], [Double], Double) = ([], [], 0)
@@ -140,13 +134,10 @@ enum Files {
   /// Arguments: entries.
   @Sendable static func measureLosses(_ arguments: [Int]) throws -> Numbers {
     let count = arguments[0]
-    return try GroupRun.run(limit: GroupRun.limit(entries: count)) { try lossesInGroup(count) }
+    return try GroupRun.run(limit: GroupRun.limit(entries: count)) { try FigureFolder.with { try losses(count, "\($0)/saved") } }
   }
 
-  private static func lossesInGroup(_ count: Int) throws -> Numbers {
-    let folder = try folder()
-    defer { try? FileManager.default.removeItem(at: folder) }
-    let path = folder.path + "/saved"
+  private static func losses(_ count: Int, _ path: String) throws -> Numbers {
     func share(_ count: Int, of all: Int) -> Double { 100 * Double(count) / Double(all) }
     var numbers: Numbers = [:]
     do {

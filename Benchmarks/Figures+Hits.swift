@@ -35,7 +35,7 @@ enum Hits {
   }
 
   static func unlessTraced(_ calls: Int?) -> String? {
-    calls == nil ? "strace is missing: only the calls of the core's own table were counted" : nil
+    calls == nil ? "strace is missing, or may not trace: only the calls of the core's own table were counted" : nil
   }
 
   /// Arguments: entries, hits of each kind.

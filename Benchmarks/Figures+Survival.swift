@@ -14,10 +14,16 @@ enum Survival {
     // In full every scenario once; else only those that are measured. The core's in a small group besides.
     let words = (scale.isQuick ? [["neighbour"], ["hot"]] : [["--all"]]) + [["core", "--limit", "128M"]]
     var reports: [String: Report] = [:]
+    var all: [Report] = []
+    // Ended otherwise than its reports say: by a crash, or before it had run everything.
+    var unexplained = 0
     var missing: String?
     for words in words {
       do {
-        for report in try run(words) { reports[report["scenario"] as? String ?? ""] = report }
+        let (its, status) = try run(words)
+        for report in its { reports[report["scenario"] as? String ?? ""] = report }
+        all += its
+        if status != 0, its.allSatisfy({ $0["passed"] as? Bool ?? ($0["skipped"] != nil) }) { unexplained += 1 }
       } catch let error as Unavailable {
         missing = error.reason
       }
@@ -36,16 +42,16 @@ enum Survival {
       return variants.first { $0["entryBytes"] as? Int == size && $0["kernelAlone"] as? Bool == alone }
         .flatMap { ($0["shareOfIdeal"] as? NSNumber)?.doubleValue }
     }
-    let ran = reports.values.filter { $0["skipped"] == nil }
-    let faults = ran.reduce(0) { sum, report in
+    let ran = all.filter { $0["skipped"] == nil }
+    let faults = ran.reduce(unexplained) { sum, report in
       sum + (report["wrongBytes"] as? Int ?? 1) + (report["kills"] as? Int ?? 0) + ((report["passed"] as? Bool ?? false) ? 0 : 1)
     }
     let names = reports.keys.sorted().joined(separator: ", ")
-    var all = figure(
+    var survived = figure(
       "kills, wrong bytes, hangs and failures", .count, ran.isEmpty ? nil : Double(faults), .atMost(0), "cases", "")
-    if missing == nil { all.note = names }
+    if missing == nil { survived.note = names }
     var figures = [
-      all,
+      survived,
       figure(
         "a neighbour's rate into memory the cache holds, kernel alone, against bare MADV_FREE", .time,
         median("neighbour", "aloneToBare"), .atLeast(0.95), "times", "neighbour"),
@@ -75,7 +81,7 @@ enum Survival {
 
   private struct Unavailable: Error { var reason: String }
 
-  private static func run(_ words: [String]) throws -> [Report] {
+  private static func run(_ words: [String]) throws -> ([Report], status: Int32) {
     let tool = OwnProgram.beside("purgeablectl")
     guard FileManager.default.isExecutableFile(atPath: tool) else {
       throw Unavailable(reason: "purgeablectl is not built beside this program; swift build -c release builds it")
@@ -89,6 +95,6 @@ enum Survival {
     guard !reports.isEmpty else {
       throw ToolFailure("\(([tool] + command).joined(separator: " ")) reported nothing, status \(child.status)")
     }
-    return reports
+    return (reports, child.status)
   }
 }

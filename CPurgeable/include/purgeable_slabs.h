@@ -227,7 +227,8 @@ PURGEABLE_MUST_USE
 size_t purgeable_heap_find_losses(const purgeable_heap_t *heap, const void *slots, size_t slot_count, uint32_t place_bits,
                                   size_t *cursor, uint32_t *found, size_t capacity);
 
-/// Whether the page that holds an element's header is known to be gone (by a sweep or a touch). A bit in ordinary memory.
+/// Whether the page that holds an element's header is known to be gone (by a sweep or a touch). A bit in ordinary memory. True
+/// too for a place that is none of the heap's.
 bool purgeable_heap_page_is_lost(const purgeable_heap_t *heap, uint64_t place);
 
 /// Whether any page of the slab around a place is known to be gone. A bit in ordinary memory, dense enough for whole-index

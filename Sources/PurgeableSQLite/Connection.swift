@@ -52,8 +52,12 @@
     /// SQLite may not say it of a disk that is full.
     var errorNumber: Int32 { isFull && number == 0 ? ENOSPC : number }
 
-    /// SQLITE_IOERR_WRITE, which Swift cannot import.
+    /// The kernel could not bring to the disk what it had taken.
+    var isOfSynchronization: Bool { [Self.fileCode, Self.directoryCode].contains(code) || call == "fsync" || call == "syncfs" }
+
+    // SQLITE_IOERR_WRITE, _FSYNC and _DIR_FSYNC, which Swift cannot import.
     private static let writeCode = SQLITE_IOERR | 3 << 8
+    private static let (fileCode, directoryCode) = (SQLITE_IOERR | 4 << 8, SQLITE_IOERR | 5 << 8)
 
     var isWantOfMemory: Bool { primary == SQLITE_NOMEM || number == ENOMEM }
 

@@ -283,10 +283,10 @@
             explanation: "somebody has removed the log, with what was not in the database yet: \(error.message)")
           mutex.withLock { count(error, isNews: true) }
         }
-      } else if let writer, !writer.isSynchronized {
+      } else if let writer, !writer.disk.isSynchronized {
         noteLoss(StoreFailure(isGone: true, call: "stat", message: "somebody has put it aside or removed it"), isNews: true)
       }
-      closeWriter()
+      closeWriter(isGone: !isThere())
       readers.reopen(isMade: false)
       try reopen()
     }
@@ -374,7 +374,7 @@
     private func beginAnew(_ failure: StoreFailure, makesRoom: Bool) throws(StoreFailure) {
       readers.reopen(isMade: false)
       let damaged = file
-      closeWriter()
+      closeWriter(isGone: true)
       try folder.locked { () throws(StoreFailure) in try folder.putAside(damaged: damaged) }
       noteLoss(failure, isNews: true)
       if makesRoom { folder.removeDamaged() }

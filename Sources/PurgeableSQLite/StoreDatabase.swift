@@ -139,6 +139,8 @@
 
     var writer: StoreWriter?
     var file: FileNumber?
+    /// What the last writer left, and of which database.
+    private var left: (file: FileNumber, disk: StoreWriter.Disk)?
     /// Up to when memory's uses are in the database, by its clock; and when it was asked, by the monotonic one.
     var usesAskedAt: UInt64
     var lastAsking = MonotonicTime.now
@@ -197,6 +199,7 @@
           guard let file = OpenDatabases.shared.add(folder.database) else {
             throw .system("open", "\(folder.database) cannot be opened")
           }
+          if let left, left.file == file { made.disk = left.disk }
           (writer, self.file) = (made, file)
           note(made.total)
           return
@@ -214,7 +217,9 @@
       }
     }
 
-    func closeWriter() {
+    /// `isGone`: so is the database, and another may get its number.
+    func closeWriter(isGone: Bool = false) {
+      if let writer, let file { left = isGone ? nil : (file, writer.disk) }
       writer = nil
       if let file { OpenDatabases.shared.remove(file) }
       file = nil

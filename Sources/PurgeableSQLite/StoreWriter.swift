@@ -26,6 +26,19 @@
   }
 
   final class StoreWriter {
+    struct Disk {
+      /// Files of values were made since the last time that all were brought to the disk.
+      var hasNewFiles = false
+      /// Whether all changes are on the disk.
+      var isSynchronized = true
+      /// Why that is not known. For good: the kernel has given up the pages that it could not write, and would say that all is
+      /// well if it were asked again.
+      var lost: StoreFailure?
+
+      /// What fails otherwise is tried again.
+      mutating func note(_ failure: StoreFailure) { if failure.isOfSynchronization { lost = failure } }
+    }
+
     let folder: StoreFolder
     let connection: Connection
     /// As the last transaction left it.
@@ -34,13 +47,8 @@
     private let file: FileNumber?
     /// The log, and the memory that users share: there as long as this connection is.
     private let companions: [FileNumber?]
-    /// Files of values were made since the last time that all were brought to the disk.
-    private var hasNewFiles = false
-    /// Whether all changes that were written are on the disk.
-    private(set) var isSynchronized = true
-    /// Why it is not known what of the log is on the disk. For good: the kernel has given up the pages that it could not write,
-    /// and would say that all is well if it were asked again.
-    private var lostSync: StoreFailure?
+    /// What of the changes that were written is on the disk. The next writer of the same database goes on from there.
+    var disk = Disk()
     /// Bytes of the log that were written back to the database, since the last time that it was asked.
     private var writtenBackBytes = 0
 
@@ -132,6 +140,15 @@
 
     // MARK: Transactions
 
+    /// Runs `body`, which writes, with the lock of all who write. SQLite brings the log to the disk by itself before it writes it
+    /// back: that may fail here too.
+    private func locked<R>(_ body: () throws(StoreFailure) -> R) throws(StoreFailure) -> R {
+      do throws(StoreFailure) { return try folder.locked(body) } catch {
+        disk.note(error)
+        throw error
+      }
+    }
+
     /// What a transaction does to files.
     private struct Files {
       /// Of records that go: removed when the transaction is there.
@@ -146,7 +163,7 @@
       var files = Files()
       let before = total
       do throws(StoreFailure) {
-        try folder.locked { () throws(StoreFailure) in
+        try locked { () throws(StoreFailure) in
           // While it waited for the lock, another process may have put the database aside.
           let file = try checkPlace()
           try connection.run("BEGIN IMMEDIATE")
@@ -234,7 +251,7 @@
           if case .put(let record) = change { try insert(record, key, hash, &files) }
         }
       }
-      isSynchronized = false
+      disk.isSynchronized = false
     }
 
     /// Keys with what is to be written of them, in the order of the index that finds them.
@@ -254,7 +271,7 @@
       if record.value.count > fileThreshold {
         let made = try folder.writeValue(record.value)
         files.made.append(made)
-        hasNewFiles = true
+        disk.hasNewFiles = true
         file = made
       }
       insertRecord.bind(1, hash)
@@ -435,7 +452,7 @@
     /// Returns how many pages the log has.
     @discardableResult
     func checkpoint(cuts: Bool) throws(StoreFailure) -> Int {
-      let count = try folder.locked { () throws(StoreFailure) in try connection.checkpoint(cuts: cuts) }
+      let count = try locked { () throws(StoreFailure) in try connection.checkpoint(cuts: cuts) }
       // The log's own pages stay, until it is cut: it is written over, and what is not there would be read for that.
       writtenBackBytes += max(0, count) * Schema.pageByteCount
       return count
@@ -458,7 +475,7 @@
         free > all / 10, free > 64, free < before
       {
         before = free
-        try folder.locked { () throws(StoreFailure) in try connection.run("PRAGMA incremental_vacuum(\(pageCount))") }
+        try locked { () throws(StoreFailure) in try connection.run("PRAGMA incremental_vacuum(\(pageCount))") }
         if cutsLog { try cutLog() } else { try checkpointIfLong() }
       }
     }
@@ -473,18 +490,16 @@
 
     /// What is committed is on the disk when this returns: a commit alone only has it on its way.
     func synchronize() throws(StoreFailure) {
-      if let lostSync { throw lostSync }
-      do throws(StoreFailure) {
-        try synchronizeAll()
-        isSynchronized = true
-      } catch {
-        if error.call == "fsync" || error.call == "syncfs" { lostSync = error }
+      if let lost = disk.lost { throw lost }
+      do throws(StoreFailure) { try synchronizeAll() } catch {
+        disk.note(error)
         throw error
       }
+      disk.isSynchronized = true
     }
 
     private func synchronizeAll() throws(StoreFailure) {
-      if hasNewFiles {
+      if disk.hasNewFiles {
         // One call for all of them, and their directories.
         let data = unsafe open(folder.data, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
         guard data >= 0 else { throw .system("open", "\(folder.data) cannot be opened") }
@@ -492,7 +507,7 @@
         guard purgeable__sync_file_system(data) else {
           throw .system("syncfs", "values' files cannot be brought to the disk")
         }
-        hasNewFiles = false
+        disk.hasNewFiles = false
       }
       guard let log = try openLog() else { return }
       defer { close(log) }

@@ -61,17 +61,28 @@ package struct GroupFiles: Equatable, Sendable {
 
   // MARK: What it is told
 
-  /// Sets the limit, and that nothing beyond it goes to swap unless it may. 0 or an errno.
+  /// Sets the limit, and that nothing beyond it goes to swap unless it may. 0 or an errno. Where swap is not accounted for, it
+  /// cannot be denied (`deniesSwap`).
   package func setLimit(_ bytes: UInt64, allowsSwap: Bool = false) -> Int32 {
     switch version {
     case .v1:
       let error = Self.write(String(bytes), to: file("memory.limit_in_bytes"))
-      // Memory and swap together; missing where swap is not accounted for.
+      // Memory and swap together.
       if !allowsSwap { _ = Self.write(String(bytes), to: file("memory.memsw.limit_in_bytes")) }
       return error
     case .v2:
       _ = Self.write(allowsSwap ? "max" : "0", to: file("memory.swap.max"))
       return Self.write(String(bytes), to: file("memory.max"))
+    }
+  }
+
+  /// Whether nothing of the group goes to swap.
+  package var deniesSwap: Bool {
+    switch version {
+    case .v1:
+      let limit = SmallFile.number(file("memory.limit_in_bytes"))
+      return limit != nil && SmallFile.number(file("memory.memsw.limit_in_bytes")) == limit
+    case .v2: return SmallFile.number(file("memory.swap.max")) == 0
     }
   }
 

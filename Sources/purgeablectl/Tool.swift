@@ -13,6 +13,8 @@ package enum Tool {
   static func main() {
     // A stream that is closed would be the next file that is opened. Nothing can be written to what stands in for it.
     for stream in STDIN_FILENO...STDERR_FILENO where fcntl(stream, F_GETFD) < 0 { _ = unsafe open("/dev/null", O_RDONLY) }
+    // Ignored by who started this, as it is in some daemons, children would be gone before they are waited for.
+    signal(SIGCHLD, SIG_DFL)
     let status = run(Array(CommandLine.arguments.dropFirst()))
     do throws(ToolFailure) {
       try writeOut()

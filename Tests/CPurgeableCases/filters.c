@@ -46,7 +46,7 @@ bool cases_refuse(cases_call_t call, int error) {
   const long rename_number = SYS_renameat2;
 #endif
   // process_madvise has one number on all processors, and older headers do not know it.
-  const long numbers[] = {SYS_madvise, SYS_mincore, 440, SYS_getrandom, SYS_pwrite64, SYS_fsync, rename_number};
+  const long numbers[] = {SYS_madvise, SYS_mincore, 440, SYS_getrandom, SYS_pwrite64, SYS_fsync, SYS_fdatasync, rename_number};
   return kernel_answers(numbers[call], ANY_ADVICE, ANSWER_ERRNO | (unsigned)error);
 }
 

@@ -149,6 +149,12 @@ struct DoctorTests {
       $0.machinePressure = .triggers
     }
     #expect(machine.value == "stall triggers of the machine")
+    for (group, text) in [
+      (MachineFacts.PressureSource.readable, "only when its group's limit"), (.missing, "limit has been met"),
+    ] {
+      let events = try Self.finding("pressure") { ($0.groupPressure, $0.hasGroupEvents) = (group, true) }
+      #expect(events.state == .limited && events.meaning.contains(text), "\(events.meaning)")
+    }
   }
 
   @Test("files of a machine: version 2, nested, the outer group nearly full")
@@ -198,7 +204,9 @@ struct DoctorTests {
     defer { root.remove() }
     try root.write("sys/fs/cgroup/memory/memory.pressure_level", "")
     let version1 = MachineFacts.current(root: root.path)
-    #expect(version1.hasPressureLevel)
+    #expect(!version1.hasPressureLevel, "nobody may register")
+    try root.write("sys/fs/cgroup/memory/cgroup.event_control", "")
+    #expect(MachineFacts.current(root: root.path).hasPressureLevel)
     #expect(Doctor.findings(version1).first { $0.name == "memory-group" }?.value == "version 1, /docker/abc")
     let empty = try FakeRoot()
     defer { empty.remove() }

@@ -96,11 +96,11 @@ struct StressPartsTests {
   }
 
   @Test("an ideal LRU answers everything when all is left, nothing when nothing is, and more than its share of what is hot")
-  func idealLRU() {
+  func idealLRU() throws {
     let load = StressContent(seed: 2, totalBytes: 108 * 1000, sizes: 100...100)
-    #expect(IdealLRU.answered(load: load, warmReads: 5000, size: 1000, reads: 1000) == 1000)
-    #expect(IdealLRU.answered(load: load, warmReads: 5000, size: 0, reads: 1000) == 0)
-    let half = IdealLRU.answered(load: load, warmReads: 5000, size: 500, reads: 1000)
+    #expect(try IdealLRU.answered(load: load, warmReads: 5000, size: 1000, reads: 1000) == 1000)
+    #expect(try IdealLRU.answered(load: load, warmReads: 5000, size: 0, reads: 1000) == 0)
+    let half = try IdealLRU.answered(load: load, warmReads: 5000, size: 500, reads: 1000)
     #expect((700..<1000).contains(half))
   }
 

@@ -14,7 +14,7 @@ protocol FiledCache: AnyObject, Sendable {
   var name: String { get }
   var loads: LoadTable<Key> { get }
   var fileGate: FileGate { get }
-  /// A longer record of a file could not be stored.
+  /// A longer record of a file could not be stored, where values are written as they are.
   var mostRecordBytes: Int { get }
 
   /// Writes all entries, the hottest first.
@@ -137,7 +137,9 @@ extension FiledCache {
     try checkMemory(CacheFileReader.Batch.byteCount, in: "restore")
     let operation = operation("restore")
     return try fileGate.run(operation) { () throws(PurgeableError) in
-      guard var reader = try CacheFileReader.open(path, mostBytes: mostRecordBytes, operation: operation) else {
+      // In other bytes a value may be longer than it is in memory.
+      let mostBytes = format.isPlain ? mostRecordBytes : .max
+      guard var reader = try CacheFileReader.open(path, mostBytes: mostBytes, operation: operation) else {
         return FileReport()
       }
       try check(reader.header, format, path, operation)

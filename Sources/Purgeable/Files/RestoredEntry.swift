@@ -81,10 +81,9 @@ extension FileReport {
     of item: CacheFileReader.Item, _ record: FileRecord, in batch: CacheFileReader.Batch, _ times: FileTimes,
     _ validity: inout RestoredValidity
   ) -> Key? {
-    func key() -> Key? { unsafe Key(purgeableBytes: batch.content(item, record).bytes.extracting(first: record.keyByteCount)) }
     switch item.state {
     case .intact:
-      guard let key = key() else {
+      guard let key = unsafe Key(purgeableBytes: batch.content(item, record).bytes.extracting(first: record.keyByteCount)) else {
         skip("an entry", because: "its key does not decode")
         return nil
       }
@@ -97,7 +96,8 @@ extension FileReport {
     case .unknown: skip("an entry", because: "a newer version wrote it with what this one does not know")
     case .tooLarge:
       skip("an entry", because: "its \(record.valueByteCount) bytes are more than may be held, or than there is memory for")
-    case .damaged: skip(key().map { "\($0)" } ?? "an entry", because: "its checksum is wrong")
+    // No key is made of bytes that may be others: it would be another one, or none that its type knows.
+    case .damaged: skip("an entry", because: "its checksum is wrong")
     }
     return nil
   }

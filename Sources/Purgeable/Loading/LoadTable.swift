@@ -79,8 +79,6 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
         fresh.number = books.lastNumber
         fresh.next = books.youngest.updateValue(fresh, forKey: hash)
         fresh.isListed = true
-        // What is loaded from now on is newer than the file, also where it is nothing.
-        books.restoring?.note(hash)
         // Partner: `isIdle`.
         activity.add(4, ordering: .relaxed)
         body(fresh)
@@ -226,7 +224,7 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   private func overtakeListed(_ key: Key) {
     let hash = key.hashValue
     if activity.load(ordering: .relaxed) > 3 { withKey(key, hash: hash, fresh: nil) { $0.overtakings.add() } }
-    if activity.load(ordering: .relaxed) & 2 != 0 { locked { $0.restoring?.note(hash) } }
+    if isRestoring { noteNewer(hash) }
     endAbsence(hash)
   }
 
@@ -265,6 +263,17 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
     }
     try body()
   }
+
+  var isRestoring: Bool { activity.load(ordering: .relaxed) & 2 != 0 }
+
+  /// A load has found something, or that there is nothing: that is newer than what is restored of a file from now on.
+  @usableFromInline @inline(__always)
+  func noteFound(_ flight: Flight) {
+    if isRestoring { noteNewer(flight.loaded.hash) }
+  }
+
+  @usableFromInline
+  func noteNewer(_ hash: Int) { locked { $0.restoring?.note(hash) } }
 
   // MARK: Absent keys
 

@@ -225,6 +225,7 @@ extension Loading {
   @inlinable
   func end(_ flight: Flight, _ key: Key, _ value: Value?, _ terms: LoadTerms, recomputeCost: UInt64) {
     let said = terms.said
+    loads.noteFound(flight)
     if let value {
       keep(value, forKey: key, said, flight.permit, recomputeCost: said.recomputeCost ?? recomputeCost)
       loads.endAbsence(flight)
@@ -236,9 +237,11 @@ extension Loading {
 
   @usableFromInline
   func noteNothing(_ flight: Flight, _ key: Key, _ terms: LoadTerms, _ said: LoadTerms) {
-    let hasDropped = terms.isRefresh && drop(key, flight.permit, said.announce)
+    // A file may have had a value by the time that the load found none.
+    let drops = terms.isRefresh || loads.isRestoring
+    let hasDropped = drops && drop(key, flight.permit, said.announce)
     // Nothing is here to go, and the second tier knows whether it has changed since it was read.
-    if !terms.isRefresh { _ = said.announce?() }
+    if !drops { _ = said.announce?() }
     guard said.absenceTime > 0 else { return }
     loads.noteAbsent(
       key, flight, until: moment + said.absenceTime, ownByteCount: ownByteCount(of: key), mostBytes: absentByteLimit,

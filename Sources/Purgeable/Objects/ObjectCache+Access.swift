@@ -76,7 +76,7 @@ extension ObjectCache {
     }
     guard let found else {
       if reason == .expired { store.dropIfExpired(key) }
-      return .miss(reason == .unknown && isAbsent(key, version) ? .absent : reason)
+      return .miss(reason == .unknown && loads.isAbsent(key, version: version, at: moment) ? .absent : reason)
     }
     return found.isDiscardable && dropIfDiscarded(found.value, found.birth, forKey: key)
       ? .miss(.discarded) : .hit(found.value)

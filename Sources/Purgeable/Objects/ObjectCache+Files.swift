@@ -53,7 +53,7 @@ extension ObjectCache where Key: PurgeableValue {
   /// restored counts as less recently used than all that was stored since the cache was made, in the order that was saved. Expiry
   /// goes by the time of the day, as with `PurgeableCache`. A file of `PurgeableCache` with such keys and values is read as well.
   ///
-  /// An entry that does not decode or has a wrong checksum is skipped and named.
+  /// An entry that does not decode is skipped and named, one with a wrong checksum skipped and counted.
   ///
   /// Cost: buffers of four mebibytes, of which two are used as a rule. Nothing stays in the page cache. Other threads may use the
   /// cache meanwhile. One save or restore of a cache at a time: another waits. Any thread.
@@ -206,6 +206,7 @@ extension ObjectStore {
     let queue = ObjectQueue(hasCost: cost > 0, isDiscardable: isDiscardable(value), priority)
     noteQueue(queue)
     let (hashValue, growthLimit) = (key.hashValue, growthLimit)
+    if mayHaveExpired { dropIfExpired(key) }
     let outcome = hold(key) { shard, position, hash -> RestoreOutcome in
       if position != noPosition || overtaken.has(hashValue) { return .present }
       guard hasRoom(cost, growing: growthLimit),

@@ -180,9 +180,6 @@ extension ObjectCache: Reloading {
     return entry.value
   }
 
-  @usableFromInline
-  func isAbsent(_ key: Key, _ version: String) -> Bool { loads.isAbsent(key, version: version, at: moment) }
-
   @usableFromInline var absentByteLimit: Int { Self.mostAbsentBytes }
   @usableFromInline func absenceWasNoted() {}
 }

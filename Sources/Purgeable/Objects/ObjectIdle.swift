@@ -33,6 +33,8 @@ extension ObjectStore {
       return bound
     }
     guard let bound else { return }
+    // In a child of a process that restored when it was forked.
+    if restored.load(ordering: .relaxed) == .max, lazy.knownFiles?.isAtWork != true { endRestoring() }
     var walk = ObjectWalk(self, before: bound) { !$0.isPinned }
     while let noted = walk.next(in: self) {
       if noted.stamp >= firstStamp || bound >= restored.load(ordering: .sequentiallyConsistent) { _ = remove(noted, .idle) }

@@ -56,6 +56,9 @@ final class FileGate: ForkProtected, @unchecked Sendable {
     }
   }
 
+  /// Whether a save or a restore is at work.
+  var isAtWork: Bool { mutex.withLock { owner != nil } }
+
   // MARK: Saves
 
   /// Why the last save failed; nil where it did not.

@@ -16,7 +16,8 @@ import Glibc
 public final class PressureMonitor: Sendable {
   private let core: MonitorCore
 
-  /// Begins to watch. `source`: nil for the one that the library's caches use.
+  /// Begins to watch. `source`: nil for the one that the library's caches use. With another one the level is `normal` until the
+  /// library's thread, which is woken for that, has asked the source.
   ///
   /// The monitor does not close a source that it was given.
   public convenience init(source: (any PressureSource)? = nil) {

@@ -20,7 +20,7 @@ struct ReactionPace: Equatable, Sendable {
   }
 
   /// Reactions come when the level rises, then with each event, but not more often than this; and once more after the pause.
-  /// Once the source is quiet, nothing more is given back, even before the level has fallen.
+  /// Once the source is quiet, the figures alone decide (`watchPause`).
   static let reactionPause: UInt64 = 100_000_000
 
   /// A consumer of memory takes more than one reaction gives back, and the next event comes only when the kernel has begun to

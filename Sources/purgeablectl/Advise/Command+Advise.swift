@@ -61,6 +61,9 @@ struct AdviceOptions: Equatable, Sendable {
     recompute = try Self.time(arguments, "recompute")
     if cost != nil, recompute != nil { throw UsageError("--cost or --recompute, not both") }
     (pageIn, pageOut) = (try Self.time(arguments, "page-in"), try Self.time(arguments, "page-out"))
+    if pageIn != nil, pageOut != nil, arguments.has("directory") {
+      throw UsageError("--directory: nothing is measured where --page-in and --page-out are told")
+    }
     directory = arguments.text("directory") ?? "/var/tmp"
     window = try arguments.number("window")
     others = try arguments.text("others").map { text throws(UsageError) in
@@ -78,7 +81,8 @@ struct AdviceOptions: Equatable, Sendable {
     guard let text = arguments.text(name) else { return nil }
     for (unit, factor) in [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)] where text.hasSuffix(unit) {
       let number = text.dropLast(unit.count)
-      guard number.allSatisfy({ $0.isNumber || $0 == "." }), let value = Double(number), value <= 1e9 else { continue }
+      guard number.allSatisfy({ $0.isNumber || $0 == "." }), let value = Double(number) else { continue }
+      guard value * factor <= 1e18 else { throw UsageError("--\(name): \"\(text)\" is more than 31 years") }
       return value * factor
     }
     throw UsageError("--\(name): \"\(text)\" is no time; write a number with ns, us, ms or s behind it")
@@ -126,7 +130,7 @@ struct AdviceReport {
       return PagingCosts(pageIn: pageIn, nextPageIn: pageIn, pageOut: pageOut, directory: nil)
     }
     var costs = try PagingCosts.measured(in: options.directory)
-    if let pageIn = options.pageIn { costs.pageIn = pageIn }
+    if let pageIn = options.pageIn { (costs.pageIn, costs.nextPageIn) = (pageIn, pageIn) }
     if let pageOut = options.pageOut { costs.pageOut = pageOut }
     return costs
   }
@@ -156,10 +160,14 @@ struct AdviceReport {
     for (one, sums) in known { rows.append([ObjectClass.sizeNames[one.size], ObjectClass.useNames[one.uses]] + cells(sums)) }
     if known.count > 1 { rows.append(["all", ""] + cells(sums.all)) }
     let measured = sums.costs.directory.map { ", measured in \($0)" } ?? ""
+    func page(_ cost: Double, _ told: Double?) -> String {
+      Self.time(cost) + (told == nil || measured.isEmpty ? "" : " (told)")
+    }
+    let costs = "in \(page(sums.costs.pageIn, options.pageIn)), out \(page(sums.costs.pageOut, options.pageOut))"
     return """
       \(options.trace): \(Figures.count(sums.requests)) requests\(hasSizes ? "" : ", \(TraceFile.withoutSizes)")
       reuse within \(Figures.count(sums.window)), counted for \(counted)
-      a page: in \(Self.time(sums.costs.pageIn)), out \(Self.time(sums.costs.pageOut))\(measured)
+      a page: \(costs)\(measured)
 
       \(tableLines(rows, leftColumns: 2).joined(separator: "\n"))
 

@@ -16,7 +16,7 @@ package struct Corpus: Equatable, Sendable {
   /// Whether these are all that was found.
   package var isAll = false
 
-  package var sizeBytes: UInt64 { files.reduce(0) { $0 + $1.status.sizeBytes } }
+  package var sizeBytes: UInt64 { Self.sizeBytes(files) }
 
   /// Finds the files below a directory and chooses up to `sizeBytes` of them.
   ///
@@ -34,7 +34,7 @@ package struct Corpus: Equatable, Sendable {
   static func choose(
     from found: [CorpusFile], sizeBytes: UInt64, seed: UInt64, isReadable: (CorpusFile) -> Bool
   ) -> Corpus {
-    if found.reduce(0, { $0 + $1.status.sizeBytes }) <= sizeBytes {
+    if Self.sizeBytes(found) <= sizeBytes {
       let files = found.filter(isReadable)
       return Corpus(files: files, isAll: files.count == found.count)
     }
@@ -50,6 +50,14 @@ package struct Corpus: Equatable, Sendable {
       chosen.append(index)
     }
     return Corpus(files: chosen.sorted().map { found[$0] })
+  }
+
+  /// Sparse files may say any size: the sum may be too large for a number.
+  private static func sizeBytes(_ files: [CorpusFile]) -> UInt64 {
+    files.reduce(0) { sum, file in
+      let (sum, isTooMuch) = sum.addingReportingOverflow(file.status.sizeBytes)
+      return isTooMuch ? .max : sum
+    }
   }
 
   /// Depth first, names in the order of their bytes.

@@ -24,6 +24,8 @@ struct Demo {
   private var isRaised = false
   private var neighbour: Child?
   private var neighbourResult: NeighbourResult?
+  /// How it ended, where that was not in good order.
+  private var neighbourFailure: String?
   /// What the worker needs beside its cache.
   private var ownBytes: UInt64 = 0
   /// As `RoomReplay` wants them.
@@ -62,7 +64,7 @@ struct Demo {
     corpus = Corpus.choose(in: options.directory, sizeBytes: options.sizeBytes, seed: options.seed) {
       Children.interruption == 0
     }
-    guard Children.interruption == 0 else { throw ToolFailure("interrupted") }
+    try Children.checkInterruption()
     guard !corpus.files.isEmpty else {
       throw ToolFailure("\"\(options.directory)\" has no readable file that is not empty and fits into --size")
     }
@@ -78,7 +80,7 @@ struct Demo {
     return DemoReport(
       directory: options.directory, options: options, fileCount: UInt64(corpus.files.count), fileBytes: corpus.sizeBytes,
       limitBytes: limitBytes, pressure: pressureInWords(worker), worker: worker, check: check,
-      hitsInRoom: hitsInRoom,
+      hitsInRoom: hitsInRoom, neighbourFailure: neighbourFailure,
       dictionary: dictionary.description(
         limitBytes: limitBytes, totalBytes: worker[.loadedBytes], readCount: worker[.reads]),
       nanoseconds: Clock.now - start)
@@ -128,6 +130,9 @@ struct Demo {
       let possible = max(limitBytes, 2 * ownBytes + 8 << 20)
       if corpus.sizeBytes <= Neighbour.roomBytes(limit: possible) * 3 / 2 {
         refusal = "these files are too few to fill a group"
+      } else if let largest = corpus.files.map(\.status.sizeBytes).max(), largest > possible / 8 {
+        // Where it is read again it is there twice, beside the cache and the neighbour.
+        refusal = "a file of \(ByteSize(largest)) is too large for a group of \(ByteSize(possible))"
       } else {
         let error = files.setLimit(possible)
         if error != 0 { refusal = "a limit could not be set: \(SystemError.text(error))" }
@@ -187,7 +192,8 @@ struct Demo {
     child.closeInput()
     if let frame = try? child.reader.next(), frame.tag == .result { neighbourResult = NeighbourResult(frame.words) }
     if options.replaysInRoom, let frame = try? child.reader.next(), frame.tag == .requests { neighbourLog = frame.words }
-    _ = child.wait()
+    let end = child.wait()
+    if end != .exited(0) { neighbourFailure = "\(GroupProcess.failure(of: "the neighbour", end, in: group?.files))" }
   }
 
   // MARK: The dictionary
@@ -215,7 +221,7 @@ struct Demo {
     }
     child.closeInput()
     outcome.end = child.wait()
-    if Children.interruption != 0 { throw ToolFailure("interrupted") }
+    try Children.checkInterruption()
     if let killsBefore, let kills = files?.killCount { outcome.wasKilledForMemory = kills > killsBefore }
     return outcome
   }

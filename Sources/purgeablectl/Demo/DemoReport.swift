@@ -17,13 +17,15 @@ struct DemoReport: Sendable {
   var check: FinalCheck
   /// Of the same reads in a cache that always fills the room that the neighbour left; nil where nobody asked.
   var hitsInRoom: UInt64?
+  /// How the neighbour ended, where that was not in good order.
+  var neighbourFailure: String?
   var dictionary: String
   var nanoseconds: UInt64
 
   /// By digest, and against the files.
   var wrongBytes: UInt64 { worker[.wrongBytes] + check.wrongBytes }
 
-  var exitStatus: Int32 { wrongBytes == 0 ? 0 : 1 }
+  var exitStatus: Int32 { wrongBytes == 0 && neighbourFailure == nil ? 0 : 1 }
 
   // MARK: The table
 
@@ -79,6 +81,8 @@ struct DemoReport: Sendable {
     if worker[.refusedStores] > 0 { lines.append("\(Figures.count(worker[.refusedStores])) stores were refused by the cache.") }
     let changed = worker[.changedFiles] + check.changedFiles
     if changed > 0 { lines.append("\(Figures.count(changed)) files were changed by somebody meanwhile, and are not judged.") }
+    if options.replaysInRoom, hitsInRoom == nil { lines.append("--in-room: there was no neighbour whose room could be filled.") }
+    if let neighbourFailure { lines.append("NOT AS PROMISED: \(neighbourFailure).") }
     if worker[.discardedEntries] == 0 { lines.append("The kernel took nothing: this run shows little.") }
     lines.append(wrongBytes == 0 ? "No wrong byte." : "WRONG BYTES: this should be reported as a bug.")
     return lines
@@ -104,7 +108,8 @@ struct DemoReport: Sendable {
     return [
       "directory": .string(directory), "seed": .unsigned(options.seed), "sizeBytes": .unsigned(options.sizeBytes),
       "files": .unsigned(fileCount), "fileBytes": .unsigned(fileBytes), "limitBytes": .unsigned(limitBytes),
-      "pressure": .string(pressure), "entries": number(.entries), "loadedBytes": number(.loadedBytes),
+      "pressure": .string(pressure), "neighbourFailure": neighbourFailure.map { .string($0) } ?? .null,
+      "entries": number(.entries), "loadedBytes": number(.loadedBytes),
       "reads": number(.reads), "hits": number(.hits),
       "hitsInRoom": hitsInRoom.map { .unsigned($0) } ?? .null, "misses": .object(misses), "wrongBytes": .unsigned(wrongBytes),
       "digest": .string(Digest.name), "residentBytes": number(.residentBytes), "offeredBytes": number(.offeredBytes),

@@ -15,12 +15,16 @@ struct RoomReplay {
   var sharedBytes: UInt64
 
   /// How many of the reads are hits.
-  func countHits() throws(PurgeableError) -> UInt64 {
+  func countHits() throws -> UInt64 {
     let cache = try PurgeableCache<Int, [UInt8]>(name: "demo, in the room that is left", byteLimit: Int(clamping: sharedBytes))
-    for file in sizes.indices { store(file, in: cache) }
+    for file in sizes.indices {
+      try Children.checkInterruption()
+      store(file, in: cache)
+    }
     var hits: UInt64 = 0
     var next = 0
     for at in stride(from: 0, to: reads.count - 1, by: 2) {
+      if at % 2000 == 0 { try Children.checkInterruption() }
       // The least room since the last read, then the present one.
       var (least, now) = (UInt64.max, UInt64.max)
       while next + 1 < neighbour.count, neighbour[next] <= reads[at] {

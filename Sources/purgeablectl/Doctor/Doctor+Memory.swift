@@ -95,11 +95,18 @@ extension Doctor {
     if facts.groupPressure == .readable || facts.machinePressure == .readable {
       return Finding(
         "pressure", .limited, "readable, no triggers",
-        meaning: "Stall information can be read, but the kernel will not wake this process: it has to look from time to time.",
-        remedy: "Install and boot Linux 6.6 or later, which grants triggers with a window of 2 seconds to everybody, or allow "
+        meaning: facts.hasGroupEvents
+          ? "Stall information can be read, but the kernel wakes this process only when its group's limit has been met: for all "
+            + "else it has to look from time to time."
+          : "Stall information can be read, but the kernel will not wake this process: it has to look from time to time.",
+        remedy: "Install and boot Linux 6.5 or later, which grants triggers with a window of 2 seconds to everybody, or allow "
           + "CAP_SYS_RESOURCE (docker run --cap-add SYS_RESOURCE).")
     }
-    let meaning = "There is no pressure stall information: shortage is noticed by looking at usage and limit from time to time."
+    let meaning =
+      facts.hasGroupEvents
+      ? "There is no pressure stall information. The kernel tells when the group's limit has been met; the machine's shortage is "
+        + "noticed by looking from time to time."
+      : "There is no pressure stall information: shortage is noticed by looking at usage and limit from time to time."
     if facts.machinePressure == .notBuilt {
       return Finding(
         "pressure", .limited, "not compiled in", meaning: meaning, remedy: "Use a kernel built with CONFIG_PSI=y.")

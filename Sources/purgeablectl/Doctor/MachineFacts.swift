@@ -68,7 +68,10 @@ package struct MachineFacts: Equatable, Sendable {
   package var tightest: MemoryGroup.Level?
   /// Whether this process may make groups inside of its own: what tests and the demonstration need for real pressure.
   package var mayMakeGroups = false
+  /// Whether the kernel tells of a version 1 group: where `memory.pressure_level` is, and one may register.
   package var hasPressureLevel = false
+  /// Whether it tells of a version 2 group that its limit has been met.
+  package var hasGroupEvents = false
   package var machinePressure = PressureSource.missing
   package var groupPressure = PressureSource.missing
   package var memory: MachineMemory?
@@ -112,7 +115,9 @@ package struct MachineFacts: Equatable, Sendable {
     levels = group?.levels() ?? []
     tightest = group?.tightest()
     if let own = group?.directories[0] {
-      hasPressureLevel = unsafe access(own + "/memory.pressure_level", F_OK) == 0
+      func allows(_ file: String, _ mode: Int32) -> Bool { unsafe access("\(own)/\(file)", mode) == 0 }
+      hasPressureLevel = allows("memory.pressure_level", R_OK) && allows("cgroup.event_control", W_OK)
+      hasGroupEvents = group?.version == .v2 && (allows("memory.events.local", R_OK) || allows("memory.events", R_OK))
       groupPressure = Self.pressure(own + "/memory.pressure", triesTrigger: root == "/")
       // From Linux 6.1 a group can do without, and then has no such file.
       if groupPressure == .missing, SmallFile.number(own + "/cgroup.pressure") == 0 { groupPressure = .off }

@@ -47,6 +47,9 @@ enum Children {
   /// The signal by which this process was asked to end; 0 for none.
   static var interruption: Int32 { state.withLock { $0.interruption } }
 
+  /// Throws where there was such a signal: for work of this process that no child's end would break off.
+  static func checkInterruption() throws(ToolFailure) { if interruption != 0 { throw ToolFailure("interrupted") } }
+
   /// The exit status of a command that an error has ended: that of the signal behind it, told on standard error; without a
   /// signal, throws the error.
   static func exitStatus(of command: String, after error: any Error) throws -> Int32 {
@@ -59,7 +62,7 @@ enum Children {
   // MARK: Signals
 
   /// The signals to watch: those that were not ignored when this process was started (`nohup` has SIGHUP ignored).
-  private static let watchedSignals = [SIGINT, SIGTERM, SIGHUP].filter { signal in
+  private static let watchedSignals = [SIGINT, SIGTERM, SIGHUP, SIGQUIT].filter { signal in
     var action = sigaction()
     guard unsafe sigaction(signal, nil, &action) == 0 else { return true }
     // SIG_IGN is the number 1 in a function pointer's place.

@@ -112,7 +112,7 @@ private struct HotTrial {
     let left = try stage.ask(cache, .check, ["keys": load.keyCount])
     // The kernel's choice is known only now, when everything has been looked at.
     let end = try stage.ask(cache, .settle)
-    let ideal = IdealLRU.answered(
+    let ideal = try IdealLRU.answered(
       load: load, warmReads: warm["reads"], size: UInt64(Double(load.keyCount) * remaining), reads: answered["reads"])
     return HotTrial(
       size: size, isAlone: isAlone, keyCount: load.keyCount, remaining: remaining, entriesLeft: left["hits"],
@@ -125,14 +125,15 @@ private struct HotTrial {
 /// The hits of an ideal cache that has kept exactly the most recently used entries.
 enum IdealLRU {
   /// After the keys were stored and read so many times, in the orders that the load gives; of `reads` more.
-  static func answered(load: StressContent, warmReads: UInt64, size: UInt64, reads: UInt64) -> UInt64 {
+  static func answered(load: StressContent, warmReads: UInt64, size: UInt64, reads: UInt64) throws(ToolFailure) -> UInt64 {
     // When each key was used last. Every use has a moment of its own, so the newest are found by going back in time.
     var owners = load.birthOrder.map { UInt32(truncatingIfNeeded: $0) }
     var lastUse = [UInt32](repeating: 0, count: owners.count)
     for (moment, owner) in owners.enumerated() { lastUse[Int(owner)] = UInt32(truncatingIfNeeded: moment) }
     owners.reserveCapacity(owners.count + Int(warmReads))
     var warm = ZipfNumbers(count: load.keyCount, seed: load.seed)
-    for _ in 0..<warmReads {
+    for at in 0..<warmReads {
+      if at % 100_000 == 0 { try Children.checkInterruption() }
       let number = warm.next() ?? 0
       lastUse[Int(number)] = UInt32(truncatingIfNeeded: owners.count)
       owners.append(UInt32(truncatingIfNeeded: number))

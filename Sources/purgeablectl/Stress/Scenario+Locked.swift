@@ -11,9 +11,11 @@ extension Scenario {
     let sizes = 256...(128 << 10)
     let load = StressContent(seed: stage.seed, totalBytes: stage.share(150), sizes: sizes)
     let cap = stage.limitBytes / 8
-    let threads: UInt64 = 4
     // Somewhat more than the cap allows, so that it is met.
-    let depth = cap / threads / UInt64((sizes.lowerBound + sizes.upperBound) / 2) * 3 / 2
+    let count = cap / UInt64((sizes.lowerBound + sizes.upperBound) / 2) * 3 / 2
+    // Each lock is a call within the one before: a thread's stack has room for so many.
+    let threads = max(4, count / 1000)
+    let depth = count / threads
     let cache = try stage.startCache(load)
     let neighbour = try stage.startMemory()
     stage.show("filling")

@@ -25,10 +25,10 @@ struct Stress {
         recorder?.begin(
           RunHeader(
             run: "stress", format: RunHeader.format, about: "\(scenario.name), seed \(seed)", limitBytes: options.limitBytes))
-        let (outcome, kind) = try run(scenario, seed: seed, swap, recorder)
+        let (outcome, kind, swapped) = try run(scenario, seed: seed, swap, recorder)
         hasFailed = hasFailed || outcome.hasFailed
         let report = StressReport(
-          scenario: scenario, options: options, seed: seed, pressure: kind, swap: swap.description, outcome: outcome,
+          scenario: scenario, options: options, seed: seed, pressure: kind, swap: swapped, outcome: outcome,
           nanoseconds: Clock.now - start)
         try recorder?.end(report.json)
         verdicts.append(report.verdict)
@@ -41,18 +41,19 @@ struct Stress {
     return hasFailed ? 1 : 0
   }
 
-  /// Answers what came of it, and what made the pressure.
+  /// Answers what came of it, what made the pressure, and what of it could go to swap.
   private func run(
     _ scenario: Scenario, seed: UInt64, _ swap: SwapSpace, _ recorder: RunRecorder?
-  ) throws -> (StressOutcome, String) {
+  ) throws -> (StressOutcome, pressure: String, swap: String) {
     let stage: StressStage
     do throws(StressFailure) {
       stage = try StressStage(scenario.name, options: options, seed: seed, allowsSwap: swap.isOn, recorder: recorder)
     } catch {
       guard case .impossible(let reason) = error else { throw error }
-      return (StressOutcome(skipped: reason), "none")
+      return (StressOutcome(skipped: reason), "none", swap.description)
     }
     let pressure = "cgroup v\(stage.group.files.version.rawValue), limit \(ByteSize(stage.limitBytes))"
+    let swapped = swap.description(in: stage.group.files)
     var outcome = StressOutcome()
     do {
       outcome = try scenario.run(stage)
@@ -75,7 +76,7 @@ struct Stress {
     if kills > 0 { outcome.failures.append("the kernel killed \(kills) for want of memory") }
     outcome.facts.insert(("kills", .unsigned(kills)), at: 0)
     if !stage.end() { outcome.failures.append("could not remove \(stage.group.files.directory)") }
-    return (outcome, pressure)
+    return (outcome, pressure, swapped)
   }
 
   /// Ended by a signal.

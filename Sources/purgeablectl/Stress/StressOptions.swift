@@ -46,6 +46,7 @@ package struct StressOptions: Equatable, Sendable {
     }
     if repeatCount == 0 { throw UsageError("--repeat: at least once") }
     if !(96 << 20...1 << 40).contains(limitBytes) { throw UsageError("--limit: \(limitBytes) bytes; between 96M and 1T") }
+    if seconds != nil, scenarios == ["hot"] { throw UsageError("--seconds: \"hot\" goes by the number of its reads") }
     if let seconds, !(1...86_400).contains(seconds) { throw UsageError("--seconds: \(seconds); between 1 and 86400") }
   }
 }

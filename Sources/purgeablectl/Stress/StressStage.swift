@@ -73,7 +73,7 @@ final class StressStage {
   func share(_ percent: UInt64) -> UInt64 { limitBytes / 100 * percent }
 
   /// How many processes of the group the kernel has killed since the stage was made, or since they were forgiven.
-  var killCount: UInt64 { (group.files.killCount ?? 0) - killBaseline }
+  var killCount: UInt64 { max(killBaseline, group.files.killCount ?? 0) - killBaseline }
 
   /// From here on only what is killed later counts.
   func forgiveKills() { killBaseline = group.files.killCount ?? 0 }

@@ -37,6 +37,11 @@ final class SwapSpace: CustomStringConvertible {
     }
   }
 
+  /// What a group has of it.
+  func description(in group: GroupFiles) -> String {
+    isOn || Self.areas == 0 || group.deniesSwap ? description : "on (the group cannot be kept from the machine's)"
+  }
+
   /// Switches it off and removes it. May be called more than once.
   func remove() {
     guard let path else { return }

@@ -48,6 +48,7 @@ typedef enum cases_call {
   cases_call_getrandom,
   cases_call_write,  // pwrite
   cases_call_fsync,
+  cases_call_fdatasync,
   cases_call_rename,  // renameat
 } cases_call_t;
 

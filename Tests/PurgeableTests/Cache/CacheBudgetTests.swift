@@ -51,16 +51,17 @@ struct CacheBudgetTests {
   func lockLimitUnderPressure() throws {
     let cache = try PurgeableCache<Int, [UInt8]>(lockedByteLimit: 100_000)
     cache[0] = pattern(40_000)
-    func mayLock() -> Bool { cache.withBytes(forKey: 0) { _ in true } ?? false }
-    #expect(mayLock())
+    cache[1] = pattern(60_000)
+    func mayLock(_ key: Int = 0) -> Bool { cache.withBytes(forKey: key) { _ in true } ?? false }
+    #expect(mayLock(0) && mayLock(1))
     cache.engine.setPressure(.warning)
-    #expect(mayLock())
+    #expect(mayLock(0) && !mayLock(1))
     cache.engine.setPressure(.critical)
-    #expect(!mayLock())
+    #expect(!mayLock(0) && !mayLock(1))
     #expect(cache.statistics.pressure == .critical)
     #expect(cache.value(forKey: 0) == pattern(40_000))
     cache.engine.setPressure(.normal)
-    #expect(mayLock())
+    #expect(mayLock(0) && mayLock(1))
   }
 
   @Test("threads that hold locks never hold more than the limit together")

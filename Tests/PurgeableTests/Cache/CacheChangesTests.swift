@@ -165,6 +165,7 @@ struct CacheChangesTests {
 
   @Test("what expired or was lost is told once, when it is found, also by the telling itself")
   func dead() throws {
+    try needRealDiscards()
     let clock = ManualClock()
     var options = CacheOptions()
     (options.clock, options.tracksKeys, options.expiry) = (clock, true, .sinceCreation(.seconds(10)))

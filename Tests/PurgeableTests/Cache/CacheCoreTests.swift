@@ -41,6 +41,8 @@ private struct CoreRun {
   /// Has the kernel take all that it can, and returns which keys are left.
   func left(_ keys: Range<Int> = 0..<Self.count) throws -> [Int] {
     cache.sealAll()
+    // A processor may have the last pages that it offered in a batch of its own, where none can be taken.
+    drainBatches()
     try cache.pageOut()
     return keys.filter { cache.peekValue(forKey: $0) == value($0) }
   }
@@ -229,15 +231,15 @@ struct CacheCoreTests {
     run.cache.checkBooks()
   }
 
-  @Test("by the library's own thread")
+  @Test("by the library's own thread: what was stored is in the core at first, and then its share of it")
   func byItself() async throws {
     var options = CacheOptions()
-    (options.core, options.evictionOrder) = (.share(1), .lru)
+    (options.core, options.evictionOrder) = (.share(0.25), .lru)
     let cache = try Cache(options)
     for key in 0..<1000 { cache[key] = pattern(1000) }
     if MemoryRoom.spareBytes(in: ProcessMemory.group, wasTight: true, offeredBytes: 0) == 0 {
       try Test.cancel("too little memory is free for a cache to keep anything off offer")
     }
-    #expect(await TestRun.comes { cache.statistics.coreBytes > 900_000 })
+    #expect(await TestRun.comes { (200_000..<400_000).contains(cache.statistics.coreBytes) })
   }
 }

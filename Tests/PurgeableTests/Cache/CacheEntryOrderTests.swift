@@ -282,6 +282,7 @@ struct CacheEntryOrderTests {
 
   @Test("what the kernel takes leaves the order")
   func losses() throws {
+    try needRealDiscards()
     let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 3000, evictionOrder: .lru)
     for round in 0..<3 {
       for i in 0..<3000 { cache[i] = described(UInt32(i), version: UInt32(round), count: 500) }

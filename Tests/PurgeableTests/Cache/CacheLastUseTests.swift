@@ -340,7 +340,7 @@ struct CacheLastUseTests {
     let wrong = Atomic<Int>(0)
     let hits = Atomic<Int>(0)
     // In the quick run fewer keys as well, so that enough of the reads are hits.
-    let (keyCount, stepCount, leastHits) = TestRun.isFull ? (1500, 8000, 100) : (300, 2500, 30)
+    let (keyCount, stepCount, leastHits) = TestRun.isFull ? (1500, 8000, 30) : (300, 2500, 30)
     onThreads(4) { thread in
       var random = SplitMix64(seed: chosenSeed &+ UInt64(thread))
       // A thread's own keys, and when it used each last, at the latest.

@@ -59,6 +59,7 @@ struct CacheRemovalTests {
 
   @Test("what the kernel took does not come back, and counts as discarded", arguments: [false, true])
   func discarded(tracksKeys: Bool) throws {
+    try needRealDiscards()
     let cache = try PurgeableCache<Int, [UInt8]>(tracksKeys: tracksKeys)
     let count = 3000
     for key in 0..<count { cache[key] = pattern(100 + key % 900) }

@@ -125,6 +125,7 @@ struct CacheValuesTests {
 
   @Test("after the kernel has taken pages each array is right or missing, byte for byte", arguments: [false, true])
   func discardedArrays(tracksKeys: Bool) throws {
+    try needRealDiscards()
     let count = TestRun.isFull ? 4000 : 1500
     let arrays = try PurgeableCache<Int, [Pixel]>(tracksKeys: tracksKeys)
     let slices = try PurgeableCache<Int, ArraySlice<UInt8>>(tracksKeys: tracksKeys)

@@ -337,10 +337,66 @@ struct ObjectSaveTests {
         if calls == 1 {
           #expect(restored.value(forKey: "0", keepingNilFor: .seconds(3600)) { () -> [UInt8]? in nil } == nil)
           #expect(restored.value(forKey: "1") { () -> [UInt8]? in [9] } == [9])
+          // What has found nothing out costs the key nothing.
+          #expect(throws: LoadError.self) {
+            try restored.value(forKey: "2") { () throws(LoadError) -> [UInt8] in throw LoadError() }
+          }
         }
         return true
       }
       #expect(restored["0"] == nil && restored["1"] == [9] && restored.count > 380)
+      #expect(restored["2"] == described(2, version: 1, count: 10_000))
+    }
+  }
+
+  @Test("so is what a load finds that began before the restore, also where the file's value was there before it ended")
+  func loadsFromBefore() throws {
+    try withFolder { folder in
+      let path = try Self.saved400(in: folder)
+      func check<Cache: LoadingCache<String> & FiledCache>(_ cache: Cache) throws {
+        // The last keys are the file's first: one load ends before its record is reached, one after it.
+        let loads = ["0", "399"].map { HeldLoad(cache, $0, nil) }
+        for load in loads { #expect(load.began.blocks()) }
+        var calls = 0
+        _ = try cache.restoreInTurn(from: path, .purgeableBytes) { _ in
+          calls += 1
+          if calls == 2 {
+            #expect(cache.peekValue(forKey: "0") == nil && cache.peekValue(forKey: "399") != nil)
+            for load in loads {
+              load.goesOn()
+              #expect(load.join() == nil)
+            }
+          }
+          return true
+        }
+        #expect(calls > 2)
+        for key in ["0", "399"] { #expect(cache.peekValue(forKey: key) == nil, "\(key)") }
+        #expect(cache.peekValue(forKey: "200") == described(200, version: 1, count: 10_000))
+      }
+      try check(ObjectCache<String, [UInt8]>())
+      try check(PurgeableCache<String, [UInt8]>())
+    }
+  }
+
+  @Test("an entry whose time is over keeps nothing of the file out; a child of one that restores forgets what is idle")
+  func leftOvers() throws {
+    try withFolder { folder in
+      let path = try Self.saved400(in: folder)
+      var options = CacheOptions()
+      let clock = ManualClock()
+      (options.clock, options.idleTime) = (clock, .seconds(100))
+      let restored = try ObjectCache<String, [UInt8]>(options)
+      restored.setValue([1], forKey: "0", expiry: .sinceCreation(.seconds(1)))
+      clock.advance(by: .seconds(2))
+      #expect(try restored.restore(from: path, format: .purgeableBytes).entryCount == 400)
+      #expect(restored.peekValue(forKey: "0") == described(0, version: 1, count: 10_000))
+      // As it is in a child: the thread that restores is not there.
+      restored.store.beginRestoring()
+      for _ in 0..<12 {
+        restored.store.dropIdle()
+        clock.advance(by: .seconds(25))
+      }
+      #expect(restored.isEmpty)
     }
   }
 

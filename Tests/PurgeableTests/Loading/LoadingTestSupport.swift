@@ -143,9 +143,10 @@ final class HeldLoad: Sendable {
   private let got = Mutex<[UInt8]?>(nil)
   private let thread = Mutex<TestThread?>(nil)
 
-  init<Key>(_ cache: any LoadingCache<Key>, _ key: Key, _ value: [UInt8]) {
+  /// `value`: nil where it finds nothing.
+  init<Key>(_ cache: any LoadingCache<Key>, _ key: Key, _ value: [UInt8]?) {
     let thread = TestThread { [self] in
-      let value = cache.value(forKey: key) {
+      let value = cache.value(forKey: key) { () -> [UInt8]? in
         began.happens()
         // Who lets it go waits for tasks, which a busy machine's pool may begin minutes later.
         goes.blocks(seconds: 30 * 60)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The error type, and the probe's results on this machine.
 
+import CPurgeable
+import PurgeableTestSupport
 import Testing
 
 @testable import Purgeable
@@ -52,6 +54,18 @@ struct KernelSupportTests {
     #expect(try KernelSupport.probe() == support)
     #expect(support.pageByteCount == pageSize)
     if support.isConfirmed { #expect(support.behavior == .works || support.behavior == .immediate) }
+  }
+
+  @Test("a second probe of this machine answers as the first, and says what the core's says")
+  func again() async {
+    await #expect(processExitsWith: .success) {
+      let first = try? KernelSupport.probe()
+      purgeable_testing_forget_probe()
+      var probe = purgeable_probe_t()
+      let error = unsafe purgeable_probe(&probe)
+      demand(error == 0 && first != nil && (try? KernelSupport.probe()) == first, "\(first as Any)")
+      demand(first?.provesLockFreeReads == probe.rseq && first?.usesHugePages == probe.huge_pages, "\(first as Any)")
+    }
   }
 
   @Test("behaviours have the names that the core uses")

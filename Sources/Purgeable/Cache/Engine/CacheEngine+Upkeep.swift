@@ -146,11 +146,13 @@ extension CacheEngine {
 
   func trim(toCount count: Int) {
     if count == 0, base.totals.pinnedBytes.load(ordering: .relaxed) == 0 { return removeAll(.trimmed) }
-    trim(.trimmedCount, to: UInt128(count), total: { UInt128(max(0, base.count)) }, amount: { UInt128($0.books.entryCount) })
+    trim(
+      EvictionNeed(.trimmed), to: UInt128(count), total: { UInt128(max(0, base.count)) }, amount: { UInt128($0.books.entryCount) }
+    )
   }
 
   func trim(toCost cost: UInt64) {
-    trim(.trimmedCost, to: UInt128(cost), total: { base.totalCost }, amount: { $0.books.cost })
+    trim(EvictionNeed(.trimmed, isOfCost: true), to: UInt128(cost), total: { base.totalCost }, amount: { $0.books.cost })
   }
 
   /// Trims slabs and bookkeeping together to so many bytes.

@@ -74,9 +74,8 @@ extension DepartureReason {
     case .pressure, .trimmed: .relief(self)
     case .idle: .idle
     case .expired: .expiry
-    case .count, .cost, .bytes, .growth, .decider: .limit(self)
-    // Nobody chooses for these.
-    case .replaced, .removed, .tooLarge, .discarded: .limit(self)
+    // Nobody chooses for the last four.
+    case .count, .cost, .bytes, .growth, .decider, .replaced, .removed, .tooLarge, .discarded: .limit(self)
     }
   }
 }
@@ -87,14 +86,7 @@ struct EvictionNeed {
   /// Entries without cost stay, because their going would free none.
   let isOfCost: Bool
 
-  static let count = EvictionNeed(.count)
-  static let cost = EvictionNeed(.cost)
-  static let trimmedCount = EvictionNeed(.trimmed)
-  static let trimmedCost = EvictionNeed(.trimmed, isOfCost: true)
-
-  init(_ reason: DepartureReason) { self.init(reason, isOfCost: reason == .cost) }
-
-  private init(_ reason: DepartureReason, isOfCost: Bool) { (self.reason, self.isOfCost) = (reason, isOfCost) }
+  init(_ reason: DepartureReason, isOfCost: Bool = false) { (self.reason, self.isOfCost) = (reason, isOfCost || reason == .cost) }
 }
 
 struct S3FIFOOrder: Sendable {
@@ -309,11 +301,8 @@ struct S3FIFOOrder: Sendable {
 
   /// The fate of an entry that was to move, where there is no memory for its copy.
   func fate(unmoved counter: UInt64, _ cause: EvictionCause) -> Fate {
-    switch cause {
-    case .limit(let reason), .relief(let reason): .drop(reason)
-    case .expiry: .drop(.expired)
-    case .idle, .compaction, .busy: .stay(counter: counter)
-    }
+    if cause == .idle { return .stay(counter: counter) }
+    return cause.reason.map { .drop($0) } ?? .stay(counter: counter)
   }
 
   // MARK: Slabs that are hardly alive, or busy

@@ -20,7 +20,7 @@ extension HeldShard {
       let coming = old == nil && !isHollow(key) ? 1 : 0
       while base.count + coming > countLimit {
         readyGhost()
-        guard evictEntry(.count) else { break }
+        guard evictEntry(EvictionNeed(.count)) else { break }
       }
     }
     let costLimit = base.limits.cost.load(ordering: .relaxed)
@@ -38,7 +38,7 @@ extension HeldShard {
         readyGhost()
         // The old value leaves as replaced.
         let own = old.flatMap { $0.isInUse ? Slot(bits: $0.pointer.relaxed).place : nil }
-        guard evictEntry(.cost, sparing: own) else { break }
+        guard evictEntry(EvictionNeed(.cost), sparing: own) else { break }
       }
     }
   }

@@ -107,8 +107,7 @@ extension HeldShard {
     var next: UInt64?
     for lane in usedLanes where mayBeDue(lane) {
       for slab in heap.slabs(of: stream(lane)) {
-        // Without entries it is never due: they are left where a reader has locked one.
-        guard let due = due(slab, in: lane), due != .max, heap.information(slab)?.element_count ?? 0 > 0 else { continue }
+        guard let due = due(slab, in: lane), due != .max, hasEntries(slab) else { continue }
         next = min(next ?? .max, due)
       }
     }
@@ -143,8 +142,11 @@ extension HeldShard {
   }
 
   private func isDue(_ slab: purgeable_slab_t, _ now: UInt64) -> Bool {
-    base.slabNotes[deadlinesOf: slab].map { $0.first <= now } ?? false
+    base.slabNotes[deadlinesOf: slab].map { $0.first <= now } ?? false && hasEntries(slab)
   }
+
+  /// A slab without entries, of which a reader has locked one that left, stays until that unlocks it, and is never due.
+  private func hasEntries(_ slab: purgeable_slab_t) -> Bool { heap.information(slab)?.element_count ?? 0 > 0 }
 
   /// Drops the entries of a slab that have expired, and notes the deadlines of those that live.
   private mutating func dropExpired(in slab: purgeable_slab_t, now: UInt64, dropsLost: Bool = false) -> Int {
@@ -160,7 +162,7 @@ extension HeldShard {
     }
     // A slab in which elements live does not end under the shard's mutex; without any, it may be another shard's by now.
     // What cannot be read is lost, and is not looked at again.
-    if heap.information(slab)?.element_count ?? 0 > 0, let old = base.slabNotes[deadlinesOf: slab] {
+    if hasEntries(slab), let old = base.slabNotes[deadlinesOf: slab] {
       base.slabNotes[deadlinesOf: slab] = DeadlineRange(first: first, last: last == 0 ? old.last : last)
     }
     return before - slots.count

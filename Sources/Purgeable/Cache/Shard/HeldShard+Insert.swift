@@ -4,12 +4,13 @@
 import Synchronization
 
 extension HeldShard {
-  /// Inserts the slot of a new entry. False when there is no memory for it; the slot is not inserted then.
+  /// Inserts the slot of a new entry. False when there is no memory for it; the slot is not inserted then. `isRestored`: evicts
+  /// nothing.
   mutating func insert(_ slot: Slot, lastUse: UseTime?, isRestored: Bool = false) -> Bool {
     assert(index.find(identity: slot.identity, place: slot.place) == nil, "PurgeableCache: an element has a slot already")
     if isIndexFull {
       sweepBeforeGrowth()
-      if isIndexFull { _ = growIndex() }
+      if isIndexFull { _ = growIndex(evicts: !isRestored) }
     }
     if let entryOrder, entryOrder.byteCount == 0 {
       guard entryOrder.resize(slotCount: index.current().slotCount, { _ in nil }) else { return false }
@@ -30,7 +31,8 @@ extension HeldShard {
       sweepBeforeGrowth()
       if slots.count < before - before / 16 { continue }
       let reason = base.refusalReason
-      if growIndex() { continue }
+      if growIndex(evicts: !isRestored) { continue }
+      if isRestored { return false }
       // First some of all entries. If both buckets of this slot are still full, then one entry in them.
       guard attempt == 0 ? evictForRoom(reason) : evictRival(of: slot, reason) else { return false }
     }
@@ -68,8 +70,8 @@ extension HeldShard {
     return true
   }
 
-  /// Grows the index to the next size that fits. Evicts a slab rather than grow past the byte limit.
-  private mutating func growIndex() -> Bool {
+  /// Grows the index to the next size that fits. Evicts a slab rather than grow past the byte limit, if it may.
+  private mutating func growIndex(evicts: Bool) -> Bool {
     let limit = base.limits.bytes.load(ordering: .relaxed)
     let before = index.byteCount
     var sizeClass = index.sizeClass
@@ -78,7 +80,10 @@ extension HeldShard {
       guard sizeClass < SlotIndex.classCount else { return false }
       // Less the home, a page: a limit that is exceeded by so little is enforced after the store, from all shards.
       let growth = index.byteCount(ofSize: sizeClass) - SlotIndex.homeBytes - before
-      if limit != .max, chargedBytes + growth > limit, evictSlab(.bytes) { return true }
+      if limit != .max, chargedBytes + growth > limit {
+        guard evicts else { return false }
+        if evictSlab(.bytes) { return true }
+      }
       if resizeIndex(to: sizeClass) {
         if base.limits.bytes.load(ordering: .relaxed) == .max { prepareGhost() }
         return true

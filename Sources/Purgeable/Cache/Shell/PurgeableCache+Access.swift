@@ -50,7 +50,9 @@ extension PurgeableCache {
   @inlinable
   public func lookUpValue(forKey key: Key, version: String) -> Lookup<Value> {
     let found = lookUp(key, version: version, countsAsUse: true)
-    guard case .miss(let reason) = found, reason != .outdated, isAbsent(key, version) else { return found }
+    guard case .miss(let reason) = found, reason != .outdated, loads.isAbsent(key, version: version, at: moment) else {
+      return found
+    }
     return .miss(.absent)
   }
 

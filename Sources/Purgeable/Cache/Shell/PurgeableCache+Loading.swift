@@ -190,9 +190,6 @@ extension PurgeableCache: Loading {
   }
 
   @usableFromInline
-  func isAbsent(_ key: Key, _ version: String?) -> Bool { loads.isAbsent(key, version: version, at: moment) }
-
-  @usableFromInline
   var moment: UInt64 { engine.base.clock.now() }
 
   @usableFromInline

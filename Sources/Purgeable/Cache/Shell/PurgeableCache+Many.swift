@@ -103,17 +103,6 @@ extension CacheEngine {
   /// Prefetches the beginning of the element that a slot with the key's identity leads to; there is hardly ever another one. A
   /// hint: nothing is checked.
   fileprivate func prefetchElement(of key: EngineKey) {
-    let table = base.indexes.home(of: key).current()
-    guard let slots = table.slots else { return }
-    let (first, second) = table.buckets(of: key.identity)
-    for round in 0..<2 {
-      let start = round == 0 ? first : second
-      for i in start..<start &+ SlotIndex.slotsPerBucket {
-        let slot = Slot(bits: slots[i].relaxed)
-        if slot.bits & Slot.identityMask == key.identity, !slot.isEmpty {
-          return heap.prefetch(slot.place)
-        }
-      }
-    }
+    for found in base.indexes.home(of: key).current().candidates(of: key.identity) { return heap.prefetch(found.slot.place) }
   }
 }

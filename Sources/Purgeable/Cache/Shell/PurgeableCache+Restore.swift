@@ -11,7 +11,7 @@ extension PurgeableCache where Key: PurgeableValue {
   /// restored goes before all that was stored since the cache was made, in the order that was saved. Expiry goes by the time of
   /// the day: what would have ended meanwhile has ended. A clock that was set back makes no entry live longer than it had left.
   ///
-  /// An entry that does not decode or has a wrong checksum is skipped and named.
+  /// An entry that does not decode is skipped and named, one with a wrong checksum skipped and counted.
   ///
   /// Cost: two blocks of a mebibyte, of which a thread reads one while the entries of the other are stored, with room for two
   /// more, and the memory of a value that is longer than one. Nothing stays in the page cache. Other threads may use the cache
@@ -54,7 +54,7 @@ extension PurgeableCache where Key: PurgeableValue {
     while !isFull, !overtaken.hasAll, try reader.next(&batch) {
       var start = 0
       while start < batch.items.count, !isFull, !overtaken.hasAll {
-        let end = endOfRoom(batch, from: start)
+        let end = endOfRoom(batch, from: start, isPlain: format.isPlain)
         engine.shards.restoring {
           let before = report.entryCount
           for i in start..<end where !isFull && !overtaken.hasAll {
@@ -73,16 +73,17 @@ extension PurgeableCache where Key: PurgeableValue {
   }
 
   /// The end of those entries, hottest first, for which there is room, as far as that is known: at least one, and of the room in
-  /// bytes half, since slabs are not filled to the end.
-  private func endOfRoom(_ batch: CacheFileReader.Batch, from start: Int) -> Int {
+  /// bytes half, since slabs are not filled to the end. Values that are written in other bytes have a cost: how many they are in
+  /// memory, or the program's, which says little of that. So there are some in each piece whatever it is.
+  private func endOfRoom(_ batch: CacheFileReader.Batch, from start: Int, isPlain: Bool) -> Int {
     var room = engine.base.roomToRestore
     if room.byteCount < .max / 2 { room.byteCount /= 2 }
     var end = start
     while end < batch.items.count {
       let record = batch.record(batch.items[end])
       let cost = UInt128(record.cost ?? UInt64(record.valueByteCount))
-      let byteCount = record.byteCount
-      guard end == start || room.count > 0 && room.cost >= cost && room.byteCount >= byteCount else { break }
+      let byteCount = isPlain ? record.byteCount : max(record.byteCount, Int(clamping: cost))
+      guard end < start + (isPlain ? 1 : 32) || room.count > 0 && room.cost >= cost && room.byteCount >= byteCount else { break }
       room.count -= 1
       room.cost -= min(room.cost, cost)
       room.byteCount -= min(room.byteCount, byteCount)

@@ -66,22 +66,21 @@ extension PurgeableCache where Key: PurgeableValue {
       let times = FileTimes(clock: engine.base.clock, created: 0)
       for (i, (rank, isLarge)) in ranks.enumerated() {
         seen += 1
-        if isLarge {
-          guard let key = key(i, of: copies, tracked) else { continue }
-          try writeLarge(key, rank, times, to: &writer, format, &report)
-          continue
-        }
-        try copies.withEntry(i) { keyBytes, head, version, value throws(PurgeableError) in
-          let record = rank.record(head, times)
-          if format.isPlain, let keyBytes {
-            // They are what the key writes in a file.
-            try writer.append(record, key: keyBytes, version: version, value: value, &report)
-          } else if let key = key(i, of: copies, tracked) {
-            try write(key, version, value, record, to: &writer, format, &report)
+        if !isLarge {
+          try copies.withEntry(i) { keyBytes, head, version, value throws(PurgeableError) in
+            let record = rank.record(head, times)
+            if format.isPlain, let keyBytes {
+              // They are what the key writes in a file.
+              try writer.append(record, key: keyBytes, version: version, value: value, &report)
+            } else if let key = key(i, of: copies, tracked) {
+              try write(key, version, value, record, to: &writer, format, &report)
+            }
           }
+        } else if let key = key(i, of: copies, tracked) {
+          try writeLarge(key, rank, times, to: &writer, format, &report)
         }
+        try steps.note(Double(seen) / total, at: writer.byteCount)
       }
-      try steps.note(Double(seen) / total, at: writer.byteCount)
     }
     report.noteLeftOut(of: walk.count)
   }
@@ -102,26 +101,15 @@ extension PurgeableCache where Key: PurgeableValue {
       if before.head.version != nil {
         copied = withEntry(key) { engineKey, prefix, held in held.copyVersion(engineKey, prefix, into: &text) } ?? nil
       }
-      guard let textByteCount = copied else { continue }
-      var byteCount = 0
-      let none = unsafe UnsafeMutableRawBufferPointer(start: nil, count: 0)
-      if case .bufferTooSmall(let needed) = unsafe read(key, into: none, countsAsUse: false) { byteCount = needed }
-      guard MemoryReserve.isThere(2 * byteCount + MemoryReserve.ofObjects) else {
-        return report.skip("\(key)", because: "there is no memory for a copy of its \(byteCount) bytes")
-      }
-      var isRead = false
-      let bytes = unsafe [UInt8](unsafeUninitializedCapacity: byteCount) { buffer, count in
-        guard case .hit(byteCount) = unsafe read(key, into: UnsafeMutableRawBufferPointer(buffer), countsAsUse: false)
-        else { return }
-        (isRead, count) = (true, byteCount)
-      }
-      guard isRead, peeked() == before else { continue }
+      guard let textByteCount = copied,
+        let bytes = unsafe lookUpBytes({ unsafe read(key, into: $0, countsAsUse: false) }), peeked() == before
+      else { continue }
       let version = unsafe text.span.bytes.extracting(0..<textByteCount)
       return try write(
         key, before.head.version == nil ? nil : version, unsafe bytes.span.bytes, rank.record(before.head, times), to: &writer,
         format, &report)
     }
-    report.skip("\(key)", because: "it was changed over and over")
+    report.skip("\(key)", because: "it was changed over and over, or there is no memory for a copy of it")
   }
 
   /// Writes one entry. `version`: its text. `record`: what is saved of it beside its bytes.

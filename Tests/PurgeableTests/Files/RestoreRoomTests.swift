@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT
+// What is restored where there is not room for all of it, and what goes on meanwhile.
+
+import PurgeableTestSupport
+import Testing
+import ToolSupport
+
+@testable import Purgeable
+
+/// Writes an array of equal bytes as its length and one of them: far less than it takes in memory.
+private let short = StoredFormat<[UInt8]>(version: 1) { value in
+  [UInt8(value.count % 256), UInt8(value.count / 256), value.first ?? 0]
+} decode: { bytes, _ in
+  [UInt8](purgeableBytes: bytes).map { [UInt8](repeating: $0[2], count: Int($0[0]) + 256 * Int($0[1])) }
+}
+
+/// Writes each byte three times.
+private let long = StoredFormat<[UInt8]>(version: 1) { value in
+  value + value + value
+} decode: { bytes, _ in
+  [UInt8](purgeableBytes: bytes).map { Array($0[..<($0.count / 3)]) }
+}
+
+@Suite("a restore into little room")
+struct RestoreRoomTests {
+  @Test("the hottest are restored also where a format has written fewer bytes than memory holds", arguments: [false, true])
+  func shortFormat(hasCosts: Bool) throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try PurgeableCache<Int, [UInt8]>()
+      // The youngest are the hottest.
+      for key in 0..<1000 { saved.setValue([UInt8](repeating: 7, count: 4096), forKey: key, cost: hasCosts ? 1 : nil) }
+      try saved.save(to: path, format: short, isSynchronized: false)
+      let restored = try PurgeableCache<Int, [UInt8]>(byteLimit: 2 << 20)
+      let count = try restored.restore(from: path, format: short).entryCount
+      #expect(count > 200 && restored.count == count && restored.statistics.departures.values.allSatisfy { $0 == 0 })
+      // A cost of the program's does not tell how many bytes there are, and pieces of 32 are the most that may be out of order.
+      let hottest = 1000 - (hasCosts ? count : count * 9 / 10)
+      let missing = (hottest..<1000).count { restored.peekValue(forKey: $0) == nil }
+      if !hasCosts { #expect(missing == 0, "\(missing) of the hottest \(1000 - hottest)") }
+      #expect(restored.keys.allSatisfy { restored.peekValue(forKey: $0) == [UInt8](repeating: 7, count: 4096) })
+    }
+  }
+
+  @Test("a value that is longer in the file than it is in memory is restored where memory has room for it")
+  func longFormat() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try PurgeableCache<Int, [UInt8]>(byteLimit: 4 << 20)
+      let value = described(1, version: 1, count: 2_000_000)
+      saved[1] = value
+      try saved.save(to: path, format: long, isSynchronized: false)
+      let restored = try PurgeableCache<Int, [UInt8]>(byteLimit: 4 << 20)
+      let report = try restored.restore(from: path, format: long)
+      #expect(report.entryCount == 1 && restored[1] == value, "\(report)")
+    }
+  }
+
+  @Test("no entry leaves for the index of many small ones, wherever the byte limit ends it")
+  func index() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let count = 20_000
+      let saved = try PurgeableCache<Int, UInt8>()
+      for key in 0..<count { saved[key] = UInt8(key % 256) }
+      try saved.save(to: path, isSynchronized: false)
+      var least = count
+      for limit in stride(from: 600_000, through: 700_000, by: 10_000) {
+        let restored = try PurgeableCache<Int, UInt8>(byteLimit: limit, clock: .system, hashSeed: 1)
+        restored.staysInOneShard()
+        let report = try restored.restore(from: path)
+        let departures = restored.statistics.departures
+        #expect(departures.values.allSatisfy { $0 == 0 } && restored.count == report.entryCount, "\(limit): \(departures)")
+        least = min(least, report.entryCount)
+      }
+      #expect(least < count, "some limits end it")
+    }
+  }
+
+  @Test("a save tells of its progress, and can be cancelled, between large values")
+  func progress() throws {
+    try withFolder { folder in
+      let cache = try PurgeableCache<Int, [UInt8]>(evictionOrder: .lru)
+      for key in 0..<8 { cache[key] = described(UInt32(key), version: 1, count: 2 << 20) }
+      var parts: [Double] = []
+      try cache.save(to: folder.path + "/cache", isSynchronized: false) {
+        parts.append($0)
+        return true
+      }
+      #expect(parts.count >= 8 && parts == parts.sorted(), "\(parts)")
+    }
+  }
+}
