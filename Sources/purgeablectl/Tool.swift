@@ -3,33 +3,13 @@
 //
 //   0  done            1  the command failed            2  called wrongly; the message names what was wrong
 
-import Glibc
 import ToolSupport
 
 @main
 package enum Tool {
   package static let name = "purgeablectl"
 
-  static func main() {
-    // A stream that is closed would be the next file that is opened. Nothing can be written to what stands in for it.
-    for stream in STDIN_FILENO...STDERR_FILENO where fcntl(stream, F_GETFD) < 0 { _ = unsafe open("/dev/null", O_RDONLY) }
-    // Ignored by who started this, as it is in some daemons, children would be gone before they are waited for.
-    signal(SIGCHLD, SIG_DFL)
-    let status = run(Array(CommandLine.arguments.dropFirst()))
-    do throws(ToolFailure) {
-      try writeOut()
-      exit(status)
-    } catch {
-      complain("\(name): \(error)")
-      exit(status == 0 ? 1 : status)
-    }
-  }
-
-  /// What `print` wrote is still in a buffer: an output that cannot be written (a full disk) shows here, and in the first call
-  /// alone.
-  static func writeOut() throws(ToolFailure) {
-    guard fflush(nil) == 0 else { throw ToolFailure("the output cannot be written: \(SystemError.text(errno))") }
-  }
+  static func main() { Program.run(name) { run(Array(CommandLine.arguments.dropFirst())) } }
 
   /// Runs one command line, without the tool's own name, and answers the exit status. `inner`: commands that no help lists.
   package static func run(_ words: [String], commands: [Command] = Command.all, inner: [Command] = Command.inner) -> Int32 {

@@ -33,7 +33,7 @@ struct Stress {
         try recorder?.end(report.json)
         verdicts.append(report.verdict)
         print(options.isJSON ? report.json.text : report.table)
-        try Tool.writeOut()
+        try Program.writeOut()
       }
     }
     // All together once more, where they are not all on one screen.

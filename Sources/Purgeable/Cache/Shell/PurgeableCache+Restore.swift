@@ -2,6 +2,26 @@
 // Restoring a saved cache: a batch of the file is checked and decoded under no mutex, and each entry is stored behind all others,
 // unless its key has a value or had one since the restore began (Shard/HeldShard+Restore.swift).
 
+/// How many bytes a file's records are in memory: as many as in the file, but where a format has written values in other bytes.
+/// Then those that were stored tell.
+private struct MemoryEstimate {
+  private var (inFile, inMemory) = (0, 0)
+  private(set) var isKnown: Bool
+
+  init(isPlain: Bool) { isKnown = isPlain }
+
+  /// A value of a format is stored in so many bytes.
+  mutating func note(_ record: FileRecord, valueByteCount: Int) {
+    inFile += record.byteCount
+    inMemory += record.byteCount - record.valueByteCount + valueByteCount
+    isKnown = true
+  }
+
+  func byteCount(of record: FileRecord) -> Int {
+    inFile == 0 ? record.byteCount : Int(Double(record.byteCount) * Double(inMemory) / Double(inFile))
+  }
+}
+
 extension PurgeableCache where Key: PurgeableValue {
   /// Stores the entries of a file, the hottest first, while there is room without an eviction, with cost, expiry, recompute
   /// cost, priority and version. Each can be read as soon as it is stored. A file that is not there is an empty one.
@@ -50,17 +70,17 @@ extension PurgeableCache where Key: PurgeableValue {
     engine.shards.healIfChild()
     let times = FileTimes(clock: engine.base.clock, created: reader.header.created)
     var batch = CacheFileReader.Batch()
-    var isFull = false
+    var (isFull, estimate) = (false, MemoryEstimate(isPlain: format.isPlain))
     while !isFull, !overtaken.hasAll, try reader.next(&batch) {
       var start = 0
       while start < batch.items.count, !isFull, !overtaken.hasAll {
-        let end = endOfRoom(batch, from: start, isPlain: format.isPlain)
+        let end = endOfRoom(batch, from: start, estimate)
         engine.shards.restoring {
           let before = report.entryCount
           for i in start..<end where !isFull && !overtaken.hasAll {
             // An order that names entries is told of each, hottest first; slabs have the coldest first.
             let item = batch.items[engine.base.namesSlabs ? start + end - 1 - i : i]
-            isFull = !restore(item, in: batch, format, times, overtaken, &report)
+            isFull = !restore(item, in: batch, format, times, overtaken, &estimate, &report)
           }
           return report.entryCount - before
         }
@@ -73,17 +93,17 @@ extension PurgeableCache where Key: PurgeableValue {
   }
 
   /// The end of those entries, hottest first, for which there is room, as far as that is known: at least one, and of the room in
-  /// bytes half, since slabs are not filled to the end. Values that are written in other bytes have a cost: how many they are in
-  /// memory, or the program's, which says little of that. So there are some in each piece whatever it is.
-  private func endOfRoom(_ batch: CacheFileReader.Batch, from start: Int, isPlain: Bool) -> Int {
+  /// bytes half, since slabs are not filled to the end. A few where it is not known how many bytes they are.
+  private func endOfRoom(_ batch: CacheFileReader.Batch, from start: Int, _ estimate: MemoryEstimate) -> Int {
     var room = engine.base.roomToRestore
     if room.byteCount < .max / 2 { room.byteCount /= 2 }
+    let last = estimate.isKnown ? batch.items.count : min(batch.items.count, start + 32)
     var end = start
-    while end < batch.items.count {
+    while end < last {
       let record = batch.record(batch.items[end])
       let cost = UInt128(record.cost ?? UInt64(record.valueByteCount))
-      let byteCount = isPlain ? record.byteCount : max(record.byteCount, Int(clamping: cost))
-      guard end < start + (isPlain ? 1 : 32) || room.count > 0 && room.cost >= cost && room.byteCount >= byteCount else { break }
+      let byteCount = estimate.byteCount(of: record)
+      guard end == start || room.count > 0 && room.cost >= cost && room.byteCount >= byteCount else { break }
       room.count -= 1
       room.cost -= min(room.cost, cost)
       room.byteCount -= min(room.byteCount, byteCount)
@@ -95,7 +115,7 @@ extension PurgeableCache where Key: PurgeableValue {
   /// Stores one entry of a file. False where there is no room.
   private func restore(
     _ item: CacheFileReader.Item, in batch: CacheFileReader.Batch, _ format: StoredFormat<Value>, _ times: FileTimes,
-    _ overtaken: OvertakenKeys, _ report: inout FileReport
+    _ overtaken: OvertakenKeys, _ estimate: inout MemoryEstimate, _ report: inout FileReport
   ) -> Bool {
     let record = batch.record(item)
     var validity = RestoredValidity()
@@ -125,7 +145,10 @@ extension PurgeableCache where Key: PurgeableValue {
     }
     if format.isPlain, record.format == 0 { return store(stored) }
     guard let decoded = report.value(format, stored, of: record, key) else { return true }
-    let goesOn = decoded.withPurgeableBytesIfEncodable { span in store(span) }
+    let goesOn = decoded.withPurgeableBytesIfEncodable { span in
+      estimate.note(record, valueByteCount: span.byteCount)
+      return store(span)
+    }
     if goesOn == nil { report.skip("\(key)", because: "its value cannot be kept as bytes") }
     return goesOn ?? true
   }

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// What a writer knows of its database: how much is in it, and what of it is on the disk.
+
+#if SQLite
+  /// The row that counts.
+  struct Total {
+    var recordCount: Int64
+    var byteCount: Int64
+    let hashKey: HashKey
+
+    static let missing = StoreFailure(
+      code: StoreFailure.damageCode, call: "sqlite3_step", message: "the table of totals is empty")
+
+    static func read(_ statement: Statement) throws(StoreFailure) -> Total? {
+      guard try statement.next() else { return nil }
+      defer { statement.reset() }
+      return Total(
+        recordCount: statement.number(0, in: -1...1 << 62), byteCount: statement.number(1, in: -1...1 << 62),
+        hashKey: HashKey(low: UInt64(bitPattern: statement.number(2)), high: UInt64(bitPattern: statement.number(3))))
+    }
+  }
+
+  extension StoreWriter {
+    /// What of the changes that were written is on the disk.
+    struct Disk {
+      /// Files of values were made since the last time that all were brought to the disk.
+      var hasNewFiles = false
+      /// Whether all changes are on the disk.
+      var isSynchronized = true
+      /// Why that is not known. For good: the kernel has given up the pages that it could not write, and would say that all is
+      /// well if it were asked again.
+      var lost: StoreFailure?
+
+      /// What fails otherwise is tried again.
+      mutating func note(_ failure: StoreFailure) { if failure.isOfSynchronization { lost = failure } }
+    }
+  }
+#endif
