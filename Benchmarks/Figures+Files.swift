@@ -10,10 +10,6 @@ import ToolSupport
 
 enum Files {
   static func figures(_ scale: Scale) throws -> [Figure] {
-    let count = scale(1_000_000, quick: 50_000)
-    let each = try ChildRun.run("files", [count, scale(5, quick: 3)])
-    let seconds = try ["save", "cp", "restore", "cat"].map { Figure.text(try each.value($0)) }
-    let size = "\(count) values of 1 KiB"
     func lost(_ what: String, _ numbers: Numbers?, _ name: String, _ why: String?) -> Figure {
       Figure(
         "entries lost to \(what) own file traffic, in a group of one and a half times the cache", .time,
@@ -24,6 +20,17 @@ enum Files {
       losses = try ChildRun.run("file-losses", [scale(200_000, quick: 50_000)])
       if losses?["saver"] == nil { why = "no memory group can be made here" }
     }
+    return try rows(scale, valueBytes: 1024) + rows(scale, valueBytes: 16 << 10) + [
+      lost("the saver's", losses, "saver", why), lost("the loader's", losses, "loader", why),
+    ]
+  }
+
+  /// Of a gigabyte.
+  private static func rows(_ scale: Scale, valueBytes: Int) throws -> [Figure] {
+    let count = scale(1_000_000, quick: 50_000) * 1024 / valueBytes
+    let each = try ChildRun.run("files", [count, scale(5, quick: 3), valueBytes])
+    let seconds = try ["save", "cp", "restore", "cat"].map { Figure.text(try each.value($0)) }
+    let size = "\(count) values of \(valueBytes >> 10) KiB"
     return [
       Figure(
         "\(size) saved, against cp and sync of the file", .time, try Spread(each, "save-cp"), .atMost(1.2), "times",
@@ -36,14 +43,13 @@ enum Files {
         "memory beside the cache while \(size) are saved", .time, try each.value("beside"), .atMost(6), "MiB",
         note: "the most that was resident, less what was before"),
       Figure(
-        "until the first hit of a restore, cold", .time, try Spread(each, "first"), .atMost(20), "ms",
-        note: "\(size); the entry that was used last"),
-      lost("the saver's", losses, "saver", why), lost("the loader's", losses, "loader", why),
+        "until the first hit of a restore of \(size), cold", .time, try Spread(each, "first"), .atMost(20), "ms",
+        note: "of the entry that was used last"),
     ]
   }
 
-  private static func fill(_ cache: PurgeableCache<Int, [UInt8]>, _ count: Int) {
-    var value = [UInt8](repeating: 7, count: 1024)
+  private static func fill(_ cache: PurgeableCache<Int, [UInt8]>, _ count: Int, valueBytes: Int = 1024) {
+    var value = [UInt8](repeating: 7, count: valueBytes)
     for key in 0..<count {
       unsafe value.withUnsafeMutableBytes { unsafe $0.storeBytes(of: key, as: Int.self) }
       cache[key] = value
@@ -82,15 +88,15 @@ enum Files {
     return kilobytes * 1024
   }
 
-  /// Arguments: entries, rounds.
+  /// Arguments: entries, rounds, bytes of a value.
   @Sendable static func measure(_ arguments: [Int]) throws -> Numbers {
-    try FigureFolder.with { try measure(arguments[0], rounds: arguments[1], in: $0) }
+    try FigureFolder.with { try measure(arguments[0], rounds: arguments[1], valueBytes: arguments[2], in: $0) }
   }
 
-  private static func measure(_ count: Int, rounds: Int, in folder: String) throws -> Numbers {
+  private static func measure(_ count: Int, rounds: Int, valueBytes: Int, in folder: String) throws -> Numbers {
     let (path, copy) = (folder + "/saved", folder + "/copy")
     let cache = try PurgeableCache<Int, [UInt8]>(name: "figures")
-    fill(cache, count)
+    fill(cache, count, valueBytes: valueBytes)
     var (times, firsts, beside): ([[Double]], [Double], Double) = ([], [], 0)
     for round in 0...rounds {
       let before = try resident("VmRSS")

@@ -80,7 +80,9 @@ PURGEABLE_MUST_USE int purgeable_group_find(const char *root, int32_t least_vers
 PURGEABLE_MUST_USE int purgeable_group_leave(purgeable_group_t *group);
 
 /// Fill in what limits the group, and what it uses, `PURGEABLE_NO_NUMBER` for what cannot be read. 7 to 20 system calls.
-void purgeable_group_read_limits(const purgeable_group_t *group, purgeable_group_limits_t *limits);
+/// Of the limits: 0, or the errno of a want that may pass, EMFILE, ENFILE, ENOMEM or EAGAIN: there may be a limit that could
+/// not be read.
+int purgeable_group_read_limits(const purgeable_group_t *group, purgeable_group_limits_t *limits);
 void purgeable_group_read_use(const purgeable_group_t *group, purgeable_group_use_t *use);
 
 PURGEABLE_NONNULL_END

@@ -68,14 +68,19 @@ static uint64_t number_of(const char *text) {
   return value;
 }
 
-// The numbers in a file of the group behind keys at the beginnings of lines.
-static void numbers_in(const purgeable_group_t *group, const char *name, size_t count, const char *const keys[],
-                       uint64_t numbers[]) {
+// Whether a file that could not be opened may be there.
+static bool may_pass(int error) { return error == EMFILE || error == ENFILE || error == ENOMEM || error == EAGAIN; }
+
+// The numbers in a file of the group behind keys at the beginnings of lines. 0, or an error that may pass.
+static int numbers_in(const purgeable_group_t *group, const char *name, size_t count, const char *const keys[],
+                      uint64_t numbers[]) {
   lines_t lines;
   char path[FILE_ROOM], line[64];
   for (size_t i = 0; i < count; i++) numbers[i] = PURGEABLE_NO_NUMBER;
   int printed = snprintf(path, sizeof path, "%s/%s", group->directory, name);
-  if (printed < 0 || (size_t)printed >= sizeof path || lines_open(&lines, path) != 0) return;
+  if (printed < 0 || (size_t)printed >= sizeof path) return 0;
+  int error = lines_open(&lines, path);
+  if (error != 0) return may_pass(error) ? error : 0;
   for (size_t found = 0; found < count && lines_next(&lines, line, sizeof line);) {
     for (size_t i = 0; i < count; i++) {
       size_t length = strlen(keys[i]);
@@ -85,11 +90,16 @@ static void numbers_in(const purgeable_group_t *group, const char *name, size_t 
     }
   }
   lines_close(&lines);
+  return 0;
+}
+
+static int read_number(const purgeable_group_t *group, const char *name, uint64_t *number) {
+  return numbers_in(group, name, 1, (const char *const[]){""}, number);
 }
 
 static uint64_t number_in(const purgeable_group_t *group, const char *name) {
   uint64_t number;
-  numbers_in(group, name, 1, (const char *const[]){""}, &number);
+  (void)read_number(group, name, &number);
   return number;
 }
 
@@ -159,6 +169,14 @@ static void unescape(char *word) {
   *to = 0;
 }
 
+// Whether a path has a "..".
+static bool climbs(const char *path) {
+  for (const char *at = path; (at = strstr(at, "/..")) != NULL; at += 3) {
+    if (at[3] == '/' || at[3] == 0) return true;
+  }
+  return false;
+}
+
 // What follows `top` in `path`, both paths in one hierarchy: "" or "/a/b". NULL where `path` does not lie below. A top of "/.."
 // lies around the process's own group by a way that nothing names: then the mount's root is all that can be seen, and it is not
 // the own one.
@@ -168,7 +186,7 @@ static const char *path_below(const char *path, const char *top, bool *is_own) {
   *is_own = true;
   if (strncmp(path, top, length) == 0 && (path[length] == '/' || path[length] == 0)) {
     const char *rest = path + length;
-    return strstr(rest, "/..") != NULL ? NULL : rest[0] != 0 && rest[1] == 0 ? "" : rest;
+    return climbs(rest) ? NULL : rest[0] != 0 && rest[1] == 0 ? "" : rest;
   }
   for (const char *at = top; *at != 0; at += 3) {
     if (strncmp(at, "/..", 3) != 0 || (at[3] != '/' && at[3] != 0)) return NULL;
@@ -294,20 +312,22 @@ int purgeable_group_leave(purgeable_group_t *group) {
 // Version 1 writes "no limit" as the largest whole number of pages in a signed 64-bit number.
 static uint64_t bound(uint64_t limit) { return limit < (uint64_t)1 << 62 ? limit : PURGEABLE_NO_NUMBER; }
 
-void purgeable_group_read_limits(const purgeable_group_t *group, purgeable_group_limits_t *limits) {
-  int kept = errno;
+int purgeable_group_read_limits(const purgeable_group_t *group, purgeable_group_limits_t *limits) {
+  int kept = errno, error, error_around = 0;
   limits->high_bytes = PURGEABLE_NO_NUMBER;
   if (group->version == 2) {
-    limits->hard_bytes = number_in(group, "memory.max");
-    limits->high_bytes = number_in(group, "memory.high");
+    error = read_number(group, "memory.max", &limits->hard_bytes);
+    error_around = read_number(group, "memory.high", &limits->high_bytes);
   } else {
-    uint64_t around = PURGEABLE_NO_NUMBER;
+    uint64_t own, around = PURGEABLE_NO_NUMBER;
+    error = read_number(group, "memory.limit_in_bytes", &own);
     if (is_outermost(group)) {
-      numbers_in(group, "memory.stat", 1, (const char *const[]){"hierarchical_memory_limit "}, &around);
+      error_around = numbers_in(group, "memory.stat", 1, (const char *const[]){"hierarchical_memory_limit "}, &around);
     }
-    limits->hard_bytes = smaller(bound(number_in(group, "memory.limit_in_bytes")), bound(around));
+    limits->hard_bytes = smaller(bound(own), bound(around));
   }
   errno = kept;
+  return error != 0 ? error : error_around;
 }
 
 void purgeable_group_read_use(const purgeable_group_t *group, purgeable_group_use_t *use) {
@@ -316,7 +336,7 @@ void purgeable_group_read_use(const purgeable_group_t *group, purgeable_group_us
   int kept = errno;
   bool is_version2 = group->version == 2;
   uint64_t numbers[3];
-  numbers_in(group, "memory.stat", 3, keys[is_version2], numbers);
+  (void)numbers_in(group, "memory.stat", 3, keys[is_version2], numbers);
   use->bytes = number_in(group, is_version2 ? "memory.current" : "memory.usage_in_bytes");
   use->inactive_file_bytes = numbers[0];
   use->page_cache_bytes = numbers[1];

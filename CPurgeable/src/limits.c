@@ -36,7 +36,7 @@ static bool read_groups(const char *root, uint64_t *limit) {
   bool is_read = error == 0 || error == ESRCH;
   while (error == 0) {
     purgeable_group_limits_t limits;
-    purgeable_group_read_limits(&group, &limits);
+    is_read = purgeable_group_read_limits(&group, &limits) == 0 && is_read;
     if (limits.hard_bytes < *limit) *limit = limits.hard_bytes;
     if (limits.high_bytes < *limit) *limit = limits.high_bytes;
     error = purgeable_group_leave(&group);

@@ -53,8 +53,8 @@ open class PurgeableNSCache<KeyType: AnyObject, ObjectType: AnyObject>: NSObject
     set { core.name = newValue }
   }
 
-  /// Who is told of each object that leaves, and asked before an eviction. Held weakly. Set to another or to nil, no call of the
-  /// old one begins any more; one at work may still end. Any thread.
+  /// Who is told of each object that leaves, and asked before an eviction. Held weakly. Set to another or to nil, the old one
+  /// is called no more, but for calls that are at work or just beginning. Any thread.
   open var delegate: (any PurgeableNSCacheDelegate)? {
     get { core.delegate }
     set { core.setDelegate(newValue, of: underAnyTypes) }

@@ -6,7 +6,7 @@
 //   life     what changes with each use, and what decides which record goes: rows so narrow that twenty thousand uses are
 //            written in a thousand pages
 //   total    one row: how many records there are, and their bytes; and the key of the hash
-//   kind     what the types of keys and of values are called, whose bytes mean nothing to another type
+//   kind     what the types of keys and of values are called, whose bytes mean nothing to another type, each with a sum
 //
 // A record is found by a hash of its key, of 64 bits, and then by the key itself. The hash is keyed (SipHash) by a number that is
 // random for each store, so that nobody can make keys that lie together. Times are nanoseconds since 1970.
@@ -18,6 +18,8 @@
     /// "PRGS".
     static let application: Int64 = 0x5052_4753
     static let version: Int64 = 1
+    /// As the database has it: twice, so that a changed bit is no newer version.
+    static let markedVersion = version << 16 | version
 
     /// Pages of 8 KiB hold seven values of a kibibyte, and are written in three quarters of the time that those of 4 KiB take.
     static let pageByteCount = 8192
@@ -34,8 +36,9 @@
 
     /// Throws where the tables are another program's, or of a version that this one does not know.
     static func check(_ connection: Connection) throws(StoreFailure) {
-      let version = try connection.number("PRAGMA user_version") ?? 0
-      guard try connection.number("PRAGMA application_id") == application, version >= 1 else {
+      let marked = try connection.number("PRAGMA user_version") ?? 0
+      let version = marked & 0xFFFF
+      guard try connection.number("PRAGMA application_id") == application, version >= 1, marked >> 16 == version else {
         let tableCount = try connection.number("SELECT count(*) FROM sqlite_schema")
         throw StoreFailure(
           code: StoreFailure.damageCode, call: "sqlite3_open_v2",
@@ -75,7 +78,7 @@
       CREATE INDEX record_file ON record(file) WHERE file IS NOT NULL;
       CREATE INDEX life_used ON life(used, size);
       CREATE INDEX life_expires ON life(expires) WHERE expires IS NOT NULL;
-      PRAGMA application_id=\(application); PRAGMA user_version=\(version);
+      PRAGMA application_id=\(application); PRAGMA user_version=\(markedVersion);
       """
 
     // MARK: Statements

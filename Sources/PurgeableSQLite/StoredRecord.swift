@@ -39,7 +39,7 @@
       return Int64(Self.sum(of: value, after: sum))
     }
 
-    private static func sum(of bytes: [UInt8], after sum: UInt32) -> UInt32 {
+    fileprivate static func sum(of bytes: [UInt8], after sum: UInt32) -> UInt32 {
       unsafe bytes.withUnsafeBytes { bytes in
         guard let start = bytes.baseAddress else { return sum }
         return unsafe purgeable__crc32c(sum, start, bytes.count)
@@ -52,6 +52,12 @@
     var keys: String?
     var values: String?
 
+    /// As the database has it: with a sum, so that a changed bit is no other type.
+    private static func marked(_ type: String, of what: String) -> String {
+      let text = "\(what) \(type)"
+      return "\(type) \(String(StoredRecord.sum(of: Array(text.utf8), after: 0), radix: 16))"
+    }
+
     /// What of it a database does not say yet. Throws where the database says something else.
     func unsaid(in connection: Connection) throws(StoreFailure) -> [(what: String, type: String)] {
       let read = try connection.prepare(Schema.readKind)
@@ -62,13 +68,17 @@
         var its: String?
         try read.run { its = read.text(0) }
         guard let its else {
-          unsaid.append((what, type))
+          unsaid.append((what, Self.marked(type, of: what)))
           continue
         }
-        guard its == type else {
+        if its != Self.marked(type, of: what) {
+          let name = its.split(separator: " ").dropLast().joined(separator: " ")
+          guard its == Self.marked(name, of: what) else {
+            throw StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_step", message: "the type of \(what) is damaged")
+          }
           throw StoreFailure(
             isRefused: true, call: "sqlite3_step",
-            message: "the database has \(what) of type \(its), not \(type): give the store another name, or remove its folder")
+            message: "the database has \(what) of type \(name), not \(type): give the store another name, or remove its folder")
         }
       }
       return unsaid

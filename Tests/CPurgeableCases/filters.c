@@ -3,6 +3,7 @@
 
 #include "harness.h"
 
+#include <errno.h>
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -13,6 +14,8 @@ bool kernel_answers(long call, unsigned advice, unsigned action) {
   (void)call, (void)advice, (void)action;
   return false;
 }
+
+bool cases_can_refuse(void) { return false; }
 #else
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -37,6 +40,9 @@ bool kernel_answers(long call, unsigned advice, unsigned action) {
   return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
          syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
 }
+
+// A filter at address 0: the kernel finds that wrong before anything else, if it has filters at all.
+bool cases_can_refuse(void) { return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, NULL, 0, 0) == -1 && errno == EFAULT; }
 #endif
 
 bool cases_refuse(cases_call_t call, int error) {

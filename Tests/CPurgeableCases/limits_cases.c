@@ -5,6 +5,7 @@
 #include "harness.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/sysinfo.h>
 
@@ -162,6 +163,22 @@ static void groups_by_files(case_report_t *report) {
   EXPECT(group.version == 2 && !group.is_own && ends_with(directory, "/two") && strcmp(path, "/unified") == 0);
   EXPECT(limits.hard_bytes == PURGEABLE_NO_NUMBER && limits.high_bytes == 5);
   EXPECT_EQUAL(purgeable_group_leave(&group), ENOENT);
+  // Without a descriptor a limit is not taken for none.
+  int child = fork();
+  if (child == 0) {
+    struct rlimit none = {0, 0};
+    int error = setrlimit(RLIMIT_NOFILE, &none) == 0 ? purgeable_group_read_limits(&group, &limits) : 0;
+    _exit(error == EMFILE && limits.high_bytes == PURGEABLE_NO_NUMBER ? 0 : 1);
+  }
+  EXPECT_EQUAL(wait_for_child(child), 0);
+  // A name may begin with dots.
+  EXPECT(put(root, "/proc/self/cgroup", "0::/..x\n"));
+  EXPECT(put(root, "/two/..x/memory.high", "7\n"));
+  EXPECT_EQUAL(purgeable_group_find(root, PURGEABLE_GROUP_ANY_VERSION, &group), 0);
+  EXPECT(purgeable_group_read_limits(&group, &limits) == 0 && group.is_own && limits.high_bytes == 7);
+  EXPECT(purgeable_group_leave(&group) == 0 && ends_with(directory, "/two"));
+  EXPECT(put(root, "/proc/self/cgroup", "0::/../x\n"));
+  EXPECT_EQUAL(purgeable_group_find(root, PURGEABLE_GROUP_ANY_VERSION, &group), ESRCH);
   EXPECT(put(root, "/proc/self/cgroup", "5:cpu:/pod/app\n"));
   EXPECT_EQUAL(purgeable_group_find(root, PURGEABLE_GROUP_ANY_VERSION, &group), ESRCH);
   EXPECT_EQUAL(purgeable_group_find(root, 0, &group), EINVAL);

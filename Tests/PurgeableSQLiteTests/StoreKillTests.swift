@@ -78,7 +78,7 @@
       demand(faults == 0, "trial \(trial): \(faults ?? -1) faults")
     }
 
-    @Test("in any write of replacing, evicting, giving pages back and writing the log back: it opens again, all of it is right")
+    @Test("in any write of replacing, using, evicting, giving pages back and writing the log back: it opens again, all is right")
     func inWrites() async {
       await #expect(processExitsWith: .success) {
         guard let place = try? StorePlace(), (try? StoreKillTests.fill(place)) != nil else { fatalError("a store") }
@@ -89,6 +89,12 @@
           WriteFault.begin(at: number)
           for key in stride(from: 0, to: StoreKillTests.keys, by: 3) {
             store.setValue(mixedContent(key, 1), forKey: "\(key)")
+          }
+          try store.flush()
+          // Uses.
+          place.clock.pass(.seconds(86_400))
+          for key in stride(from: 1, to: StoreKillTests.keys, by: 3) {
+            demand(store.value(forKey: "\(key)") == mixedContent(key), "\(key)")
           }
           try store.flush()
           try store.trim(toBytes: 60_000)

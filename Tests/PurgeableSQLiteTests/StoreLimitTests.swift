@@ -5,13 +5,14 @@
   import Foundation
   import PurgeableTestSupport
   import Testing
+  import ToolSupport
 
   @testable import PurgeableSQLite
 
   @Suite("a database behind a cache: time and limits")
   struct StoreLimitTests {
     @Test(
-      "what has expired is never returned, goes first thing at opening, and in time; uses prolong what expires since its last use"
+      "what has expired is never returned, and goes when asked for; uses prolong what expires since its last use"
     )
     func expiry() throws {
       try withPlace { place in
@@ -35,6 +36,26 @@
           #expect(store.value(forKey: "created") == nil && store.value(forKey: "always") == [20])
           _ = try store.removeExpired()
           #expect(store.statistics.recordCount == 1)
+        }
+      }
+    }
+
+    @Test("what has expired goes first thing at opening, and what expires then, in time, with nobody asking")
+    func expiresByItself() throws {
+      try withPlace { place in
+        try place.withStore { store in
+          for key in 0..<10 { store.setValue([UInt8(key)], forKey: "\(key)", expiry: .sinceCreation(.seconds(100))) }
+          store.setValue([20], forKey: "always")
+        }
+        place.clock.pass(.seconds(200))
+        try place.withStore { store in
+          #expect(patiently { store.statistics.recordCount == 1 }, "\(store.statistics)")
+          #expect(try place.number("SELECT count(*) FROM record") == 1)
+          store.setValue([21], forKey: "soon", expiry: .sinceCreation(.milliseconds(200)))
+          try store.flush()
+          // By the machine's time, which the store's goes on with.
+          #expect(patiently { store.statistics.recordCount == 1 }, "\(store.statistics)")
+          #expect(store.value(forKey: "always") == [20])
         }
       }
     }

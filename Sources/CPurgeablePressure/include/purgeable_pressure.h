@@ -36,8 +36,9 @@ typedef void (*purgeable_pressure_callback_t)(int32_t level, void *context);
 
 /// Registers a callback: called with the current level soon, then at every change, until `purgeable_pressure_unwatch`.
 ///
-/// Answers 0, and the watch in `*watch`, before the first call; EINVAL where `callback` or `watch` is NULL; ENOMEM. Any thread.
-/// The first watch starts the library's thread. In a forked child nothing is called until the child uses the library itself.
+/// Answers 0, and the watch in `*watch`, before the first call; EINVAL where `callback` or `watch` is NULL; ENOMEM; an errno of
+/// pthread_create (EAGAIN) where the library's thread does not run and cannot be started. Any thread. In a forked child nothing
+/// is called until the child uses the library itself.
 int32_t purgeable_pressure_watch(
     purgeable_pressure_callback_t callback, void *context, purgeable_pressure_watch_t **watch);
 

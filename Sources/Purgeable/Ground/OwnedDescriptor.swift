@@ -12,7 +12,8 @@ struct OwnedDescriptor: Sendable, Hashable {
   let number: Int32
   private let device: UInt64
   private let inode: UInt64
-  /// Tells eventfds apart, which share one inode. Linux 5.2 and newer; nil elsewhere.
+  /// Tells eventfds apart, which share one inode. Linux 5.2 and newer; nil elsewhere, and where no descriptor was left to look
+  /// it up by.
   private let eventNumber: UInt64?
 
   /// Takes a descriptor over; nil for a negative one, which is how a failed call is passed on.
@@ -24,8 +25,11 @@ struct OwnedDescriptor: Sendable, Hashable {
 
   /// Whether the number still names the same file: up to four system calls.
   var isOurs: Bool {
-    guard let identity = Self.identity(number) else { return false }
-    return identity == (device, inode, eventNumber)
+    guard let (device, inode, eventNumber) = Self.identity(number), (device, inode) == (self.device, self.inode) else {
+      return false
+    }
+    guard let eventNumber, let known = self.eventNumber else { return true }
+    return eventNumber == known
   }
 
   /// Closes the descriptor, unless its number names another file by now.

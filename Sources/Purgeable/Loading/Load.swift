@@ -99,15 +99,17 @@ final class Flight: @unchecked Sendable {
   /// Of a load within a load of the same key: nobody joins it.
   let isInner: Bool
   @usableFromInline let permit: LoadPermit
+  /// How many files had been restored when it began.
+  let restoreCount: Int
   var waiters: [LoadWaiter] = []
   /// nil until the load has ended; the same from then on. Read by who waited, after the wait. A value is of the cache's type.
   @usableFromInline var outcome: Result<Any?, any Error>?
 
-  init(_ loaded: LoadedKey, _ call: LoadCall, _ terms: LoadTerms, isInner: Bool) {
+  init(_ loaded: LoadedKey, _ call: LoadCall, _ terms: LoadTerms, isInner: Bool, restoreCount: Int) {
     self.loaded = loaded
     self.call = call
     (version, isLookUp) = (terms.version, terms.isLookUp)
-    self.isInner = isInner
+    (self.isInner, self.restoreCount) = (isInner, restoreCount)
     permit = LoadPermit(loaded.overtakings)
   }
 

@@ -47,6 +47,8 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   private let refreshCount = Atomic<Int32>(0)
   private let refreshLimit: Int32
   let absentCount = Atomic<Int>(0)
+  /// Files that were restored. Changed under the mutex.
+  private let restoreCount = Atomic<Int>(0)
 
   init(refreshLimit: Int) { self.refreshLimit = Int32(clamping: refreshLimit) }
 
@@ -134,7 +136,7 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
         seat = LoadSeat(index: index, flight: open, waiter: open.addWaiter(blocks: !isTask), isOwn: false)
         return
       }
-      let flight = Flight(loaded, call, terms, isInner: isWithin)
+      let flight = Flight(loaded, call, terms, isInner: isWithin, restoreCount: restoreCount.load(ordering: .relaxed))
       loaded.flights.append(flight)
       seat = LoadSeat(index: index, flight: flight, waiter: isTask ? flight.addWaiter(blocks: false) : nil, isOwn: true)
     }
@@ -144,6 +146,9 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
 
   /// Notes the task that loads, which is cancelled when nobody waits any more. Called by an asker that waits.
   func note(_ task: Task<Void, Never>, of call: LoadCall) { locked { _ in call.task = task } }
+
+  /// Whether nobody waits for it any more.
+  func isCancelled(_ call: LoadCall) -> Bool { locked { _ in call.isCancelled } }
 
   /// Blocks the thread until the load has ended. In a forked child, nobody may be left to wake it from one that had ended.
   @usableFromInline
@@ -204,6 +209,13 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
     return count
   }
 
+  /// For tests: how many loads of the key have not ended.
+  func flightCount(of key: Key) -> Int {
+    var count = 0
+    withKey(key, hash: key.hashValue, fresh: nil) { count = $0.flights.count }
+    return count
+  }
+
   // MARK: Overtaking
 
   /// Whether there is nothing to overtake. One relaxed load, which is enough:
@@ -256,6 +268,7 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
     }
     defer {
       locked {
+        restoreCount.add(1, ordering: .relaxed)
         // In a forked child it has ended.
         if $0.restoring === keys { activity.subtract(2, ordering: .relaxed) }
         $0.restoring = nil
@@ -265,6 +278,11 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   }
 
   var isRestoring: Bool { activity.load(ordering: .relaxed) & 2 != 0 }
+
+  /// Whether a file is restored, or was since the load began.
+  func hasRestored(since flight: Flight) -> Bool {
+    locked { $0.restoring != nil || restoreCount.load(ordering: .relaxed) != flight.restoreCount }
+  }
 
   /// A load has found something, or that there is nothing: that is newer than what is restored of a file from now on.
   @usableFromInline @inline(__always)

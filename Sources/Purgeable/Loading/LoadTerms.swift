@@ -24,6 +24,8 @@ struct LoadTerms: Sendable {
   @usableFromInline var version: String?
   /// nil for the number of the value's bytes.
   @usableFromInline var cost: UInt64?
+  /// When the call began that gets what is loaded, by `MonotonicTime`: what it gets of objects keeps its content. nil: just now.
+  @usableFromInline var begun: UInt64?
   /// In nanoseconds; nil for the time of the load.
   @usableFromInline var recomputeCost: UInt64?
   /// Where the load itself says how what it makes is kept.

@@ -23,8 +23,9 @@ protocol Loading<Key, Value>: Sendable {
   func keep(_ value: Value, forKey key: Key, _ terms: LoadTerms, _ permit: LoadPermit, recomputeCost: UInt64)
   /// When the key's value was loaded, if that is noted.
   func birth(ofValueForKey key: Key) -> UInt64?
-  /// Removes the key's value if `permit.take()` says so under the mutex of the key, and then `announce`; returns what they said.
-  func drop(_ key: Key, _ permit: LoadPermit, _ announce: (@Sendable () -> Bool)?) -> Bool
+  /// Removes the key's value, if it is of a version (nil for any), and `permit.take()` says so under the mutex of the key, and
+  /// then `announce`; returns what they said.
+  func drop(_ key: Key, version: String?, _ permit: LoadPermit, _ announce: (@Sendable () -> Bool)?) -> Bool
   /// The most bytes of ordinary memory to be taken for keys that are remembered as absent.
   var absentByteLimit: Int { get }
   /// The bytes that a key takes beside its own words, as far as they are known.
@@ -198,13 +199,17 @@ extension Loading {
     return time
   }
 
-  /// Ends the loads of keys. Errors are not kept.
+  /// Ends the loads of keys. Errors are not kept, nor what a load makes that was cancelled because nobody waits.
   private func end(
     _ seats: [LoadSeat], _ keys: [Key], _ terms: LoadTerms, _ result: Result<[Value?], any Error>, since start: UInt64
   ) {
     switch result {
     case .success(let values):
       let part = countLoad(terms, since: start, failed: false) / UInt64(seats.count)
+      if loads.isCancelled(seats[0].flight.call) {
+        for seat in seats { loads.end(seat.flight, .failure(NothingLoaded())) }
+        return
+      }
       ending { for i in seats.indices { end(seats[i].flight, keys[i], values[i], terms, recomputeCost: part) } }
     case .failure(let error):
       countLoad(terms, since: start, failed: true)
@@ -237,9 +242,9 @@ extension Loading {
 
   @usableFromInline
   func noteNothing(_ flight: Flight, _ key: Key, _ terms: LoadTerms, _ said: LoadTerms) {
-    // A file may have had a value by the time that the load found none.
-    let drops = terms.isRefresh || loads.isRestoring
-    let hasDropped = drops && drop(key, flight.permit, said.announce)
+    // A file that was restored meanwhile may have had a value.
+    let drops = terms.isRefresh || loads.hasRestored(since: flight)
+    let hasDropped = drops && drop(key, version: flight.version, flight.permit, said.announce)
     // Nothing is here to go, and the second tier knows whether it has changed since it was read.
     if !drops { _ = said.announce?() }
     guard said.absenceTime > 0 else { return }

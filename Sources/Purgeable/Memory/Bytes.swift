@@ -63,17 +63,22 @@ func copy(_ source: RawSpan, to target: inout MutableRawSpan) {
   }
 }
 
-/// Lends the bytes of a collection as a span; copies them first where they are not contiguous.
-func withRawSpan<Failure: Error>(
-  of bytes: some Collection<UInt8>, _ body: (RawSpan) throws(Failure) -> Void
-) throws(Failure) {
+/// Lends the bytes of a collection as a span; copies them first where they are not contiguous, if there is memory for a long
+/// copy.
+func withRawSpan(
+  of bytes: some Collection<UInt8>, _ body: (RawSpan) throws(PurgeableError) -> Void
+) throws(PurgeableError) {
   let outcome = bytes.withContiguousStorageIfAvailable { buffer in
-    Result { () throws(Failure) in
+    Result { () throws(PurgeableError) in
       // Safe: the storage is valid for the length of this closure, bytes have no padding, and the span cannot leave `body`.
       try unsafe body(UnsafeRawBufferPointer(buffer).bytes)
     }
   }
   if let outcome { return try outcome.get() }
+  let count = bytes.count
+  guard count < MemoryReserve.ofLargeResults || MemoryReserve.isThere(count) else {
+    throw PurgeableError.withoutMemory(in: "a copy of \(count) bytes of a collection")
+  }
   let copy = Array(bytes)
   // Safe: as above; the copy lives until `body` returns.
   try unsafe body(copy.span.bytes)

@@ -5,8 +5,8 @@ import CPurgeable
 
 extension PurgeableHeap {
   /// Offers all idle slabs that are not on offer yet to the kernel, the oldest first. Slabs that an earlier call offered for the
-  /// first time are offered once more, because the first offer skips pages that another thread has just filled. Not needed in
-  /// immediate mode.
+  /// first time are offered once more, because the first offer skips pages that another thread has just filled: also in immediate
+  /// mode.
   ///
   /// - Returns: how many bytes were put on offer.
   /// - Throws: `PurgeableError`: the first failure; the other slabs were offered all the same.

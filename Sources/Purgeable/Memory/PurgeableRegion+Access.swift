@@ -189,9 +189,10 @@ extension PurgeableRegion {
     if unlockQuietly() { WorkBell.ring() }
   }
 
-  /// Gives a lock back and says whether that put the region into the queue of those to offer; for callers that hold a mutex.
+  /// Gives a lock back and says whether that put the region into the queue of those to offer, in immediate mode once more: the
+  /// first offer skips pages that another processor has just filled. For callers that hold a mutex.
   borrowing func unlockQuietly() -> Bool {
     _ = unsafe purgeable_region_unlock(handle)
-    return offering == .deferred && lockCount == 0
+    return offering != .never && lockCount == 0
   }
 }

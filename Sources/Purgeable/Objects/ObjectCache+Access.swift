@@ -57,6 +57,14 @@ extension ObjectCache {
 
   /// As `value(forKey:version:)`, with the reason when there is no value: `outdated` where it has another version, or none.
   public func lookUpValue(forKey key: Key, version: String) -> Lookup<Value> {
+    let found = lookUp(key, version)
+    guard case .miss(.unknown) = found, loads.isAbsent(key, version: version, at: moment) else { return found }
+    return .miss(.absent)
+  }
+
+  /// As above; a miss is never `absent`.
+  @usableFromInline
+  func lookUp(_ key: Key, _ version: String) -> Lookup<Value> {
     var reason = MissReason.unknown
     let found = store.hold(key) { shard, position, _ -> (value: Value, isDiscardable: Bool, birth: UInt64)? in
       if position != noPosition {
@@ -76,7 +84,7 @@ extension ObjectCache {
     }
     guard let found else {
       if reason == .expired { store.dropIfExpired(key) }
-      return .miss(reason == .unknown && loads.isAbsent(key, version: version, at: moment) ? .absent : reason)
+      return .miss(reason)
     }
     return found.isDiscardable && dropIfDiscarded(found.value, found.birth, forKey: key)
       ? .miss(.discarded) : .hit(found.value)
@@ -239,7 +247,7 @@ extension ObjectCache {
     if time.isTimed { store.noteEnd(time) }
     store.noteStore()
     if let old { finishReplaced(old, by: value) }
-    if store.isOverLimit { store.enforceLimits(sparing: stamp, isLoaded: condition?.isPermit == true) }
+    if store.isOverLimit { store.enforceLimits(sparing: stamp, keepingContentSince: condition?.contentBegins(stamp) ?? .max) }
     return (outcome, old?.validValue)
   }
 
@@ -451,17 +459,24 @@ extension CacheEntry {
 /// What has to hold for an object to be stored. Asked once, under the mutex of the key's shard.
 @usableFromInline
 enum ObjectCondition {
-  /// The object was loaded, and nothing has overtaken the load.
-  case permit(LoadPermit)
+  /// The object was loaded, and nothing has overtaken the load. `begun`: as `LoadTerms.begun`.
+  case permit(LoadPermit, begun: UInt64?)
   /// The key's entry is of this birth; nil: there is none whose time is not over.
   case birth(UInt64?)
 
   @usableFromInline var isPermit: Bool { if case .permit = self { true } else { false } }
 
+  /// From which stamp on objects keep their content where they have to go for this one: the caller gets them. `stamp`: its own.
+  @usableFromInline
+  func contentBegins(_ stamp: UInt64) -> UInt64 {
+    guard case .permit(_, let begun) = self else { return .max }
+    return min(stamp, begun ?? stamp)
+  }
+
   @usableFromInline
   func holds(birth: UInt64?) -> Bool {
     switch self {
-    case .permit(let permit): permit.take()
+    case .permit(let permit, _): permit.take()
     case .birth(let wanted): birth == wanted
     }
   }

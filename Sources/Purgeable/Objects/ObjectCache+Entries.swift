@@ -62,8 +62,10 @@ extension ObjectCache {
       if entry.isOver || reason != .removed && (entry.priority == .pinned || isLeaving(entry.value)) { continue }
       guard try mayGo(entry) else { continue }
       loads.overtake(entry.key)
-      defer { loads.overtake(entry.key) }
-      if store.remove(noted, reason, evenIfUsed: true) { count += 1 }
+      ending {
+        if store.remove(noted, reason, evenIfUsed: true) { count += 1 }
+        loads.overtake(entry.key)
+      }
     }
     return count
   }

@@ -48,9 +48,10 @@ extension ObjectCache: Reloading {
   public func values<E: Error>(
     forKeys keys: some Collection<Key>, expiry: Expiry? = nil, loading load: (_ missing: [Key]) throws(E) -> [Key: Value]
   ) throws(E) -> [Value?] {
+    let begun = MonotonicTime.now
     let values = values(forKeys: keys)
     if values.allSatisfy({ $0 != nil }) { return values }
-    return try loadedValues(forKeys: Array(keys), values, LoadTerms(nil, expiry), load)
+    return try loadedValues(forKeys: Array(keys), values, LoadTerms(nil, expiry, begun: begun), load)
   }
 
   // MARK: In a task
@@ -98,9 +99,10 @@ extension ObjectCache: Reloading {
     forKeys keys: some Collection<Key>, expiry: Expiry? = nil,
     loading load: @escaping @Sendable (_ missing: [Key]) async throws(E) -> [Key: Value]
   ) async throws(E) -> [Value?] {
+    let begun = MonotonicTime.now
     let values = values(forKeys: keys)
     if values.allSatisfy({ $0 != nil }) { return values }
-    return try await loadedValues(forKeys: Array(keys), values, LoadTerms(nil, expiry), load)
+    return try await loadedValues(forKeys: Array(keys), values, LoadTerms(nil, expiry, begun: begun), load)
   }
 
   /// The value of a key, else what `load` finds, in a task of its own: `load` gets the entry that is due, nil where there is
@@ -122,7 +124,9 @@ extension ObjectCache: Reloading {
   @inlinable @inline(__always)
   func found(_ key: Key, _ version: String?) -> Value? {
     guard let version else { return value(forKey: key) }
-    return value(forKey: key, version: version)
+    // Whether it is known to be absent, the load asks.
+    guard case .hit(let value) = lookUp(key, version) else { return nil }
+    return value
   }
 
   @inlinable
@@ -131,7 +135,9 @@ extension ObjectCache: Reloading {
       _ = countRefusal(.notEncodable)
       return
     }
-    _ = set(value, key, terms.cost.map { Int(clamping: $0) }, store.time(terms.lifetime), nil, notes, if: .permit(permit))
+    _ = set(
+      value, key, terms.cost.map { Int(clamping: $0) }, store.time(terms.lifetime), nil, notes,
+      if: .permit(permit, begun: terms.begun))
   }
 
   @inlinable var callsProgram: Bool { store.tells || store.asks }
@@ -147,22 +153,24 @@ extension ObjectCache: Reloading {
   func current(_ key: Key) -> (entry: CacheEntry<Key, Value>, terms: EntryTerms)? {
     guard let found = find(key), !isGone(found) else { return nil }
     let (deadline, idle) = (found.time.deadline, found.time.idle)
-    // Who is due has its age noted.
-    let sinceCreation = deadline == .max ? nil : deadline &- (found.notes?.made ?? 0)
     return (
       found.entry,
       EntryTerms(
         cost: UInt64(found.entry.cost), recomputeCost: found.notes?.recomputeCost, version: found.entry.version,
-        lifetime: Lifetime(sinceCreation: sinceCreation, sinceLastUse: idle == .max ? nil : idle))
+        lifetime: Lifetime(
+          until: deadline == .max ? nil : deadline, from: found.notes?.made, now: moment, sinceLastUse: idle == .max ? nil : idle)
+      )
     )
   }
 
   @usableFromInline
-  func drop(_ key: Key, _ permit: LoadPermit, _ announce: (@Sendable () -> Bool)?) -> Bool {
+  func drop(_ key: Key, version: String?, _ permit: LoadPermit, _ announce: (@Sendable () -> Bool)?) -> Bool {
     var isCurrent = false
     let departed = store.hold(key) { shard, position, _ -> DepartedObject<Key, Value>? in
       isCurrent = permit.take(announcing: announce)
-      guard isCurrent, position != noPosition else { return nil }
+      guard isCurrent, position != noPosition,
+        version == nil || VersionLimit.isSame(shard.table.notes(at: position)?.version, version)
+      else { return nil }
       return store.remove(position, store.isOver(position, in: shard.table) ? .expired : .removed, from: &shard)
     }
     if let departed { store.finish(departed) }

@@ -6,17 +6,17 @@ import Synchronization
 
 extension ObjectStore {
   /// Evicts until the limits hold, or all that is left is passed over. `stamp`: of an entry that nobody is asked about, which
-  /// stays then. `isLoaded`: it was, so that its content stays where it has to go itself: who asked for it gets it.
+  /// stays then. `begun`: what has this stamp or a later one keeps its content where it goes: a load returns it.
   @inlinable
-  func enforceLimits(sparing stamp: UInt64 = 0, isLoaded: Bool = false) {
-    if asks { return enforceLimitsAsking(sparing: stamp) }
+  func enforceLimits(sparing stamp: UInt64 = 0, keepingContentSince begun: UInt64 = .max) {
+    if asks { return enforceLimitsAsking(sparing: stamp, keepingContentSince: begun) }
     while true {
       let growthLimit = growthLimit
       guard let reason = exceededLimit(growing: growthLimit) else { return }
       if mayHaveExpired, dropExpired(while: { exceededLimit(growing: growthLimit) != nil }) > 0 { continue }
       guard
         evictOldest(
-          reason, onlyWithCost: reason.isOfCosts, sparing: stamp, isLoaded: isLoaded,
+          reason, onlyWithCost: reason.isOfCosts, sparing: stamp, keepingContentSince: begun,
           { exceededLimit(growing: growthLimit) == reason })
       else { return }
     }
@@ -25,7 +25,8 @@ extension ObjectStore {
   /// Evicts the entry that is next, unless `isDue` says under its mutex that this is done. False where there is none.
   @inlinable
   func evictOldest(
-    _ reason: DepartureReason, onlyWithCost: Bool, sparing stamp: UInt64 = 0, isLoaded: Bool = false, _ isDue: () -> Bool
+    _ reason: DepartureReason, onlyWithCost: Bool, sparing stamp: UInt64 = 0, keepingContentSince begun: UInt64 = .max,
+    _ isDue: () -> Bool
   ) -> Bool {
     while true {
       let oldest = unsafe OldestObject(gates, queues(onlyWithCost: onlyWithCost), sparing: stamp)
@@ -35,7 +36,7 @@ extension ObjectStore {
         return remove(shard.table.oldest[oldest.queue], reason, from: &shard)
       }
       if var departed {
-        if isLoaded, oldest.stamp == stamp { departed.isDiscardable = false }
+        if oldest.stamp >= begun { departed.isDiscardable = false }
         finish(departed)
         return true
       }
@@ -55,10 +56,10 @@ extension ObjectStore {
   /// of costs. Not from inside of the closure, which would be asked about the same entry again and again: what its stores add
   /// the call around it evicts.
   @usableFromInline
-  func enforceLimitsAsking(sparing stamp: UInt64) {
+  func enforceLimitsAsking(sparing stamp: UInt64, keepingContentSince begun: UInt64) {
     guard !ThreadRole.isTelling(of: question) else { return }
     if let later = unsafe ThreadRole.putOff(for: ObjectIdentifier(loads)) {
-      return unsafe later.pointee.append { [self] in enforceLimits(sparing: stamp) }
+      return unsafe later.pointee.append { [self] in enforceLimits(sparing: stamp, keepingContentSince: begun) }
     }
     // Nobody is asked about these.
     if mayHaveExpired { dropExpired { isOverLimit } }
@@ -75,7 +76,7 @@ extension ObjectStore {
       }
       if noted.stamp == stamp || reason.isOfCosts && noted.entry.cost == 0 { continue }
       // The closure may have read the entry.
-      if mayGo(noted, reason) { _ = remove(noted, reason, evenIfUsed: true) }
+      if mayGo(noted, reason) { _ = remove(noted, reason, evenIfUsed: true, keepingContentSince: begun) }
     }
   }
 

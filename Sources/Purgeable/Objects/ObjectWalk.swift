@@ -128,7 +128,11 @@ extension ObjectStore {
 
   /// Takes an entry out, unless it was replaced since or, without `evenIfUsed`, used. A verdict is void where it was pinned
   /// meanwhile. Returns whether it went for this reason: where its time is over by now, it goes for that.
-  func remove(_ noted: NotedObject<Key, Value>, _ reason: DepartureReason, evenIfUsed: Bool = false) -> Bool {
+  /// `begun`: as in `enforceLimits`.
+  func remove(
+    _ noted: NotedObject<Key, Value>, _ reason: DepartureReason, evenIfUsed: Bool = false,
+    keepingContentSince begun: UInt64 = .max
+  ) -> Bool {
     var isExpired = false
     let departed = hold(shard: noted.shard) { shard -> Departed? in
       let position = shard.table.position(withHash: noted.hash, birth: noted.birth)
@@ -137,7 +141,8 @@ extension ObjectStore {
       let isVoid = reason != .removed && reason != .discarded && shard.table[position].queue.isPinned
       return isVoid && !isExpired ? nil : remove(position, isExpired ? .expired : reason, from: &shard)
     }
-    guard let departed else { return false }
+    guard var departed else { return false }
+    if noted.stamp >= begun { departed.isDiscardable = false }
     finish(departed)
     return !isExpired
   }

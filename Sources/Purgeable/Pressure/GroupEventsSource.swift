@@ -116,7 +116,7 @@ final class GroupEventsSource: SystemSourcePart {
     }
     guard level == .warning else { return level }
     // How bad it is: the files tell.
-    return max(level, MemoryRoom.level(of: group.tightest()))
+    return max(level, MemoryRoom.level(of: group))
   }
 
   func reopen() {

@@ -26,6 +26,8 @@ package struct MemoryGroup: Equatable, Sendable {
     package var inactiveFileBytes: UInt64?
     /// The part of the usage that is pages of files on disk.
     package var pageCacheBytes: UInt64?
+    /// False where a limit could not be read for now, for want of a descriptor.
+    package var isSure = true
 
     /// The bound that is met first.
     package var limitBytes: UInt64? {
@@ -159,6 +161,7 @@ package struct MemoryGroup: Equatable, Sendable {
   private func level(_ index: Int) -> Level {
     var limits = purgeable_group_limits_t()
     var use = purgeable_group_use_t()
+    var isSure = true
     let isOutermost = index == directories.count - 1
     // Lent with a zero behind it, for the length of the calls, which only read it.
     unsafe directories[index].withCString { directory in
@@ -166,13 +169,14 @@ package struct MemoryGroup: Equatable, Sendable {
       var group = unsafe purgeable_group_t(
         path: bytes, directory: bytes, mount_length_bytes: isOutermost ? strlen(directory) : 0, version: Int32(version.rawValue),
         is_own: false)
-      unsafe purgeable_group_read_limits(&group, &limits)
+      isSure = unsafe purgeable_group_read_limits(&group, &limits) == 0
       unsafe purgeable_group_read_use(&group, &use)
     }
     return Level(
       directory: directories[index], hardLimitBytes: SmallFile.known(limits.hard_bytes),
       highLimitBytes: SmallFile.known(limits.high_bytes), usageBytes: SmallFile.known(use.bytes),
-      inactiveFileBytes: SmallFile.known(use.inactive_file_bytes), pageCacheBytes: SmallFile.known(use.page_cache_bytes))
+      inactiveFileBytes: SmallFile.known(use.inactive_file_bytes), pageCacheBytes: SmallFile.known(use.page_cache_bytes),
+      isSure: isSure)
   }
 
   /// Two parts of a path with exactly one slash between them.
@@ -188,14 +192,17 @@ package struct MemoryGroup: Equatable, Sendable {
 struct KnownGroup: Sendable {
   private var found: MemoryGroup?
   private var membership: String?
-  private var isKnown = false
+  /// Whether the last look found what is there.
+  private(set) var isSure = false
 
-  /// The group as of now, as far as there is memory to look up another one.
+  /// The group as of now, as far as there is memory to look up another one, and a descriptor.
   mutating func current(root: String = "/") -> MemoryGroup? {
-    if isKnown, let membership, SmallFile.says(membership, "proc/self/cgroup", in: root) == true { return found }
+    if isSure, let membership, SmallFile.says(membership, "proc/self/cgroup", in: root) == true { return found }
     guard MemoryReserve.isThere(MemoryReserve.ofLookups) else { return found }
-    membership = SmallFile.text(MemoryGroup.join(root, "proc/self/cgroup"))
-    (found, isKnown) = MemoryGroup.look(root: root, PURGEABLE_GROUP_ANY_VERSION)
+    let membership = SmallFile.text(MemoryGroup.join(root, "proc/self/cgroup"))
+    let look = MemoryGroup.look(root: root, PURGEABLE_GROUP_ANY_VERSION)
+    isSure = look.isSure
+    if look.isSure { (found, self.membership) = (look.group, membership) }
     return found
   }
 }

@@ -72,11 +72,18 @@ extension MemoryRoom {
     machine.map { MemoryRoom(of: $0, counting: .takeable).level } ?? .normal
   }
 
-  /// How short the group with the least room is; normal for nil: no group has a limit.
-  static func level(of tightest: MemoryGroup.Level?) -> PressureLevel {
-    guard let tightest, let room = MemoryRoom(of: tightest, counting: .takeable) else { return .normal }
+  /// How short the group is that is shortest of those that limit us; normal for nil. Takes no memory.
+  static func level(of group: MemoryGroup?) -> PressureLevel {
+    var level = PressureLevel.normal
+    group?.forEachLevel { level = max(level, self.level(of: $0)) }
+    return level
+  }
+
+  /// Normal without a limit.
+  static func level(of group: MemoryGroup.Level) -> PressureLevel {
+    guard let room = MemoryRoom(of: group, counting: .takeable) else { return .normal }
     // The group is full, though of memory that can be taken: the kernel has begun to choose.
-    if room.level == .normal, let left = tightest.roomBytes, MemoryRoom(left, of: room.total).level == .critical {
+    if room.level == .normal, let left = group.roomBytes, MemoryRoom(left, of: room.total).level == .critical {
       return .warning
     }
     return room.level
@@ -106,13 +113,14 @@ extension MemoryRoom {
   }
 
   /// How much more may be taken until there is too little room to keep anything off offer: a quarter of the memory or, after that
-  /// (`wasTight`), three eighths. 0 for too little now. The kernel cannot take what is kept, so there is some time to let it go.
+  /// (`wasTight`), three eighths. 0 for too little now; nil where nothing can be read. The kernel cannot take what is kept, so
+  /// there is some time to let it go.
   package static func spareBytes(
     in group: MemoryGroup?, wasTight: Bool, offeredBytes: UInt64, root: String = "/"
-  ) -> UInt64 {
-    var least = UInt64.max
+  ) -> UInt64? {
+    var least: UInt64?
     forEach(in: group, offeredBytes: offeredBytes, root: root) { room in
-      least = min(least, room.byteCount - min(room.byteCount, room.total / 8 * (wasTight ? 3 : 2)))
+      least = min(least ?? .max, room.byteCount - min(room.byteCount, room.total / 8 * (wasTight ? 3 : 2)))
     }
     return least
   }

@@ -53,6 +53,6 @@ final class PollingSource: SystemSourcePart {
   func look() -> PressureLevel {
     max(
       looksAtMachine ? MemoryRoom.level(of: MachineMemory.current(root: root)) : .normal,
-      looksAtGroup ? MemoryRoom.level(of: state.withLock { $0.group.current(root: root) }?.tightest()) : .normal)
+      looksAtGroup ? MemoryRoom.level(of: state.withLock { $0.group.current(root: root) }) : .normal)
   }
 }

@@ -40,14 +40,15 @@ enum PressureReaction {
   static let sliceShare = 16
 
   /// Gives back until the figures of the control group and of the machine show no shortage. `mustGive`: one slice in any case, at
-  /// any level above normal.
+  /// any level above normal. `told`: the smoothed level, by which clients lock less.
   @discardableResult
   static func run(
-    _ clients: some Sequence<any PressureClient>, _ level: PressureLevel, in group: MemoryGroup?, mustGive: Bool
+    _ clients: some Sequence<any PressureClient>, _ level: PressureLevel, told: PressureLevel, in group: MemoryGroup?,
+    mustGive: Bool
   ) -> PressureRelief {
     // Once begun, giving back goes on until there is more room than it takes to begin.
     var isShort = false
-    return run(clients, level, mustGive: mustGive) { offered in
+    return run(clients, level, told: told, mustGive: mustGive) { offered in
       isShort = MemoryRoom.missingBytes(in: group, isShort: isShort, offeredBytes: offered) > 0
       return isShort
     }
@@ -55,15 +56,16 @@ enum PressureReaction {
 
   /// `isShort` is asked before each slice; false ends the reaction. At the critical level, one slice is given in any case.
   /// `isFelt`: false when the program asked for the level; the locked limit then stays with the level of the pressure sources.
+  /// `told`: as above; nil for `level`.
   @discardableResult
   static func run(
-    _ clients: some Sequence<any PressureClient>, _ level: PressureLevel, timeLimit: UInt64 = timeLimit, mustGive: Bool = false,
-    isFelt: Bool = true, isShort: (_ offeredBytes: UInt64) -> Bool
+    _ clients: some Sequence<any PressureClient>, _ level: PressureLevel, told: PressureLevel? = nil,
+    timeLimit: UInt64 = timeLimit, mustGive: Bool = false, isFelt: Bool = true, isShort: (_ offeredBytes: UInt64) -> Bool
   ) -> PressureRelief {
     let begin = MonotonicTime.now
     var relief = PressureRelief()
     for client in clients {
-      if isFelt { client.setPressure(level) }
+      if isFelt { client.setPressure(told ?? level) }
       relief.offeredBytes += client.offerAll()
     }
     relief.offeringTime = .nanoseconds(MonotonicTime.now - begin)

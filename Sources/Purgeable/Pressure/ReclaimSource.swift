@@ -123,7 +123,7 @@ final class ReclaimSource: SystemSourcePart {
     }
     guard let strongest else { return known }
     let shortage = max(
-      MemoryRoom.level(of: group.tightest()),
+      MemoryRoom.level(of: group),
       MemoryRoom.level(of: MachineMemory.current(root: root)))
     let level = Self.confirmed(strongest, by: shortage)
     state.withLock { $0.recent.note(level, at: clock.now()) }

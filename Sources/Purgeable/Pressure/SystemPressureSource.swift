@@ -18,10 +18,11 @@ protocol SystemSourcePart: ListedSource {
 /// The source that the library uses unless it is told otherwise.
 ///
 /// Opens all parts that work here. Where no event tells of the group, or of the machine, that one is polled, once a second at
-/// most. The process may be moved to another group. The source checks for that when it is asked, at most every five seconds,
-/// and then opens everything anew.
+/// most. The process may be moved to another group, or close descriptors that are not its own. The source checks for that when it
+/// is asked, at most every five seconds, and then opens everything anew.
 ///
-/// Descriptors: 2 for each PSI file, 4 for version 1, 1 for each level of nesting for version 2; all closed on exec. Any thread.
+/// Descriptors: 2 for each PSI file, 4 for version 1, 1 for each level of nesting for version 2; all closed on exec, and at the
+/// source's end. Any thread.
 public final class SystemPressureSource: PressureSource, ListedSource, ForkProtected {
   private struct State {
     var parts: [any SystemSourcePart] = []
@@ -32,6 +33,8 @@ public final class SystemPressureSource: PressureSource, ListedSource, ForkProte
     var lastCheck: UInt64 = 0
     /// A part is missing for lack of descriptors: opening it again may succeed.
     var isIncomplete = false
+    /// The program has closed a descriptor of the library's, and perhaps the parts' too.
+    var isDoubtful = false
   }
 
   private static let checkNanoseconds: UInt64 = 5_000_000_000
@@ -52,6 +55,8 @@ public final class SystemPressureSource: PressureSource, ListedSource, ForkProte
     reopen()
     rehearseFork()
   }
+
+  deinit { close() }
 
   /// The names of its parts.
   public var name: String { state.withLock { $0.name } }
@@ -103,6 +108,9 @@ public final class SystemPressureSource: PressureSource, ListedSource, ForkProte
     return true
   }
 
+  /// Called where a descriptor of the library's turned out to be closed: the next query looks at all of them.
+  func doubt() { state.withLock { $0.isDoubtful = true } }
+
   private var hasReserve: Bool { MemoryReserve.isThere(MemoryReserve.ofLookups) }
 
   /// Descriptors from before a fork are closed in this process only, and stay open in the parent.
@@ -132,9 +140,10 @@ public final class SystemPressureSource: PressureSource, ListedSource, ForkProte
 
   private func mayBeStale(_ state: inout State) -> Bool {
     let now = clock.now()
-    guard now - min(now, state.lastCheck) >= Self.checkNanoseconds else { return false }
-    state.lastCheck = now
-    guard !state.isIncomplete else { return true }
+    guard state.isDoubtful || now - min(now, state.lastCheck) >= Self.checkNanoseconds else { return false }
+    (state.lastCheck, state.isDoubtful) = (now, false)
+    // What stands under a closed number may never be ready, and would hold the program's file open.
+    guard !state.isIncomplete, isIntact(state) else { return true }
     // Unreadable then and unreadable now counts as the same, too.
     let isSame = SmallFile.says(state.membership ?? "", "proc/self/cgroup", in: root)
     return state.membership == nil ? isSame != nil : isSame != true

@@ -85,9 +85,11 @@ struct SharedLifetime: ~Copyable, Sendable {
 
 extension LoadTerms {
   @usableFromInline
-  init(_ version: String?, _ expiry: Expiry?, _ absenceTime: Duration? = nil, _ refreshTime: Duration? = nil) {
+  init(
+    _ version: String?, _ expiry: Expiry?, _ absenceTime: Duration? = nil, _ refreshTime: Duration? = nil, begun: UInt64? = nil
+  ) {
     self.init(keepingNilFor: absenceTime)
-    self.version = version
+    (self.version, self.begun) = (version, begun)
     self.refreshTime = refreshTime?.wholeNanoseconds
     lifetime = expiry?.lifetime
   }

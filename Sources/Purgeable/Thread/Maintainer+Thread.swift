@@ -118,9 +118,12 @@ extension Maintainer {
     let source = isNeeded ? sharedSource(&watch) : nil
     if source !== watch.shared?.source {
       watch.shared = source.map { PressureFeed($0) }
+      // A thread that comes in another's place does so because the program closed descriptors.
+      (source as? SystemPressureSource)?.doubt()
       let name = source?.name ?? ""
       state.withLock { state in
-        state.isWatching = source != nil
+        // Until it has been asked.
+        state.isWatching = false
         state.statistics.sourceName = name
         if source == nil { state.statistics.level = .normal }
       }
@@ -195,6 +198,8 @@ extension Maintainer {
         state.statistics.sourceName = name
         if answer.level > answer.before { state.statistics.noteRise(to: answer.level) }
         state.statistics.level = answer.level
+        // Unless another one was given meanwhile.
+        state.isWatching = feed.source === (state.given ?? state.best)
       }
       react(to: answer, &watch, woken: woken)
     }
@@ -235,7 +240,8 @@ extension Maintainer {
       let begun = watch.clock.now()
       // A source of the program's own knows better than our figures whether memory is short.
       let mustGive = givenSource != nil
-      let relief = PressureReaction.run(ListedClients(), answer.raw, in: watch.group.current(), mustGive: mustGive)
+      let relief = PressureReaction.run(
+        ListedClients(), answer.raw, told: answer.level, in: watch.group.current(), mustGive: mustGive)
       note(relief, &watch, begun: begun, woken: woken)
     }
   }
@@ -246,7 +252,7 @@ extension Maintainer {
     let offered = PressureReaction.offeredBytes(clients)
     let group = watch.group.current()
     guard MemoryRoom.missingBytes(in: group, isShort: false, offeredBytes: offered) > 0 else { return }
-    note(PressureReaction.run(clients, level, in: group, mustGive: false), &watch, begun: woken, woken: woken)
+    note(PressureReaction.run(clients, level, told: level, in: group, mustGive: false), &watch, begun: woken, woken: woken)
   }
 
   private func note(_ relief: PressureRelief, _ watch: inout Watch, begun: UInt64, woken: UInt64) {

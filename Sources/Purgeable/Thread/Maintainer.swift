@@ -136,7 +136,8 @@ final class Maintainer: ForkProtected {
   /// nil: the best that works here. The source that was given before is not closed.
   package func setSource(_ source: (any PressureSource)?) {
     let (old, hasThread) = state.withLock { state -> ((any PressureSource)?, Bool) in
-      defer { (state.given, state.givenProcess) = (source, getpid()) }
+      // Until the thread watches the new one, that is asked for its level.
+      defer { (state.given, state.givenProcess, state.isWatching) = (source, getpid(), false) }
       return (state.given, state.threadOwner == getpid())
     }
     // It may end here, which is the program's code, under no mutex.
@@ -145,10 +146,19 @@ final class Maintainer: ForkProtected {
   }
 
   var currentLevel: PressureLevel {
-    let known = state.withLock { $0.isWatching && $0.threadOwner == getpid() ? $0.statistics.level : nil }
-    if let level = known ?? givenSource?.level(ready: []) { return level }
+    let process = getpid()
+    let known = state.withLock { $0.isWatching && $0.threadOwner == process ? $0.statistics.level : nil }
+    if let known { return known }
+    let (given, isForked) = state.withLock { state -> ((any PressureSource)?, Bool) in
+      defer { state.givenProcess = process }
+      return (state.given, state.givenProcess != process)
+    }
+    if let given {
+      if isForked { given.reopen() }
+      return given.level(ready: [])
+    }
     // One look.
-    return max(MemoryRoom.level(of: MachineMemory.current()), MemoryRoom.level(of: ProcessMemory.group?.tightest()))
+    return max(MemoryRoom.level(of: MachineMemory.current()), MemoryRoom.level(of: ProcessMemory.group))
   }
 
   var statistics: PressureStatistics {
@@ -168,12 +178,10 @@ final class Maintainer: ForkProtected {
   }
 
   /// A forked child does not have the parent's thread, and where one could not be started there is none: a request for news
-  /// starts one.
-  func resume() {
-    let needsThread = state.withLock { state in
-      state.threadOwner != 0 ? state.threadOwner != getpid() : state.statistics.threadErrorNumber != 0
-    }
-    if needsThread, clock.now() >= nextStart.load(ordering: .relaxed) { noteNews() }
+  /// starts one. `isPatient`: not within the pause after a refusal. Where there is a monitor.
+  func resume(isPatient: Bool = true) {
+    guard state.withLock({ $0.threadOwner }) != getpid() else { return }
+    if !isPatient || clock.now() >= nextStart.load(ordering: .relaxed) { noteNews() }
   }
 
   @inline(never)

@@ -74,7 +74,10 @@ func purgeable_pressure_watch(
   // Released by purgeable_pressure_unwatch.
   unsafe watch.pointee = OpaquePointer(Unmanaged.passRetained(made).toOpaque())
   made.start()
-  return 0
+  // Nobody would try again: the watch hears of nothing.
+  let errorNumber = Maintainer.shared.statistics.threadErrorNumber
+  if errorNumber != 0 { unsafe purgeable_pressure_unwatch(exchange(&watch.pointee, with: nil)) }
+  return errorNumber
 }
 
 // swift-format-ignore: AlwaysUseLowerCamelCase

@@ -45,7 +45,7 @@ public final class PressureMonitor: Sendable {
   /// that is slow misses what is outdated and gets the newest. A sequence ends when the monitor is gone: it does not keep it
   /// alive.
   public var levels: AsyncStream<PressureLevel> {
-    Maintainer.shared.resume()
+    Maintainer.shared.resume(isPatient: false)
     return core.makeStream()
   }
 

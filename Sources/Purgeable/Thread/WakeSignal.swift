@@ -5,8 +5,9 @@ import Glibc
 
 /// Wakes one sleeper. A wake that comes before the sleep is not lost.
 ///
-/// Sleeps in poll(2) over an eventfd of its own and whatever else it is given. When there is no descriptor to be had, in
-/// pthread_cond_timedwait(3): then it can still be woken, but the descriptors are only looked at when it wakes.
+/// Sleeps in poll(2) over an eventfd of its own and whatever else it is given. When there is no descriptor to be had, or poll
+/// fails, in pthread_cond_timedwait(3), for a second at most: then it can still be woken, but the descriptors are only looked at
+/// when it wakes.
 ///
 /// A program that closes every descriptor closes the eventfd too, and poll does not notice. Then nothing that is left here can
 /// wake the sleeper: `wake` says so, and another sleeper takes its place. The first, should it ever wake, finds that it was
@@ -84,24 +85,24 @@ final class WakeSignal: @unchecked Sendable {
       isPolling = event != nil
       return event
     }
+    var isWoken = false
     guard let own else {
       sleep(for: nanoseconds)
-      var isWoken = false
-      return poll(descriptors, nil, &isWoken, milliseconds: 0)
+      return poll(descriptors, nil, &isWoken, milliseconds: 0) ?? DescriptorList()
     }
-    var isWoken = false
     let ready = poll(descriptors, own, &isWoken, milliseconds: Self.milliseconds(nanoseconds))
+    if ready == nil { sleep(for: nanoseconds) }
     return mutex.withLock {
       guard currentSleeper == sleeper else { return nil }
       isSet = false
       isPolling = false
       if isWoken { own.drain() }
-      return ready
+      return ready ?? DescriptorList()
     }
   }
 
   private func sleep(for nanoseconds: UInt64?) {
-    let deadline = nanoseconds.map { MonotonicTime.now + $0 }
+    let deadline = MonotonicTime.now + min(nanoseconds ?? .max, 1_000_000_000)
     awake.clear()
     defer { awake.set() }
     mutex.withLock {
@@ -110,10 +111,11 @@ final class WakeSignal: @unchecked Sendable {
     }
   }
 
-  /// Those of the descriptors that are ready, and whether `own` is. An interruption by a signal is an early end with none.
+  /// Those of the descriptors that are ready, and whether `own` is. An interruption by a signal is an early end with none; nil
+  /// after another error, as where more descriptors are polled than the process may have now.
   private func poll(
     _ descriptors: DescriptorList, _ own: OwnedDescriptor?, _ isWoken: inout Bool, milliseconds: Int32
-  ) -> DescriptorList {
+  ) -> DescriptorList? {
     var ready = DescriptorList()
     // One more than a list has room for.
     var records = InlineArray<129, pollfd>(repeating: pollfd(fd: -1, events: Int16(POLLIN), revents: 0))
@@ -134,6 +136,7 @@ final class WakeSignal: @unchecked Sendable {
       defer { awake.set() }
       return unsafe Glibc.poll(records.baseAddress, nfds_t(count), milliseconds)
     }
+    if found < 0, errno != EINTR { return nil }
     guard found > 0 else { return ready }
     for index in 0..<descriptors.count where records[index].revents != 0 {
       ready.append(PressureDescriptor(descriptor: records[index].fd, events: records[index].revents))

@@ -52,6 +52,8 @@ typedef enum cases_call {
   cases_call_rename,  // renameat
 } cases_call_t;
 
+/// Whether there are such filters here.
+bool cases_can_refuse(void);
 /// From now on this process and its children get `error` for the call; 0 is success without any effect. False: no filters here.
 bool cases_refuse(cases_call_t call, int error);
 /// The same for madvise with one advice, by the kernel's number.

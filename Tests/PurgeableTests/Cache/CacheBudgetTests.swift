@@ -119,6 +119,36 @@ struct CacheBudgetTests {
     cache.checkBooks()
   }
 
+  @Test("a share follows the limit of the process's group")
+  func shareOfGroup() async throws {
+    try needGroup(MemoryGroup.current()?.version ?? .v1, limitBytes: 256 << 20)
+    await #expect(processExitsWith: .success) {
+      let (group, reason) = TestGroup.make(version: MemoryGroup.current()!.version, limitBytes: 256 << 20)
+      guard let group else { fatalError(reason) }
+      defer { group.leave() }
+      let cache = try PurgeableCache<Int, [UInt8]>(memoryShare: 0.125)
+      let objects = try ObjectCache<Int, Int>(memoryShare: 0.125)
+      func limits(_ byteCount: Int) -> Bool {
+        cache.statistics.limitInForce == byteCount && objects.statistics.limitInForce == byteCount
+      }
+      require(limits(32 << 20), "an eighth of 256 MiB")
+      for key in 0..<24 {
+        cache[key] = [UInt8](repeating: UInt8(key), count: 1 << 20)
+        objects.setValue(key, forKey: key, cost: 1 << 20)
+      }
+      require(cache.count == 24 && objects.count == 24, "all have room")
+      require(group.setLimit(128 << 20), "another limit")
+      _ = (cache.engine.upkeepRound(), objects.store.upkeepRound())
+      require(limits(16 << 20) && cache.byteCount <= 16 << 20 && cache.count > 8, "\(cache)")
+      objects.setValue(0, forKey: 100, cost: 1 << 20)
+      require(objects.totalCost <= 16 << 20 && objects.count > 8, "\(objects)")
+      for key in 0..<24 {
+        let value = cache.peekValue(forKey: key)
+        require(value == nil || value == [UInt8](repeating: UInt8(key), count: 1 << 20), "\(key)")
+      }
+    }
+  }
+
   @Test("shares and times that are none are an error that names them", arguments: [0, -1, 1.5, .nan])
   func badShares(share: Double) {
     let error = #expect(throws: PurgeableError.self) { try PurgeableCache<Int, Int>(memoryShare: share) }

@@ -160,6 +160,15 @@ struct CacheReactionTests {
     let cache = try filled()
     let relief = PressureReaction.run([cache.engine], .critical, timeLimit: 0) { _ in true }
     #expect(relief.offeredBytes > 0 && cache.count == 16_000)
+    // Over when it is asked for the first slice.
+    let begin = MonotonicTime.now
+    var asked = 0
+    PressureReaction.run([cache.engine], .warning, timeLimit: 50_000_000) { _ in
+      while MonotonicTime.now < begin + 100_000_000 { usleep(1000) }
+      asked += 1
+      return true
+    }
+    #expect(asked <= 1)
     cache.checkBooksSwept()
   }
 

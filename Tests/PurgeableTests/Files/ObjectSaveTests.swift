@@ -349,6 +349,37 @@ struct ObjectSaveTests {
     }
   }
 
+  @Test("so is what a load finds that lasts longer than the restore; of another version than the load's nothing goes")
+  func loadsBeyond() throws {
+    try withFolder { folder in
+      let path = try Self.saved400(in: folder)
+      func check<Cache: LoadingCache<String> & FiledCache>(_ cache: Cache) throws {
+        let loads = [HeldLoad(cache, "0", nil), HeldLoad(cache, "1", [1])]
+        for load in loads { #expect(load.began.blocks()) }
+        var calls = 0
+        _ = try cache.restoreInTurn(from: path, .purgeableBytes) { _ in
+          calls += 1
+          if calls == 1 {
+            #expect(cache.load("new", version: "a", nil) { [5] } == [5])
+            #expect(cache.load("new", version: "b", nil) { nil } == nil)
+            #expect(cache.peekValue(forKey: "new") == [5], "what finds no b leaves a")
+          }
+          return true
+        }
+        #expect(cache.peekValue(forKey: "0") != nil && cache.peekValue(forKey: "1") != nil)
+        for load in loads {
+          load.goesOn()
+          _ = load.join()
+        }
+        #expect(cache.peekValue(forKey: "0") == nil && cache.peekValue(forKey: "1") == [1])
+        #expect(cache.peekValue(forKey: "new") == [5])
+      }
+      try check(ObjectCache<String, [UInt8]>())
+      try check(PurgeableCache<String, [UInt8]>())
+      try check(PurgeableCache<String, [UInt8]>(tracksKeys: true))
+    }
+  }
+
   @Test("so is what a load finds that began before the restore, also where the file's value was there before it ended")
   func loadsFromBefore() throws {
     try withFolder { folder in

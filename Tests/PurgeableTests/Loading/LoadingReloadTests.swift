@@ -8,6 +8,32 @@ import ToolSupport
 
 @testable import Purgeable
 
+@Suite("loading for validators: how long")
+struct KeptTermsTests {
+  @Test("an entry that is kept on is valid as long as at its beginning; where that is not known, as long as it has left")
+  func lifetime() async throws {
+    let (hour, clock) = (UInt64(3600) * 1_000_000_000, ManualClock())
+    let cache: PurgeableCache<Int, [UInt8]> = try makeExpiringCache(clock)
+    var options = CacheOptions()
+    options.clock = clock
+    let objects = try ObjectCache<Int, [UInt8]>(options)
+    func lives() -> [UInt64?] {
+      [cache.current(1)?.terms.lifetime.sinceCreation, objects.current(1)?.terms.lifetime.sinceCreation]
+    }
+    cache.setValue([1], forKey: 1, expiry: .sinceCreation(.seconds(3600)))
+    objects.setValue([1], forKey: 1, expiry: .sinceCreation(.seconds(3600)))
+    clock.advance(by: .seconds(600))
+    #expect(lives() == [hour / 6 * 5, hour / 6 * 5])
+    cache.remove(forKey: 1)
+    objects.remove(forKey: 1)
+    let expiry = Expiry.sinceCreation(.seconds(3600))
+    #expect(await cache.value(forKey: 1, expiry: expiry, refreshAfter: .seconds(9)) { [2] } == [2])
+    #expect(await objects.value(forKey: 1, expiry: expiry, refreshAfter: .seconds(9)) { [2] } == [2])
+    clock.advance(by: .seconds(600))
+    #expect(lives() == [hour, hour])
+  }
+}
+
 /// A cache, and what its loads were given and say.
 private final class Reloaded: Sendable {
   let clock = ManualClock()

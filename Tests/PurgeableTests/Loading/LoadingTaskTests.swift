@@ -142,6 +142,27 @@ struct LoadingTaskTests {
     #expect(cache.peekValue(forKey: 1) == [2], "the first to end is kept")
   }
 
+  @Test(
+    "what a cancelled load makes is not kept, nor that it found nothing", arguments: CacheKind.allCases, [[7] as [UInt8], nil])
+  func cancelledResult(_ kind: CacheKind, _ made: [UInt8]?) async throws {
+    let cache = try kind.make()
+    let (began, goes) = (Event(), Event())
+    let asker = Task {
+      try await cache.value(forKey: 1, keepingNilFor: .seconds(3600)) { () async throws -> [UInt8]? in
+        began.happens()
+        await Task { _ = await goes.comes() }.value
+        return made
+      }
+    }
+    #expect(await began.comes())
+    asker.cancel()
+    await #expect(throws: CancellationError.self) { try await asker.value }
+    goes.happens()
+    #expect(await TestRun.comes { cache.statistics.loadCount == 1 && cache.loads.flightCount(of: 1) == 0 })
+    #expect(cache.peekValue(forKey: 1) == nil)
+    #expect(await cache.loadIfAnyInTask(1, nil) { [2] } == [2] && cache.peekValue(forKey: 1) == [2])
+  }
+
   @Test("an asker that cannot throw the error of cancellation waits", arguments: CacheKind.allCases)
   func stays(_ kind: CacheKind) async throws {
     let cache = try kind.make()

@@ -96,6 +96,15 @@ struct LoadingTermsTests {
     #expect(cache.statistics.sharedLoadCount == 0)
   }
 
+  @Test("who asks for a version that is known to be absent is one miss, for one reason", arguments: CacheKind.allCases)
+  func absentVersionCounts(_ kind: CacheKind) throws {
+    let cache = try kind.make()
+    for _ in 0..<5 { #expect(cache.load(1, version: "a", .seconds(1000)) { nil } == nil) }
+    let numbers = cache.statistics
+    #expect(numbers.missCount == 5 && numbers.missesByReason.values.reduce(0, +) == 5, "\(numbers.missesByReason)")
+    #expect(numbers.missesByReason[.absent] == 4 && numbers.loadCount == 1)
+  }
+
   @Test("that there is nothing is remembered of the version that was asked for")
   func absentVersion() throws {
     let cache = try PurgeableCache<Int, [UInt8]>()

@@ -28,6 +28,7 @@ protocol LoadingCache<Key>: AnyObject, Loading where Value == [UInt8] {
   /// The public forms by which it loads, without what only one kind of cache has.
   func load<E: Error>(_ key: Key, _ load: () throws(E) -> Value) throws(E) -> Value
   func loadIfAny<E: Error>(_ key: Key, _ time: Duration?, _ load: () throws(E) -> Value?) throws(E) -> Value?
+  func load(_ key: Key, version: String, _ time: Duration?, _ load: () -> Value?) -> Value?
   func loadAll<E: Error>(_ keys: [Key], _ load: ([Key]) throws(E) -> [Key: Value]) throws(E) -> [Value?]
   nonisolated(nonsending) func loadInTask<E: Error>(
     _ key: Key, _ load: @escaping @Sendable () async throws(E) -> Value
@@ -71,6 +72,9 @@ extension PurgeableCache: LoadingCache where Value == [UInt8] {
   func loadIfAny<E: Error>(_ key: Key, _ time: Duration?, _ load: () throws(E) -> Value?) throws(E) -> Value? {
     try value(forKey: key, keepingNilFor: time, loading: load)
   }
+  func load(_ key: Key, version: String, _ time: Duration?, _ load: () -> Value?) -> Value? {
+    value(forKey: key, version: version, keepingNilFor: time, loading: load)
+  }
   func loadAll<E: Error>(_ keys: [Key], _ load: ([Key]) throws(E) -> [Key: Value]) throws(E) -> [Value?] {
     try values(forKeys: keys, loading: load)
   }
@@ -92,6 +96,9 @@ extension ObjectCache: LoadingCache where Value == [UInt8] {
   func load<E: Error>(_ key: Key, _ load: () throws(E) -> Value) throws(E) -> Value { try value(forKey: key, loading: load) }
   func loadIfAny<E: Error>(_ key: Key, _ time: Duration?, _ load: () throws(E) -> Value?) throws(E) -> Value? {
     try value(forKey: key, keepingNilFor: time, loading: load)
+  }
+  func load(_ key: Key, version: String, _ time: Duration?, _ load: () -> Value?) -> Value? {
+    value(forKey: key, version: version, keepingNilFor: time, loading: load)
   }
   func loadAll<E: Error>(_ keys: [Key], _ load: ([Key]) throws(E) -> [Key: Value]) throws(E) -> [Value?] {
     try values(forKeys: keys, loading: load)

@@ -228,6 +228,12 @@ struct PurgeableDataChangeTests {
     #expect(#expect(throws: PurgeableError.self) { try data.resize(to: -1) }?.kind == .invalidArgument("byteCount"))
     #expect(#expect(throws: PurgeableError.self) { try data.resize(to: Int.max) }?.kind == .tooLarge)
     #expect(#expect(throws: PurgeableError.self) { try data.resize(to: Int.max - (1 << 20)) }?.kind == .outOfMemory)
+    // A collection that has to be copied first.
+    for count in [Int.max, .max - (1 << 20)] {
+      let endless = repeatElement(UInt8(1), count: count)
+      #expect(#expect(throws: PurgeableError.self) { try data.append(contentsOf: endless) }?.kind == .outOfMemory)
+      #expect(#expect(throws: PurgeableError.self) { try data.replaceBytes(with: endless) }?.kind == .outOfMemory)
+    }
     #expect(data.array() == [1, 2, 3])
     #expect(data.accessCount == 1)
     try data.append(contentsOf: [4])

@@ -30,6 +30,38 @@ struct ObjectLoadingTests {
     #expect(load(6).number == 5 && cache.statistics.loadCount == 4)
   }
 
+  @Test("what one call returns for many keys has its content, also where the cache has room for fewer", arguments: [false, true])
+  func manyBeyondLimit(asks: Bool) async throws {
+    let told = Departures<Int, TestContent>()
+    func check(_ load: (ObjectCache<Int, TestContent>, [Int]) async -> [TestContent?]) async throws {
+      let cache = try ObjectCache<Int, TestContent>(countLimit: 2) { told.note($0) }
+      if asks { cache.shouldEvict = { _, _ in true } }
+      let (other, hit) = (TestContent(8), TestContent(0))
+      cache[8] = other
+      cache[0] = hit
+      let found = await load(cache, [0, 1, 2, 3, 4])
+      #expect(found.map { $0?.number } == [0, 1, 2, 3, 4] && found[0] === hit && cache.count == 2)
+      #expect(found.allSatisfy { $0?.isContentDiscarded == false }, "what is returned")
+      #expect(other.isContentDiscarded, "what has gone for it")
+      // What goes afterwards goes with its content.
+      let left = cache.keys
+      for key in [5, 6] { cache[key] = TestContent(key) }
+      #expect(left.allSatisfy { found[$0]?.isContentDiscarded == true } && told.take().count == 6)
+    }
+    let make: @Sendable ([Int]) -> [Int: TestContent] = { keys in
+      Dictionary(uniqueKeysWithValues: keys.map { ($0, TestContent($0)) })
+    }
+    try await check { cache, keys in loadedHere(cache, keys, make) }
+    try await check { cache, keys in await cache.values(forKeys: keys) { make($0) } }
+  }
+
+  /// On this thread.
+  private func loadedHere(
+    _ cache: ObjectCache<Int, TestContent>, _ keys: [Int], _ make: ([Int]) -> [Int: TestContent]
+  ) -> [TestContent?] {
+    cache.values(forKeys: keys, loading: make)
+  }
+
   @Test("what is loaded anew and is too large, or valid for no time, takes the old value away; not what came meanwhile")
   func refreshedInVain() async throws {
     for (cost, expiry) in [(11, Expiry?.none), (1, .sinceCreation(.zero))] {

@@ -28,7 +28,7 @@ struct MemoryRoomTests {
     #expect(MemoryRoom.level(of: group) == .warning)
     group.hardLimitBytes = nil
     #expect(MemoryRoom.level(of: group) == .normal)
-    #expect(MemoryRoom.level(of: nil as MemoryGroup.Level?) == .normal)
+    #expect(MemoryRoom.level(of: nil as MemoryGroup?) == .normal)
     #expect(MemoryRoom.level(of: nil as MachineMemory?) == .normal)
   }
 
@@ -60,7 +60,7 @@ struct MemoryRoomTests {
 
   @Test("what is spare is room beyond a quarter, of the machine or of the group that has least; beyond three eighths after that")
   func spare() throws {
-    func spare(available: Int, usage: Int, cache: Int, wasTight: Bool = false) throws -> UInt64 {
+    func spare(available: Int, usage: Int, cache: Int, wasTight: Bool = false) throws -> UInt64? {
       let root = try FakeRoot([
         "proc/meminfo": "MemTotal: 1600 kB\nMemFree: 0 kB\nMemAvailable: \(available) kB\n",
         "own/memory.max": "1600\n", "own/memory.current": "\(usage)\n", "own/memory.stat": "file \(cache)\n",
@@ -75,6 +75,26 @@ struct MemoryRoomTests {
     #expect(try spare(available: 800, usage: 1200, cache: 0) == 0)
     #expect(try spare(available: 800, usage: 1600, cache: 0) == 0)
     #expect(try spare(available: 400, usage: 0, cache: 0) == 0, "the machine")
+    #expect(MemoryRoom.spareBytes(in: nil, wasTight: false, offeredBytes: 0, root: "/nowhere") == nil)
+  }
+
+  @Test("of several groups the shortest decides, not the one with the fewest bytes left")
+  func shortest() throws {
+    func level(own: (limit: Int, use: Int, files: Int), around: (limit: Int, use: Int)) throws -> PressureLevel {
+      let root = try FakeRoot([
+        "outer/memory.max": "\(around.limit)\n", "outer/memory.current": "\(around.use)\n",
+        "outer/own/memory.max": "\(own.limit)\n", "outer/own/memory.current": "\(own.use)\n",
+        "outer/own/memory.stat": "inactive_file \(own.files)\n",
+      ])
+      defer { root.remove() }
+      return MemoryRoom.level(
+        of: MemoryGroup(
+          version: .v2, path: "/own", directories: [root.path + "/outer/own", root.path + "/outer"], isOwnDirectory: true))
+    }
+    #expect(try level(own: (1000, 500, 0), around: (10_000, 5000)) == .normal)
+    #expect(try level(own: (1000, 500, 0), around: (10_000, 9490)) == .critical, "around us 510 are left, and 500 here")
+    #expect(try level(own: (1000, 1000, 1000), around: (10_000, 9990)) == .critical, "ours is full of files alone")
+    #expect(try level(own: (1000, 1000, 1000), around: (10_000, 1000)) == .warning)
   }
 
   @Test("what is missing now is the most that the machine or any group around us misses")

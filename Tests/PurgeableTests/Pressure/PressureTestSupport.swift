@@ -82,18 +82,50 @@ func openDescriptors() -> [Int32: String] {
   return found
 }
 
+/// From here on this process can open nothing, until `end`. For exit tests.
+struct NoDescriptors {
+  private static let resource = __rlimit_resource_t(RLIMIT_NOFILE.rawValue)
+  private var usual = rlimit()
+  private var fillers: [Int32] = []
+
+  /// `spare`: how many it can open all the same.
+  init(spare: Int = 0) {
+    require(unsafe getrlimit(Self.resource, &usual) == 0, "getrlimit")
+    var limit = usual
+    limit.rlim_cur = rlim_t(openDescriptors().keys.max()! + 2)
+    require(unsafe setrlimit(Self.resource, &limit) == 0, "setrlimit")
+    while true {
+      let number = dup(0)
+      if number < 0 { break }
+      fillers.append(number)
+    }
+    require(errno == EMFILE && fillers.count >= spare, "none is left")
+    for number in fillers.prefix(spare) { close(number) }
+    fillers.removeFirst(spare)
+  }
+
+  func end() {
+    for number in fillers { close(number) }
+    var usual = usual
+    require(unsafe setrlimit(Self.resource, &usual) == 0, "setrlimit")
+  }
+}
+
 /// Whether the library's thread exists.
-func hasLibraryThread() -> Bool {
-  guard let directory = unsafe opendir("/proc/self/task") else { return false }
+func hasLibraryThread() -> Bool { libraryThreadCount() > 0 }
+
+func libraryThreadCount() -> Int {
+  guard let directory = unsafe opendir("/proc/self/task") else { return 0 }
   defer { unsafe closedir(directory) }
+  var count = 0
   while let entry = unsafe readdir(directory) {
     let name = unsafe withUnsafePointer(to: &entry.pointee.d_name) { name in
       // Safe: the kernel ends the name with a zero.
       unsafe name.withMemoryRebound(to: CChar.self, capacity: 256) { unsafe String(cString: $0) }
     }
-    if SmallFile.text("/proc/self/task/\(name)/comm") == "purgeable\n" { return true }
+    if SmallFile.text("/proc/self/task/\(name)/comm") == "purgeable\n" { count += 1 }
   }
-  return false
+  return count
 }
 
 /// A memory group with a limit inside this process's own group; this process is in it until `leave`. For exit tests.
@@ -119,6 +151,8 @@ struct TestGroup {
     }
     return (TestGroup(files: files, own: own), "")
   }
+
+  func setLimit(_ bytes: UInt64) -> Bool { files.setLimit(bytes, allowsSwap: true) == 0 }
 
   /// Goes back to the old group. The children have to have ended.
   func leave() {

@@ -156,6 +156,43 @@ struct PressureThreadTests {
     }
   }
 
+  @Test("what the source says less by than the level is no reason to lock more: caches hear of the level")
+  func smoothed() async {
+    await #expect(processExitsWith: .success) {
+      let thread = SteppedThread()
+      let source = FakeSource()
+      PurgeableMemory.pressureSource = source
+      let cache = try Self.filled()
+      let reactions = { PurgeableMemory.pressureStatistics.reactionCount }
+      source.set(.critical)
+      require(patiently { cache.statistics.pressure == .critical }, "hears")
+      thread.advance(seconds: 0.5)
+      let before = reactions()
+      source.set(.warning)
+      require(patiently { reactions() > before }, "reacts")
+      require(
+        cache.statistics.pressure == .critical && PurgeableMemory.pressureLevel == .critical, "\(cache.statistics.pressure)")
+    }
+  }
+
+  @Test("a source that is given is the one that says the level, from that moment on")
+  func atOnce() async {
+    await #expect(processExitsWith: .success) {
+      let (first, second) = (FakeSource(), FakeSource())
+      PurgeableMemory.pressureSource = first
+      let cache = try Self.filled()
+      second.set(.warning)
+      for _ in 0..<50 {
+        first.set(.critical)
+        require(patiently { cache.statistics.pressure == .critical }, "the first")
+        PurgeableMemory.pressureSource = second
+        require(PurgeableMemory.pressureLevel == .warning, "\(PurgeableMemory.pressureLevel)")
+        PurgeableMemory.pressureSource = first
+        require(PurgeableMemory.pressureLevel == .critical, "\(PurgeableMemory.pressureLevel)")
+      }
+    }
+  }
+
   @Test("another source takes over at once; the one before is not closed")
   func replacing() async {
     await #expect(processExitsWith: .success) {
@@ -240,6 +277,11 @@ struct PressureThreadTests {
       require(source.descriptors == parents && source.reopenCount.load(ordering: .relaxed) == 0, "the parent's are the parent's")
       source.set(.warning)
       require(patiently { PurgeableMemory.pressureLevel == .warning }, "and still work")
+      let asksFirst = childSays {
+        // A child that does nothing else with the library.
+        PurgeableMemory.pressureLevel == .warning && source.reopenCount.load(ordering: .relaxed) == 1
+      }
+      require(asksFirst, "a child's first question comes after the source has been opened there")
       let secondIsWell = childSays {
         // The parent's mark that work was noted may still be set here.
         for key in 0..<100 { cache[key] = [1] }

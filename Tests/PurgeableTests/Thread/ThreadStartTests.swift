@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Each kind of call that starts the library's thread, alone in a process of its own.
 
+import CPurgeablePressure
 import Glibc
 import Testing
 import ToolSupport
@@ -38,6 +39,17 @@ struct ThreadStartTests {
     }
   }
 
+  @Test("a region in immediate mode too: what the last unlock's offer has skipped is offered once more")
+  func immediateRegion() async throws {
+    try needRealDiscards()
+    await #expect(processExitsWith: .success) {
+      var region = try PurgeableRegion(byteCount: 1 << 20, offering: .immediate)
+      _ = region.withMutableBytes { bytes in bytes.write([1]) }
+      require(patiently { Maintainer.shared.wakeUps.load(ordering: .relaxed) > 0 }, "the thread")
+      require(patiently { PurgeableRegion.statistics.pendingCount == 0 } && region.offeredBytes > 0, "offered")
+    }
+  }
+
   @Test("a look at a value, which takes it off offer: it is offered again")
   func lookedAt() async throws {
     try needRealDiscards()
@@ -52,6 +64,25 @@ struct ThreadStartTests {
       let left = cache.withBytes(forKey: 1) { _ in cache.statistics.memory.offeredBytes }
       require(left == 0, "is there, and off offer: \(left ?? -1)")
       require(patiently { isQuiet() && cache.statistics.memory.offeredBytes == offered }, "and is on offer again")
+    }
+  }
+
+  @Test("an idle time, which may be all that there is to do")
+  func idleTime() async throws {
+    try needRealDiscards()
+    await #expect(processExitsWith: .success) {
+      let (cache, objects) = (try PurgeableCache<Int, [UInt8]>(), try ObjectCache<Int, Int>())
+      cache[1] = [1]
+      objects[1] = 1
+      func isCalled(by body: () throws -> Void) rethrows -> Bool {
+        guard patiently({ !cache.engine.heap.hasPending && !WorkBell.isRung.load(ordering: .relaxed) }) else { return false }
+        let before = Maintainer.shared.wakeUps.load(ordering: .relaxed)
+        try body()
+        return patiently { Maintainer.shared.wakeUps.load(ordering: .relaxed) > before }
+      }
+      require(try isCalled { try cache.setIdleTime(.seconds(3600)) }, "of bytes")
+      try cache.setIdleTime(nil)
+      require(try isCalled { try objects.setIdleTime(.seconds(3600)) }, "of objects")
     }
   }
 
@@ -92,6 +123,14 @@ struct ThreadStartTests {
       require(unsafe setrlimit(address, &limit) == 0, "setrlimit")
       require(!hasLibraryThread(), "refused")
       require(PurgeableMemory.pressureStatistics.threadErrorNumber == EAGAIN, "says why")
+      // Room for an object, and for no stack.
+      var watch: OpaquePointer?
+      let pages = UInt64(SmallFile.text("/proc/self/statm")!.split(separator: " ")[0])!
+      var little = rlimit(rlim_cur: rlim_t(pages * UInt64(pageSize) + 400 << 10), rlim_max: limit.rlim_max)
+      require(unsafe setrlimit(address, &little) == 0, "setrlimit")
+      let error = unsafe purgeable_pressure_watch({ _, _ in }, nil, &watch)
+      require(unsafe setrlimit(address, &limit) == 0, "setrlimit")
+      require(unsafe error == EAGAIN && watch == nil, "a watch that would hear of nothing: \(error)")
       require(Maintainer.shared.nextStart.load(ordering: .relaxed) > 0, "a pause")
       clock.advance(seconds: 0.9)
       for key in 0..<1000 { cache[key] = [1] }

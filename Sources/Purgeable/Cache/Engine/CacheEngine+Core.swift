@@ -39,7 +39,7 @@ extension CacheEngine {
   func reviewCore() -> UInt64 { reviewCore { spareBytes(wasTight: $0) == 0 } }
 
   /// A level of pressure would say little: the kernel tells of pressure too while it only drops pages of files.
-  private func spareBytes(wasTight: Bool) -> UInt64 {
+  private func spareBytes(wasTight: Bool) -> UInt64? {
     MemoryRoom.spareBytes(in: ProcessMemory.group, wasTight: wasTight, offeredBytes: UInt64(offeredBytes))
   }
 
@@ -50,7 +50,7 @@ extension CacheEngine {
   /// hundred looks a second, of 50 us each; where gigabytes are spare, one in a second.
   func lookAtRoom() -> UInt64 {
     guard base.coreFrom.load(ordering: .relaxed) == 0, base.totals.coreBytes.load(ordering: .relaxed) > 0 else { return .max }
-    let spare = spareBytes(wasTight: false)
+    guard let spare = spareBytes(wasTight: false) else { return 1_000_000_000 }
     if spare > 0 { return max(2_000_000, spare / Self.fastestTaking) }
     letCoreGo()
     return .max

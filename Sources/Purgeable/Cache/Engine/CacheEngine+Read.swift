@@ -6,25 +6,32 @@
 //   slot again                           the entry was still this one when its bytes were proven
 //
 // If the slot has changed, the reader looks again. If the table has changed, or the mask, it does the same after "not found". In
-// which shards it looks, and why no entry is missed: Shard/CacheShards+Opening.swift.
+// which shards it looks, and why no entry is missed: Shard/CacheShards+Opening.swift. Where the slots go on changing, it takes
+// the shard's mutex.
 
 import CPurgeable
 import Glibc
 import Synchronization
 
 extension CacheEngine {
-  /// Copies a key's value into a buffer, again and again until the slot says the same before and after. `countsAsUse`: for the
-  /// order of eviction and the statistics. `version`: nil for any.
+  // MARK: The search
+
+  /// What a look at a slot comes to.
+  private enum Look {
+    case isKeys, otherKey
+    /// The slot has changed, or its entry was dropped: all slots are looked at again.
+    case changed
+  }
+
+  /// `unsettled`: the slots went on changing.
+  private enum SearchEnd { case found, absent, unsettled }
+
+  /// Looks at the slots with a key's identity, in each shard that may have the key's entry, until one is the key's.
   @inline(__always)
-  func read(
-    _ key: EngineKey, prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,
-    version: RawSpan? = nil
-  ) -> BufferRead {
-    var tries = 0
-    var reason: MissReason?
-    again: while true {
-      tries += 1
-      if tries > 64 { return unsafe readUnderMutex(key, prefix, into: buffer, countsAsUse, version) }
+  private func search(
+    _ key: EngineKey, _ look: (_ found: FoundSlot, _ table: SlotIndex.Table, _ position: UInt64) -> Look
+  ) -> SearchEnd {
+    again: for _ in 0..<64 {
       let mask = base.indexes.mask
       var looks = ShardLooks(key, mask)
       repeat {
@@ -33,96 +40,104 @@ extension CacheEngine {
         #endif
         let index = base.indexes[looks.position]
         let table = index.current()
-        guard let slots = table.slots else { return .miss(.unknown) }
-        let (first, second) = table.buckets(of: key.identity)
-        // Both are prefetched, since the slot may be in either.
-        slots[first].prefetch()
-        slots[second].prefetch()
-        var start = first
-        for round in 0..<2 {
-          for i in start..<start &+ SlotIndex.slotsPerBucket {
-            // Acquire: pairs with the release that stored the slot.
-            let slot = Slot(bits: slots[i].acquired)
-            if slot.bits & Slot.identityMask != key.identity || slot.isEmpty { continue }
-            switch unsafe read(slot, at: slots[i], table, prefix, into: buffer, version) {
-            case .otherKey: continue
-            case .changed: continue again
-            case .lost:
-              // The lost entry had the key's tag, so it was most likely the key's; the bytes of its key are lost. Another slot
-              // may hold the key all the same.
-              dropDead(slot, at: looks.position)
-              reason = .discarded
-              continue again
-            case .expired:
-              dropDead(slot, at: looks.position)
-              reason = .expired
-              continue again
-            case .outdated: return countsAsUse ? miss(key, .outdated) : .miss(.outdated)
-            case .found(let byteCount, let now, let moment):
-              if byteCount > buffer.count { return .bufferTooSmall(needed: byteCount) }
-              if countsAsUse {
-                index.countHit()
-                slots[i].countUse(of: now)
-                if let moment { table.lastUse(of: slots[i]).note(UseTime(moment)) }
-                if !base.namesSlabs { noteHit(FoundSlot(pointer: slots[i], slot: now), in: table) }
-              }
-              return .hit(byteCount: byteCount)
-            }
+        let candidates = table.candidates(of: key.identity)
+        candidates.prefetch()
+        for found in candidates {
+          switch look(found, table, looks.position) {
+          case .isKeys: return .found
+          case .otherKey: break
+          case .changed: continue again
           }
-          if round == 0, first == second { break }
-          start = second
         }
         guard index.isCurrent(table) else { continue again }
       } while looks.next()
-      if isCurrent(mask) { break }
+      // After the fence in `isCurrent`: only with the same mask is "not found" an answer.
+      if base.indexes.mask == mask { return .absent }
     }
-    return countsAsUse ? miss(key, reason) : .miss(reason ?? .unknown)
+    return .unsettled
   }
 
-  /// The result of reading a slot with the key's identity.
-  private enum SlotRead {
-    /// The value was copied, unless it has more bytes than the buffer. `now`: the slot after the copy. `moment`: what to note as
-    /// the last use; nil where that is not kept.
-    case found(byteCount: Int, now: Slot, moment: UInt64?)
-    case otherKey, changed, lost, expired
+  /// What looks read.
+  private struct SlotRead {
+    /// Of the value.
+    var byteCount = 0
+    /// When it was loaded, if that is noted.
+    var made: UInt64?
     /// The entry is of another version, or of none.
-    case outdated
+    var isOutdated = false
+    /// What to note as the last use; nil where that is not kept.
+    var moment: UInt64?
+    /// Why an entry was dropped on the way.
+    var reason: MissReason?
   }
 
+  /// Reads the element of a slot with the key's identity, and copies the value unless it has more bytes than the buffer.
+  /// `version`: nil for any.
   @inline(__always)
-  private func read(
-    _ slot: Slot, at pointer: SlotPointer, _ table: SlotIndex.Table, _ prefix: RawSpan,
-    into buffer: UnsafeMutableRawBufferPointer, _ version: RawSpan?
-  ) -> SlotRead {
-    let place = slot.place
-    let generation = heap.generation(at: place)
-    guard Slot(bits: pointer.acquired).isSameEntry(as: slot) else { return .changed }
+  private func look(
+    at found: FoundSlot, _ table: SlotIndex.Table, _ position: UInt64, _ prefix: RawSpan,
+    into buffer: UnsafeMutableRawBufferPointer, _ version: RawSpan?, _ read: inout SlotRead
+  ) -> Look {
+    let reference = heap.reference(found.slot.place)
+    guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else { return .changed }
     // Valid for the length of the call: the prefix and the buffer are the caller's.
-    let reference = purgeable_reference_t(place: place, generation: UInt64(generation))
-    let read = unsafe base.elements.read(reference, hasHead: slot.hasHead, prefix, into: buffer)
-    if read.outcome == .busy { return .changed }
-    if read.outcome == .intact && !read.matches { return .otherKey }
+    let element = unsafe base.elements.read(reference, hasHead: found.slot.hasHead, prefix, into: buffer)
+    if element.outcome == .busy { return .changed }
+    if element.outcome == .intact && !element.matches { return .otherKey }
     // Before the slot is looked at again (LastUses.swift).
-    let moment = base.useMoment(read.head)
-    let isOver = base.isOver(read.head, table.lastUse(of: pointer).time, at: moment)
+    read.moment = base.useMoment(element.head)
+    let isOver = base.isOver(element.head, table.lastUse(of: found.pointer).time, at: read.moment)
     atomicMemoryFence(ordering: .acquiring)
-    let now = Slot(bits: pointer.relaxed)
-    guard now.isSameEntry(as: slot) else { return .changed }
-    if read.outcome == .discarded { return .lost }
-    if isOver { return .expired }
+    guard Slot(bits: found.pointer.relaxed).isSameEntry(as: found.slot) else { return .changed }
+    if element.outcome == .discarded || isOver {
+      // A lost entry had the key's tag, so it was most likely the key's; the bytes of its key are lost. Another slot may hold the
+      // key all the same.
+      dropDead(found.slot, at: position)
+      read.reason = element.outcome == .discarded ? .discarded : .expired
+      return .changed
+    }
     if let version {
       // Of the same element: its bytes do not change, and a later look at a place that got another one fails.
-      guard let isOf = base.elements.isOf(version, reference, read.head, prefix.byteCount) else { return .changed }
-      if !isOf { return .outdated }
+      guard let isOf = base.elements.isOf(version, reference, element.head, prefix.byteCount) else { return .changed }
+      read.isOutdated = !isOf
     }
-    return .found(byteCount: read.byteCount, now: now, moment: moment)
+    (read.byteCount, read.made) = (element.byteCount, element.head.made)
+    return .isKeys
   }
 
-  /// Whether a mask is still the present one, after the fence in `SlotIndex.isCurrent`: only then is "not found" an answer.
-  @inline(__always)
-  private func isCurrent(_ mask: ShardMask) -> Bool { base.indexes.mask == mask }
+  /// As above, without the value.
+  private func look(
+    at found: FoundSlot, _ table: SlotIndex.Table, _ position: UInt64, _ prefix: RawSpan, _ read: inout SlotRead
+  ) -> Look {
+    unsafe look(at: found, table, position, prefix, into: UnsafeMutableRawBufferPointer(start: nil, count: 0), nil, &read)
+  }
 
-  /// Reads under the shard's mutex, when the slot keeps changing.
+  // MARK: Copying
+
+  /// Copies a key's value into a buffer. `countsAsUse`: for the order of eviction and the statistics. `version`: nil for any.
+  @inline(__always)
+  func read(
+    _ key: EngineKey, prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool = true,
+    version: RawSpan? = nil
+  ) -> BufferRead {
+    var read = SlotRead()
+    let end = search(key) { found, table, position in
+      let look = unsafe look(at: found, table, position, prefix, into: buffer, version, &read)
+      if look == .isKeys, countsAsUse, !read.isOutdated, read.byteCount <= buffer.count {
+        noteHit(found, in: table, position, at: read.moment)
+      }
+      return look
+    }
+    switch end {
+    case .found where read.isOutdated: return countsAsUse ? miss(key, .outdated) : .miss(.outdated)
+    case .found:
+      return read.byteCount > buffer.count ? .bufferTooSmall(needed: read.byteCount) : .hit(byteCount: read.byteCount)
+    case .absent: return countsAsUse ? miss(key, read.reason) : .miss(read.reason ?? .unknown)
+    case .unsettled: return unsafe readUnderMutex(key, prefix, into: buffer, countsAsUse, version)
+    }
+  }
+
+  @inline(never)
   func readUnderMutex(
     _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, _ countsAsUse: Bool,
     _ version: RawSpan? = nil
@@ -132,9 +147,18 @@ extension CacheEngine {
     }
   }
 
-  /// Notes a hit for an order that names entries, which has one shard.
+  /// Counts a use. `moment`: to note as the last use; nil where that is not kept.
+  @inline(__always)
+  private func noteHit(_ found: FoundSlot, in table: SlotIndex.Table, _ position: UInt64, at moment: UInt64?) {
+    base.indexes[position].countHit()
+    found.pointer.countUse(of: found.slot)
+    if let moment { table.lastUse(of: found.pointer).note(UseTime(moment)) }
+    if !base.namesSlabs { noteInOrder(found, table) }
+  }
+
+  /// For an order that names entries, which has one shard.
   @inline(never)
-  private func noteHit(_ found: FoundSlot, in table: SlotIndex.Table) {
+  private func noteInOrder(_ found: FoundSlot, _ table: SlotIndex.Table) {
     shards.founder.held.withLock { held in held.noteHit(found, in: table) }
   }
 
@@ -163,62 +187,28 @@ extension CacheEngine {
 
   // MARK: Access without copying
 
-  /// What a look at a slot comes to.
-  private enum Look<R> {
-    case isKeys(R)
-    case otherKey
-    /// The slot has changed, or its entry is lost: all slots are looked at again.
-    case changed
-  }
-
-  /// Looks at the slots with a key's identity, in each shard that may have the key's entry, until one is the key's. nil where
-  /// none is, or the slots have changed `tries` times.
-  @inline(__always)
-  private func search<R>(
-    _ key: EngineKey, tries: Int, _ look: (_ found: FoundSlot, _ table: SlotIndex.Table, _ position: UInt64) -> Look<R>
-  ) -> R? {
-    for _ in 0..<tries {
-      let mask = base.indexes.mask
-      var looks = ShardLooks(key, mask)
-      var changed = false
-      repeat {
-        #if DEBUG
-          looks.callHook(shards.sizes)
-        #endif
-        let index = base.indexes[looks.position]
-        let table = index.current()
-        for found in table.candidates(of: key.identity) {
-          switch look(found, table, looks.position) {
-          case .isKeys(let result): return result
-          case .otherKey: continue
-          case .changed: changed = true
-          }
-        }
-        if !index.isCurrent(table) { changed = true }
-      } while !changed && looks.next()
-      if !changed, isCurrent(mask) { return nil }
-    }
-    return nil
-  }
-
-  /// Locks a key's value for the caller to unlock, and counts a hit or a miss. Takes no mutex.
+  /// Locks a key's value for the caller to unlock, and counts a hit or a miss.
   func lock(_ key: EngineKey, prefix: RawSpan) -> EngineLock {
-    var reason: MissReason?
-    let result = search(key, tries: 1000) { found, table, position -> Look<EngineLock> in
-      lock(key, prefix, found, table, at: position, &reason)
+    var (lock, reason) = (EngineLock.absent, MissReason?.none)
+    let end = search(key) { found, table, position in
+      self.lock(prefix, found, table, position, &lock, &reason)
     }
-    if let result { return result }
-    _ = miss(key, reason)
-    return .absent
+    if end == .unsettled { lock = shards.hold(homeOf: key) { held in held.lock(key, prefix) } }
+    switch lock {
+    case .locked: break
+    case .refused: _ = miss(key, .lockLimit)
+    case .absent: _ = miss(key, reason)
+    }
+    return lock
   }
 
   /// Locks the element of a slot with the key's identity, and compares the key then: locked, its bytes can be looked at as they
   /// are. `reason`: set where the entry is dropped.
   @inline(__always)
   private func lock(
-    _ key: EngineKey, _ prefix: RawSpan, _ found: FoundSlot, _ table: SlotIndex.Table, at position: UInt64,
+    _ prefix: RawSpan, _ found: FoundSlot, _ table: SlotIndex.Table, _ position: UInt64, _ lock: inout EngineLock,
     _ reason: inout MissReason?
-  ) -> Look<EngineLock> {
+  ) -> Look {
     let reference = heap.reference(found.slot.place)
     guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else { return .changed }
     let (outcome, payload) = unsafe heap.lock(reference)
@@ -231,75 +221,62 @@ extension CacheEngine {
     case .error where errno == EAGAIN:
       let compared = base.elements.compare(reference, hasHead: false, with: prefix)
       if compared.outcome == .intact && !compared.matches { return .otherKey }
-      _ = miss(key, .lockLimit)
-      return .isKeys(.refused)
+      lock = .refused
+      return .isKeys
     default: return .changed
     }
     // The place may have got another entry before the lock. So the slot is looked at once more.
     let isSame = Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot)
-    if isSame, unsafe payload.bytes.starts(with: prefix) {
-      if found.slot.hasHead || base.notesUses.load(ordering: .relaxed) {
-        let head = unsafe EntryPrefix.head(of: payload.bytes, behind: prefix.byteCount, hasHead: found.slot.hasHead)
-        let moment = base.useMoment(head)
-        let lastUse = table.lastUse(of: found.pointer)
-        let isOver = base.isOver(head, lastUse.time, at: moment)
-        atomicMemoryFence(ordering: .acquiring)
-        let isStillSame = Slot(bits: found.pointer.relaxed).isSameEntry(as: found.slot)
-        if isOver || !isStillSame {
-          heap.unlock(reference)
-          if isStillSame {
-            dropDead(found.slot, at: position)
-            reason = .expired
-          }
-          return .changed
-        }
-        if let moment { lastUse.note(UseTime(moment)) }
-      }
-      base.indexes[position].countHit()
-      found.pointer.countUse(of: found.slot)
-      if !base.namesSlabs { noteHit(found, in: table) }
-      return unsafe .isKeys(
-        .locked(reference, EntryPrefix.value(of: payload, behind: prefix.byteCount, hasHead: found.slot.hasHead)))
+    guard isSame, unsafe payload.bytes.starts(with: prefix) else {
+      heap.unlock(reference)
+      return isSame ? .otherKey : .changed
     }
-    heap.unlock(reference)
-    return isSame ? .otherKey : .changed
+    var moment: UInt64?
+    if found.slot.hasHead || base.notesUses.load(ordering: .relaxed) {
+      let head = unsafe EntryPrefix.head(of: payload.bytes, behind: prefix.byteCount, hasHead: found.slot.hasHead)
+      moment = base.useMoment(head)
+      let isOver = base.isOver(head, table.lastUse(of: found.pointer).time, at: moment)
+      atomicMemoryFence(ordering: .acquiring)
+      let isStillSame = Slot(bits: found.pointer.relaxed).isSameEntry(as: found.slot)
+      if isOver || !isStillSame {
+        heap.unlock(reference)
+        if isStillSame {
+          dropDead(found.slot, at: position)
+          reason = .expired
+        }
+        return .changed
+      }
+    }
+    noteHit(found, in: table, position, at: moment)
+    unsafe lock = .locked(reference, EntryPrefix.value(of: payload, behind: prefix.byteCount, hasHead: found.slot.hasHead))
+    return .isKeys
   }
 
   // MARK: Asking
 
   func contains(_ key: EngineKey, _ prefix: RawSpan) -> Bool {
-    for _ in 0..<64 {
-      guard let (slot, position, _) = findForAccess(key, prefix) else { return false }
-      let outcome = base.elements.check(heap.reference(slot.place))
-      if outcome == .discarded { dropDead(slot, at: position) }
-      guard outcome == .intact, let now = base.indexes[position].find(identity: key.identity, place: slot.place),
-        now.slot.isSameEntry(as: slot)
-      else { continue }
-      return true
+    var read = SlotRead()
+    let end = search(key) { found, table, position in
+      let look = look(at: found, table, position, prefix, &read)
+      guard look == .isKeys else { return look }
+      // All of it.
+      let outcome = base.elements.check(heap.reference(found.slot.place))
+      atomicMemoryFence(ordering: .acquiring)
+      guard Slot(bits: found.pointer.relaxed).isSameEntry(as: found.slot) else { return .changed }
+      if outcome == .discarded { dropDead(found.slot, at: position) }
+      return outcome == .intact ? .isKeys : .changed
     }
-    return shards.hold(homeOf: key) { held in held.contains(key, prefix) }
+    if end == .unsettled { return shards.hold(homeOf: key) { held in held.contains(key, prefix) } }
+    return end == .found
   }
 
   /// When a key's value was loaded, if that is noted.
-  func birth(of key: EngineKey, _ prefix: RawSpan) -> UInt64? { findForAccess(key, prefix)?.head.made }
-
-  /// Finds a key's slot by comparing keys, the position of the shard that has it, and its head. Copies no value and counts no
-  /// use.
-  private func findForAccess(
-    _ key: EngineKey, _ prefix: RawSpan
-  ) -> (slot: Slot, position: UInt64, head: EntryHead)? {
-    search(key, tries: 64) { found, table, position -> Look<(slot: Slot, position: UInt64, head: EntryHead)?> in
-      let reference = heap.reference(found.slot.place)
-      guard Slot(bits: found.pointer.acquired).isSameEntry(as: found.slot) else { return .changed }
-      let read = base.elements.compare(reference, hasHead: found.slot.hasHead, with: prefix)
-      // A lost element counts as found: the caller's lock or check makes it certain.
-      if read.outcome == .discarded { return .isKeys((found.slot, position, read.head)) }
-      guard read.outcome == .intact, read.matches else { return read.outcome == .busy ? .changed : .otherKey }
-      guard base.isOver(read.head, table.lastUse(of: found.pointer).time) else {
-        return .isKeys((found.slot, position, read.head))
-      }
-      dropDead(found.slot, at: position)
-      return .changed
-    } ?? nil
+  func birth(of key: EngineKey, _ prefix: RawSpan) -> UInt64? {
+    var read = SlotRead()
+    switch search(key, { found, table, position in look(at: found, table, position, prefix, &read) }) {
+    case .found: return read.made
+    case .absent: return nil
+    case .unsettled: return shards.hold(homeOf: key) { held in held.peeked(key, prefix, digests: false)?.head.made }
+    }
   }
 }

@@ -102,28 +102,38 @@ import Synchronization
     private let identity: UInt64
     /// Which bits of it count.
     private let mask: UInt64
-    private let first: Int
-    private let second: Int
-    /// A few identities have one bucket, whose slots come once.
-    private let end: Int
-    private var step = 0
+    private var at: Int
+    private var end: Int
+    /// Negative: the second bucket's turn has come, or there is none, as for a few identities.
+    private var second: Int
 
     @inline(__always) fileprivate init(_ table: Table, _ identity: UInt64, mask: UInt64) {
       slots = table.slots
       (self.identity, self.mask) = (identity, mask)
-      (first, second) = table.buckets(of: identity)
-      end = first == second ? SlotIndex.slotsPerBucket : 2 * SlotIndex.slotsPerBucket
+      (at, second) = table.buckets(of: identity)
+      end = at &+ SlotIndex.slotsPerBucket
+      if at == second { second = -1 }
+    }
+
+    /// Prefetches both buckets, since the slot may be in either.
+    @inline(__always) func prefetch() {
+      guard let slots else { return }
+      slots[at].prefetch()
+      if second >= 0 { slots[second].prefetch() }
     }
 
     @inline(__always) mutating func next() -> FoundSlot? {
       guard let slots else { return nil }
-      while step < end {
-        let pointer = slots[step < SlotIndex.slotsPerBucket ? first &+ step : second &+ step &- SlotIndex.slotsPerBucket]
-        step &+= 1
-        let slot = Slot(bits: pointer.acquired)
-        if !slot.isEmpty, (slot.identity ^ identity) & mask == 0 { return FoundSlot(pointer: pointer, slot: slot) }
+      while true {
+        while at < end {
+          let pointer = slots[at]
+          at &+= 1
+          let slot = Slot(bits: pointer.acquired)
+          if !slot.isEmpty, (slot.identity ^ identity) & mask == 0 { return FoundSlot(pointer: pointer, slot: slot) }
+        }
+        guard second >= 0 else { return nil }
+        (at, end, second) = (second, second &+ SlotIndex.slotsPerBucket, -1)
       }
-      return nil
     }
   }
 

@@ -85,7 +85,7 @@ struct CacheLimits: ~Copyable, Sendable {
     let known = knownMemory.load(ordering: .relaxed)
     if known != 0 { return known }
     let memory = ProcessMemory.limit()
-    knownMemory.store(memory, ordering: .relaxed)
+    if ProcessMemory.isKnown { knownMemory.store(memory, ordering: .relaxed) }
     return memory
   }
   private static let knownMemory = Atomic<UInt64>(0)

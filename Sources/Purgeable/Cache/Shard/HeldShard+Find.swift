@@ -111,6 +111,15 @@ extension HeldShard {
     return nil
   }
 
+  /// Whether a key has an entry of a version, nil for any.
+  mutating func isOf(_ version: String?, _ key: EngineKey, _ prefix: RawSpan) -> Bool {
+    guard let version else { return true }
+    return version.withPurgeableBytes { text in
+      var read = MatchingRead()
+      return find(key, prefix, &read).map { isOf(text, $0, read.head, prefix.byteCount) ?? false } ?? false
+    }
+  }
+
   /// As `read`, without counting as a use; a miss is given no reason.
   mutating func peek(
     _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, digests: Bool,

@@ -167,26 +167,30 @@ extension PurgeableCache {
     priority: EntryPriority? = nil, version: String? = nil
   ) -> StoreOutcome {
     let cost = cost.map { UInt64(max(0, $0)) }
-    // Encoded first, outside of every mutex: encoding may be the user's code.
-    var byteCount = 0
-    var outcome = StoreOutcome.notEncodable
-    _ = value.withPurgeableBytesIfEncodable { span in
-      byteCount = span.byteCount
-      outcome = store(span, forKey: key, cost, expiry, recomputeCost, priority, version)
-    }
-    noteRefusal(outcome, of: value, forKey: key, cost: cost ?? UInt64(byteCount))
-    return outcome
+    return encoding(value, forKey: key, cost: cost) { bytes in
+      store(bytes, forKey: key, cost, expiry, recomputeCost, priority, version)
+    } ?? .replaced
   }
 
-  /// Tells of a value that is too large or whose time is over, and counts one that cannot be encoded.
+  /// Calls `store` with a value's bytes, under no mutex, since encoding may be the program's code. Tells of a value that is too
+  /// large or whose time is over, and counts one that cannot be encoded. nil where `store` returns nil.
   @inlinable @inline(__always)
-  func noteRefusal(_ outcome: StoreOutcome, of value: Value, forKey key: Key, cost: UInt64) {
+  func encoding(
+    _ value: Value, forKey key: Key, cost: UInt64?, _ store: (RawSpan) -> StoreOutcome?
+  ) -> StoreOutcome? {
+    var byteCount = 0
+    var outcome: StoreOutcome? = .notEncodable
+    _ = value.withPurgeableBytesIfEncodable { bytes in
+      byteCount = bytes.byteCount
+      outcome = store(bytes)
+    }
     switch outcome {
-    case .stored, .replaced, .outOfMemory, .pinnedByteLimit: break
-    case .tooLarge: tellRefusal(.tooLarge, of: value, forKey: key, cost: cost)
-    case .expired: tellRefusal(.expired, of: value, forKey: key, cost: cost)
+    case .stored, .replaced, .outOfMemory, .pinnedByteLimit, nil: break
+    case .tooLarge: tellRefusal(.tooLarge, of: value, forKey: key, cost: cost ?? UInt64(byteCount))
+    case .expired: tellRefusal(.expired, of: value, forKey: key, cost: cost ?? UInt64(byteCount))
     case .notEncodable: countRefusal()
     }
+    return outcome
   }
 
   @usableFromInline
@@ -369,22 +373,10 @@ extension PurgeableCache {
     return outcome
   }
 
-  @usableFromInline
-  func read(_ key: Key, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool) -> BufferRead {
-    encode(key) { engineKey, prefix in
-      unsafe engine.read(engineKey, prefix: prefix, into: buffer, countsAsUse: countsAsUse)
-    } tracked: { hash in
-      let found = withTracked(key, hash: hash) { engineKey, prefix, held in
-        unsafe held.read(engineKey, prefix, into: buffer, countsAsUse: countsAsUse)
-      }
-      // A key without a number has no entry; the ghost may know why.
-      return found ?? (countsAsUse ? engine.miss(EngineKey(hash: hash), nil) : .miss(.unknown))
-    }
-  }
-
+  /// `version`: nil for any.
   @usableFromInline
   func read(
-    _ key: Key, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool, version: RawSpan
+    _ key: Key, into buffer: UnsafeMutableRawBufferPointer, countsAsUse: Bool, version: RawSpan? = nil
   ) -> BufferRead {
     encode(key) { engineKey, prefix in
       unsafe engine.read(engineKey, prefix: prefix, into: buffer, countsAsUse: countsAsUse, version: version)
@@ -392,6 +384,7 @@ extension PurgeableCache {
       let found = withTracked(key, hash: hash) { engineKey, prefix, held in
         unsafe held.read(engineKey, prefix, into: buffer, countsAsUse: countsAsUse, version: version)
       }
+      // A key without a number has no entry; the ghost may know why.
       return found ?? (countsAsUse ? engine.miss(EngineKey(hash: hash), nil) : .miss(.unknown))
     }
   }

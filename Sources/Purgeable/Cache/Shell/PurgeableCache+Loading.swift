@@ -179,7 +179,9 @@ extension PurgeableCache: Loading {
   @inlinable @inline(__always)
   package func found(_ key: Key, _ version: String?) -> Value? {
     guard let version else { return value(forKey: key) }
-    return value(forKey: key, version: version)
+    // Whether it is known to be absent, the load asks.
+    guard case .hit(let value) = lookUp(key, version: version, countsAsUse: true) else { return nil }
+    return value
   }
 
   @usableFromInline
@@ -205,23 +207,16 @@ extension PurgeableCache: Loading {
   func keep(
     _ value: Value, forKey key: Key, _ terms: LoadTerms, if condition: StoreCondition, recomputeCost: UInt64? = nil
   ) -> StoreOutcome {
-    var byteCount = 0
-    var outcome = StoreOutcome.notEncodable
-    _ = value.withPurgeableBytesIfEncodable { span in
-      byteCount = span.byteCount
+    // Without the permit it counts as replaced by what overtook it.
+    encoding(value, forKey: key, cost: terms.cost) { bytes in
+      if terms.lifetime?.isOver == true { return refuseAtOnce(key, if: condition) }
+      if VersionLimit.isExceeded(by: terms.version) { return .notEncodable }
       let now = moment
       var head = engine.base.head(cost: terms.cost, lifetime: terms.lifetime, recomputeCost: recomputeCost, at: now)
       // Wraps round where the clock does not reach back so far.
       if terms.notesAge { head.made = now &- terms.age }
-      // Without the permit it counts as replaced by what overtook it.
-      if terms.lifetime?.isOver == true {
-        outcome = refuseAtOnce(key, if: condition)
-      } else if !VersionLimit.isExceeded(by: terms.version) {
-        outcome = store(span, forKey: key, head, terms.version, if: condition) ?? .replaced
-      }
-    }
-    noteRefusal(outcome, of: value, forKey: key, cost: terms.cost ?? UInt64(byteCount))
-    return outcome
+      return store(bytes, forKey: key, head, terms.version, if: condition)
+    } ?? .replaced
   }
 
   @usableFromInline
@@ -260,10 +255,10 @@ extension PurgeableCache: Loading {
   }
 
   @usableFromInline
-  func drop(_ key: Key, _ permit: LoadPermit, _ announce: (@Sendable () -> Bool)?) -> Bool {
+  func drop(_ key: Key, version: String?, _ permit: LoadPermit, _ announce: (@Sendable () -> Bool)?) -> Bool {
     withEntry(key) { engineKey, prefix, held in
       guard permit.take(announcing: announce) else { return false }
-      _ = held.remove(engineKey, prefix)
+      if held.isOf(version, engineKey, prefix) { _ = held.remove(engineKey, prefix) }
       return true
     } ?? permit.take(announcing: announce)
   }

@@ -36,13 +36,11 @@ extension PurgeableCache: Reloading {
   func current(_ key: Key) -> (entry: CacheEntry<Key, Value>, terms: EntryTerms)? {
     peek(key).map { entry, peeked in
       let head = peeked.head
-      // Who is due has its age noted.
-      let sinceCreation = head.deadline.map { $0 &- (head.made ?? 0) }
       return (
         entry,
         EntryTerms(
           cost: head.cost, recomputeCost: head.recomputeCost, version: entry.version,
-          lifetime: Lifetime(sinceCreation: sinceCreation, sinceLastUse: head.sinceLastUse))
+          lifetime: Lifetime(until: head.deadline, from: head.made, now: moment, sinceLastUse: head.sinceLastUse))
       )
     }
   }

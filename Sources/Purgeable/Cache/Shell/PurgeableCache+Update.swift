@@ -84,15 +84,7 @@ extension PurgeableCache {
   ) -> StoreOutcome? {
     loads.overtake(key)
     defer { loads.overtake(key) }
-    var byteCount = 0
-    var outcome: StoreOutcome? = .notEncodable
-    _ = value.withPurgeableBytesIfEncodable { span in
-      byteCount = span.byteCount
-      outcome = store(span, forKey: key, head, version, if: .unchanged(peeked))
-    }
-    guard let outcome else { return nil }
-    noteRefusal(outcome, of: value, forKey: key, cost: head.cost ?? UInt64(byteCount))
-    return outcome
+    return encoding(value, forKey: key, cost: head.cost) { store($0, forKey: key, head, version, if: .unchanged(peeked)) }
   }
 
   /// Takes an entry out, if it is as it was peeked at.

@@ -71,10 +71,10 @@ static bool copy(const preview_t *preview, char *bytes) {
 // Once a second: what is idle goes on offer, and previews go that the kernel took, or that nobody has wanted for a day.
 static void tend(void) {
   purgeable_upkeep(NULL);
-  int64_t oldest = time(NULL) - LIFETIME_S;
   for (int i = 0; i < BUCKETS; i++)
     for (preview_t **slot = &buckets[i], *p; (p = *slot);)
-      if (p->facts.used < oldest || purgeable_heap_check(heap, p->reference) == purgeable_outcome_discarded) drop(slot);
+      if (p->facts.used < time(NULL) - LIFETIME_S || purgeable_heap_check(heap, p->reference) == purgeable_outcome_discarded)
+        drop(slot);
       else slot = &p->next;
 }
 
@@ -103,14 +103,11 @@ static bool preview(const char *folder, const char *name, char *bytes) {
   facts_t facts = {.state = {s.st_ino, (uint64_t)s.st_size, (uint64_t)s.st_mtim.tv_sec, (uint64_t)s.st_mtim.tv_nsec}};
   preview_t **slot = find(strcpy(facts.name, name));
   facts.used = time(NULL);
-  if (*slot && !memcmp((*slot)->facts.state, facts.state, sizeof facts.state) && copy(*slot, bytes)) {
-    (*slot)->facts.used = facts.used;
-    return ++hits;
-  }
+  if (*slot && !memcmp((*slot)->facts.state, facts.state, sizeof facts.state) && copy(*slot, bytes))
+    return (*slot)->facts.used = facts.used, ++hits;
   if (*slot) drop(slot);
-  bool is_made = render(path, (size_t)s.st_size, bytes);
-  if (is_made) misses++, keep(&facts, bytes);
-  return is_made;
+  if (!render(path, (size_t)s.st_size, bytes)) return false;
+  return keep(&facts, bytes), ++misses;
 }
 
 static void serve(const char *folder, int client) {
