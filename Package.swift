@@ -119,7 +119,8 @@ let package = Package(
       ],
       swiftSettings: swiftSettings),
     .target(
-      name: "PurgeableTestSupport", dependencies: ["Purgeable"], path: "Tests/Support", swiftSettings: swiftSettings),
+      name: "PurgeableTestSupport", dependencies: ["Purgeable", "CPurgeableCases"], path: "Tests/Support",
+      swiftSettings: swiftSettings),
   ],
   cLanguageStandard: .c17
 )

@@ -143,9 +143,7 @@ struct DoctorSettingsTests {
     }
   }
 
-  private static let filters: ConditionTrait = .enabled(if: cases_can_refuse(), "no filters of system calls (seccomp) here")
-
-  @Test("a filter that refuses: seen, named, and what to write where", filters)
+  @Test("a filter that refuses: seen, named, and what to write where", .filters)
   func filter() async {
     await #expect(processExitsWith: .success) {
       try #require(cases_refuse(cases_call_mincore, EPERM) && cases_refuse(cases_call_process_madvise, ENOSYS))
@@ -155,7 +153,7 @@ struct DoctorSettingsTests {
     }
   }
 
-  @Test("as in gVisor: offers refused, everything else answered", filters)
+  @Test("as in gVisor: offers refused, everything else answered", .filters)
   func asInGVisor() async {
     await #expect(processExitsWith: .success) {
       try #require(cases_refuse_advice(8, EINVAL))
@@ -165,7 +163,7 @@ struct DoctorSettingsTests {
     }
   }
 
-  @Test("as in an emulator: offers and page-outs answered, without any effect", filters)
+  @Test("as in an emulator: offers and page-outs answered, without any effect", .filters)
   func asEmulated() async {
     await #expect(processExitsWith: .success) {
       try #require(cases_refuse_advice(8, 0) && cases_refuse_advice(21, 0))

@@ -13,14 +13,16 @@
 
   @Suite("a database behind a cache: in the wrong moment")
   struct StoreMomentTests {
-    /// Chains of calls, each of which asks for the next one.
+    /// Chains of calls, each of which asks for the next one: ten thousand, and more until the first call is let go of.
     private final class Chains: Sendable {
       final class Token: Sendable {}
       let threads = ReadThreads()
       let count = Atomic<Int>(0)
       let isOver = DispatchSemaphore(value: 0)
-      /// Whether the first call was let go of in the middle of it.
+      /// Whether the first call was let go of in the middle of them.
       let isFirstGone = Atomic<Bool>(false)
+      /// The thread that had it may be kept from going on for a while.
+      private let end = MonotonicTime.now + 20_000_000_000
       private let token = Mutex<WeakToken>(WeakToken())
       private struct WeakToken { weak var token: Token? }
 
@@ -33,8 +35,11 @@
 
       private func goOn() {
         let number = count.add(1, ordering: .relaxed).newValue
-        if number == 5000 { isFirstGone.store(token.withLock { $0.token == nil }, ordering: .relaxed) }
-        if number < 10_000 { threads.run { self.goOn() } } else { isOver.signal() }
+        let isGone = token.withLock { $0.token == nil }
+        // Later the chains end, and nobody waits any more.
+        let isInTime = MonotonicTime.now < end
+        if isGone && isInTime { isFirstGone.store(true, ordering: .relaxed) }
+        if number < 10_000 || !isGone && isInTime { threads.run { self.goOn() } } else { isOver.signal() }
       }
     }
 
@@ -206,13 +211,7 @@
         defer { place.folder.remove() }
         store.setValue(content(1, count: 20_000), forKey: "a")
         demand(patiently { store.statistics.writeCount == 1 }, "written by itself")
-        let resource = __rlimit_resource_t(RLIMIT_NOFILE.rawValue)
-        var before = rlimit()
-        demand(unsafe getrlimit(resource, &before) == 0)
-        var none = rlimit(rlim_cur: 0, rlim_max: before.rlim_max)
-        demand(unsafe setrlimit(resource, &none) == 0)
-        demand((try? store.flush()) == nil, "no descriptor")
-        demand(unsafe setrlimit(resource, &before) == 0)
+        withoutDescriptors { demand((try? store.flush()) == nil, "no descriptor") }
         do { try store.flush() } catch { fatalError("\(error)") }
         demand((try? store.close()) != nil)
       }
@@ -225,14 +224,8 @@
         defer { place.folder.remove() }
         store.setValue([1], forKey: "a")
         demand((try? store.flush()) != nil, "a flush")
-        let resource = __rlimit_resource_t(RLIMIT_NOFILE.rawValue)
-        var before = rlimit()
-        demand(unsafe getrlimit(resource, &before) == 0)
-        var none = rlimit(rlim_cur: 0, rlim_max: before.rlim_max)
         demand(unsafe unlink("\(place.path)/data/database-wal") == 0, "the log's name")
-        demand(unsafe setrlimit(resource, &none) == 0)
-        demand((try? store.flush()) == nil, "no descriptor")
-        demand(unsafe setrlimit(resource, &before) == 0)
+        withoutDescriptors { demand((try? store.flush()) == nil, "no descriptor") }
         do { try store.flush() } catch { fatalError("\(error)") }
         store.cache.removeAll()
         demand(store.value(forKey: "a") == [1], "what was in the log")

@@ -390,48 +390,6 @@ import Testing
       }
     }
 
-    @Test("the folder is its owner's alone, and says that it is a cache")
-    func folder() throws {
-      try withPlace { place in
-        try place.withStore { store in store.setValue([1], forKey: "a") }
-        let tag = try String(contentsOfFile: place.path + "/CACHEDIR.TAG", encoding: .utf8)
-        #expect(tag.hasPrefix("Signature: 8a477f597d28d172789f06886806bc55\n"))
-        var status = stat()
-        #expect(unsafe stat(place.path, &status) == 0 && status.st_mode & 0o777 == 0o700)
-        // Read back without the log: closed, it is written back.
-        #expect(!FileManager.default.fileExists(atPath: place.database + "-wal"))
-      }
-    }
-
-    @Test("with no directory given it is where XDG_CACHE_HOME says, else in HOME's .cache; without either it says so")
-    func cacheDirectory() async {
-      await #expect(processExitsWith: .success) {
-        let root = try FakeRoot()
-        defer { root.remove() }
-        func failure() -> PurgeableError? {
-          do throws(PurgeableError) { try BytesStore("pages", cache: PurgeableCache()).close() } catch { return error }
-          return nil
-        }
-        func isThere(_ path: String) -> Bool { FileManager.default.fileExists(atPath: "\(root.path)/\(path)/pages/CACHEDIR.TAG") }
-        unsafe setenv("HOME", root.path + "/home", 1)
-        unsafe setenv("XDG_CACHE_HOME", root.path + "/caches", 1)
-        demand(failure() == nil && isThere("caches") && !isThere("home/.cache"), "where XDG_CACHE_HOME says")
-        // The specification has relative paths ignored.
-        for name in ["caches", ""] {
-          try FileManager.default.removeItem(atPath: root.path + "/caches")
-          try FileManager.default.createDirectory(atPath: root.path + "/caches", withIntermediateDirectories: true)
-          unsafe setenv("XDG_CACHE_HOME", name, 1)
-          demand(failure() == nil && isThere("home/.cache"), "in HOME")
-          try FileManager.default.removeItem(atPath: root.path + "/home")
-        }
-        unsafe unsetenv("XDG_CACHE_HOME")
-        demand(failure() == nil && isThere("home/.cache") && !isThere("caches"), "in HOME")
-        unsafe unsetenv("HOME")
-        let error = failure()
-        demand(error?.kind == .invalidArgument("directory") && error?.explanation.contains("HOME") == true, "\(error as Any)")
-      }
-    }
-
     /// A value of which the second reading of its bytes waits: a store reads them for the database, then for memory.
     private struct SlowValue: PurgeableValue, Equatable {
       let number: UInt8

@@ -150,7 +150,7 @@ final class LoadCall: @unchecked Sendable {
   var waiterCount = 0
   var task: Task<Void, Never>?
   /// Nobody waits any more: later askers load anew.
-  var isCancelled = false
+  let isCancelled = Atomic<Bool>(false)
   /// Of a load in a task.
   let hasEnded = Atomic<Bool>(false)
 

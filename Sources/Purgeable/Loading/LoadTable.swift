@@ -128,7 +128,8 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
       // for one who looks in fewer places.
       func open(ofTasks: Bool) -> Flight? {
         loaded.flights.last {
-          ($0.call.thread == nil) == ofTasks && !$0.isInner && !$0.call.isCancelled && $0.permit.isCurrent
+          ($0.call.thread == nil) == ofTasks && !$0.isInner && !$0.call.isCancelled.load(ordering: .relaxed)
+            && $0.permit.isCurrent
             && VersionLimit.isSame($0.version, terms.version) && (terms.isLookUp || !$0.isLookUp)
         }
       }
@@ -146,9 +147,6 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
 
   /// Notes the task that loads, which is cancelled when nobody waits any more. Called by an asker that waits.
   func note(_ task: Task<Void, Never>, of call: LoadCall) { locked { _ in call.task = task } }
-
-  /// Whether nobody waits for it any more.
-  func isCancelled(_ call: LoadCall) -> Bool { locked { _ in call.isCancelled } }
 
   /// Blocks the thread until the load has ended. In a forked child, nobody may be left to wake it from one that had ended.
   @usableFromInline
@@ -179,7 +177,7 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
       (waiter.isOver, waiter.hasLeft) = (true, true)
       seat.flight.remove(waiter)
       guard call.thread == nil, call.waiterCount == 0 else { return (true, nil) }
-      call.isCancelled = true
+      call.isCancelled.store(true, ordering: .relaxed)
       return (true, call.task)
     }
     // Under no mutex: the program's code.

@@ -206,7 +206,7 @@ extension Loading {
     switch result {
     case .success(let values):
       let part = countLoad(terms, since: start, failed: false) / UInt64(seats.count)
-      if loads.isCancelled(seats[0].flight.call) {
+      if seats[0].flight.call.isCancelled.load(ordering: .relaxed) {
         for seat in seats { loads.end(seat.flight, .failure(NothingLoaded())) }
         return
       }

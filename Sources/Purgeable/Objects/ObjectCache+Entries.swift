@@ -62,6 +62,7 @@ extension ObjectCache {
       if entry.isOver || reason != .removed && (entry.priority == .pinned || isLeaving(entry.value)) { continue }
       guard try mayGo(entry) else { continue }
       loads.overtake(entry.key)
+      // What the handler loads comes after the removal.
       ending {
         if store.remove(noted, reason, evenIfUsed: true) { count += 1 }
         loads.overtake(entry.key)

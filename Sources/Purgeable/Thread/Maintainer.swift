@@ -147,12 +147,12 @@ final class Maintainer: ForkProtected {
 
   var currentLevel: PressureLevel {
     let process = getpid()
-    let known = state.withLock { $0.isWatching && $0.threadOwner == process ? $0.statistics.level : nil }
-    if let known { return known }
-    let (given, isForked) = state.withLock { state -> ((any PressureSource)?, Bool) in
+    let (known, given, isForked) = state.withLock { state -> (PressureLevel?, (any PressureSource)?, Bool) in
+      if state.isWatching, state.threadOwner == process { return (state.statistics.level, nil, false) }
       defer { state.givenProcess = process }
-      return (state.given, state.givenProcess != process)
+      return (nil, state.given, state.givenProcess != process)
     }
+    if let known { return known }
     if let given {
       if isForked { given.reopen() }
       return given.level(ready: [])

@@ -79,8 +79,7 @@ struct SaveFaultTests {
   }
 
   @Test(
-    "whichever call the kernel refuses, the save throws, the old file stays, and no other is left", .forks,
-    .enabled(if: cases_can_refuse(), "no filters of system calls (seccomp) here"),
+    "whichever call the kernel refuses, the save throws, the old file stays, and no other is left", .forks, .filters,
     arguments: [
       (cases_call_write.rawValue, "write", ENOSPC), (cases_call_fsync.rawValue, "fsync", EIO),
       (cases_call_rename.rawValue, "rename", EACCES),
@@ -98,8 +97,7 @@ struct SaveFaultTests {
   }
 
   @Test(
-    "after a failure the next save goes through; without a wait for the disk none is made", .forks,
-    .enabled(if: cases_can_refuse(), "no filters of system calls (seccomp) here"))
+    "after a failure the next save goes through; without a wait for the disk none is made", .forks, .filters)
   func afterwards() async {
     await #expect(processExitsWith: .success) {
       guard let folder = try? FakeRoot(), let cache = try? PurgeableCache<UInt32, [UInt8]>() else {

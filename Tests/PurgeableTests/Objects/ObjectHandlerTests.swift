@@ -241,6 +241,25 @@ struct ObjectHandlerTests {
     }
   }
 
+  @Test("what a handler finds out of a key that was just removed stands", arguments: [false, true])
+  func foundOutByHandler(evicts: Bool) throws {
+    let cache = try ObjectCache<Int, Int>()
+    let asked = Mutex<[Int]>([])
+    cache.setDepartureHandler { [weak cache] departure in
+      asked.withLock { $0.append(departure.key) }
+      _ = cache?.value(forKey: departure.key, keepingNilFor: .seconds(3600)) { () -> Int? in nil }
+    }
+    for key in 0..<4 { cache[key] = key }
+    #expect((evicts ? cache.evictAll(where: { $0.key < 2 }) : cache.removeAll(where: { $0.key < 2 })) == 2)
+    #expect(asked.withLock { $0 } == [0, 1] && cache.count == 2)
+    for key in 0..<2 {
+      guard case .miss(.absent) = cache.lookUpValue(forKey: key) else {
+        Issue.record("\(key) is not known to be absent")
+        continue
+      }
+    }
+  }
+
   @Test("removeAll(where:) removes what was read meanwhile, and keeps what was stored meanwhile")
   func removedThoughRead() throws {
     let cache = try ObjectCache<Int, Int>()

@@ -316,14 +316,7 @@ struct PressureThreadTests {
   func outOfDescriptors() async {
     await #expect(processExitsWith: .success) {
       hearThisMachine()
-      var limit = rlimit()
-      let resource = __rlimit_resource_t(RLIMIT_NOFILE.rawValue)
-      unsafe getrlimit(resource, &limit)
-      let usual = limit
-      // The limit allows no descriptor beyond those that are open.
-      limit.rlim_cur = rlim_t(openDescriptors().keys.max()! + 1)
-      for number in 0..<Int32(limit.rlim_cur) where fcntl(number, F_GETFD) < 0 { _ = dup2(0, number) }
-      require(unsafe setrlimit(resource, &limit) == 0, "setrlimit")
+      let none = NoDescriptors()
       require(unsafe open("/dev/null", O_RDONLY) < 0, "none left")
       let cache = try Self.filled()
       let monitor = PressureMonitor()
@@ -333,8 +326,7 @@ struct PressureThreadTests {
       sleep(2)
       require(cache.count == 2000, "all there")
       let poor = PurgeableMemory.pressureStatistics.sourceName
-      limit = usual
-      require(unsafe setrlimit(resource, &limit) == 0, "setrlimit")
+      none.end()
       let here = SystemPressureSource()
       require(here.name == poor || patiently { PurgeableMemory.pressureStatistics.sourceName == here.name }, "the best again")
       here.close()

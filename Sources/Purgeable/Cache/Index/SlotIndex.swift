@@ -75,12 +75,7 @@ import Synchronization
     }
 
     /// Prefetches the two buckets of an identity.
-    @inline(__always) func prefetch(identity: UInt64) {
-      guard let slots else { return }
-      let (first, second) = buckets(of: identity)
-      slots[first].prefetch()
-      slots[second].prefetch()
-    }
+    @inline(__always) func prefetch(identity: UInt64) { candidates(of: identity).prefetch() }
 
     /// In a pass over this table: prefetches the two buckets in another one, or in this, of a slot that comes soon. Where slots
     /// come in the order of their first buckets, the second ones are scattered.

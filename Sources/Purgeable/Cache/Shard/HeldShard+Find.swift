@@ -44,8 +44,9 @@ extension HeldShard {
   private mutating func find(
     _ key: EngineKey, _ prefix: RawSpan, into buffer: UnsafeMutableRawBufferPointer, _ read: inout MatchingRead
   ) -> FoundSlot? {
-    index.prefetch(identity: key.identity)
-    for found in index.current().candidates(of: key.identity) {
+    let candidates = index.current().candidates(of: key.identity)
+    candidates.prefetch()
+    for found in candidates {
       let reference = heap.reference(found.slot.place)
       // Busy under the mutex: the thread was preempted over and over, or the slab died in a forked child.
       for _ in 0..<64 {
