@@ -98,9 +98,22 @@ extension MemoryRoom {
   package static func missingBytes(
     in group: MemoryGroup?, isShort: Bool, offeredBytes: UInt64, root: String = "/"
   ) -> UInt64 {
+    look(in: group, isShort: isShort, offeredBytes: offeredBytes, root: root).missingBytes
+  }
+
+  /// The same, and how many bytes more could be taken before a reaction would begin: of whichever has the fewest, below 0 where it
+  /// would; nil where nothing can be read.
+  static func look(
+    in group: MemoryGroup?, isShort: Bool, offeredBytes: UInt64, root: String = "/"
+  ) -> (missingBytes: UInt64, spareBytes: Int?) {
     var most: UInt64 = 0
-    forEach(in: group, offeredBytes: offeredBytes, root: root) { most = max(most, $0.missingBytes(isShort: isShort)) }
-    return most
+    var least: Int?
+    forEach(in: group, offeredBytes: offeredBytes, root: root) { room in
+      most = max(most, room.missingBytes(isShort: isShort))
+      let spare = Int(clamping: room.byteCount) - Int(clamping: room.total / criticalShare)
+      least = min(least ?? spare, spare)
+    }
+    return (most, least)
   }
 
   /// Calls `body` with the machine's room, and that of each group that limits us, as reactions count it.

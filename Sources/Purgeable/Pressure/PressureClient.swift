@@ -36,8 +36,8 @@ protocol PressureClient: ForkProtected {
   func giveSlice(ofParts parts: Int, isFelt: Bool) -> Bool
   /// Step 4.
   func shrinkBookkeeping(_ level: PressureLevel)
-  /// Step 5. From here on it grows slowly.
-  func beginSlowGrowth()
+  /// Step 5. From here on it grows slowly. `factor`: how many times what it holds it may hold at once; nil where nobody knows.
+  func beginSlowGrowth(by factor: Double?)
 }
 
 /// A client that keeps nothing off offer, and gives nothing in a reaction.
@@ -50,7 +50,7 @@ extension PressureClient {
   func beginReaction() {}
   func giveSlice(ofParts parts: Int, isFelt: Bool) -> Bool { false }
   func shrinkBookkeeping(_ level: PressureLevel) {}
-  func beginSlowGrowth() {}
+  func beginSlowGrowth(by factor: Double?) {}
 }
 
 /// A client as the list knows it. `@safe`: the client leaves the list before it ends, under the mutex under which this is read.

@@ -6,7 +6,7 @@
 //   3  slabs are given back in the policy's order,          entries are evicted, those worth it are copied out
 //      slice by slice, until enough room is left            (a sixteenth of what is held a slice)
 //   4  indexes, and at the critical level ghosts, shrink    misses say less of their reasons
-//   5  less may be locked, and growth is slowed down        until pressure has ended; until nothing was given back for a minute
+//   5  less may be locked, and growth is slowed down        until pressure has ended; for a minute (SlowGrowth.swift)
 //
 // One call gives back slices as long as memory is short, for a fifth of a second at most; the next event goes on.
 
@@ -48,19 +48,27 @@ enum PressureReaction {
   ) -> PressureRelief {
     // Once begun, giving back goes on until there is more room than it takes to begin.
     var isShort = false
-    return run(clients, level, told: told, mustGive: mustGive) { offered in
-      isShort = MemoryRoom.missingBytes(in: group, isShort: isShort, offeredBytes: offered) > 0
-      return isShort
-    }
+    // What the clients could have held at the worst moment.
+    var least: Int?
+    return run(
+      clients, level, told: told, mustGive: mustGive,
+      isShort: { offered in
+        let room = MemoryRoom.look(in: group, isShort: isShort, offeredBytes: offered)
+        if let spare = room.spareBytes { least = min(least ?? .max, Int(clamping: offered) + spare) }
+        isShort = room.missingBytes > 0
+        return isShort
+      },
+      growth: { offered in least.map { Double($0) / Double(max(1, offered)) } })
   }
 
   /// `isShort` is asked before each slice; false ends the reaction. At the critical level, one slice is given in any case.
   /// `isFelt`: false when the program asked for the level; the locked limit then stays with the level of the pressure sources.
-  /// `told`: as above; nil for `level`.
+  /// `told`: as above; nil for `level`. `growth`: how many times what is left the clients may hold at once; nil where nobody knows.
   @discardableResult
   static func run(
     _ clients: some Sequence<any PressureClient>, _ level: PressureLevel, told: PressureLevel? = nil,
-    timeLimit: UInt64 = timeLimit, mustGive: Bool = false, isFelt: Bool = true, isShort: (_ offeredBytes: UInt64) -> Bool
+    timeLimit: UInt64 = timeLimit, mustGive: Bool = false, isFelt: Bool = true, isShort: (_ offeredBytes: UInt64) -> Bool,
+    growth: (_ offeredBytes: UInt64) -> Double? = { _ in nil }
   ) -> PressureRelief {
     let begin = MonotonicTime.now
     var relief = PressureRelief()
@@ -84,11 +92,12 @@ enum PressureReaction {
       let gave = clients.reduce(false) { gave, client in client.giveSlice(ofParts: sliceShare, isFelt: isFelt) || gave }
       if !gave { break }
     }
+    let growth = isFirst ? nil : growth(offeredBytes(clients))
     for client in clients {
       client.shrinkBookkeeping(level)
       // Growth slows down only if a slice was given: otherwise there is room to grow. The kernel may have discarded pages all the
       // same, and a limit at what it left would sink with each event.
-      if !isFirst { client.beginSlowGrowth() }
+      if !isFirst { client.beginSlowGrowth(by: growth) }
     }
     let after = returnedBytes(clients)
     relief.givenBackBytes = max(0, after - before)

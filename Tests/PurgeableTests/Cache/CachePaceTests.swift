@@ -54,6 +54,62 @@ struct CachePaceTests {
     expect(growth, clock, 11 * mebibyte)
   }
 
+  @Test("where the room is known, growth begins there, after a pause, and never above what was held before")
+  func toRoom() {
+    let clock = SetClock()
+    let growth = SlowGrowth()
+    growth.begin(before: 160 * mebibyte, held: 100 * mebibyte, room: 130 * mebibyte, now: clock.monotonic.now())
+    expect(growth, clock, 130 * mebibyte)
+    clock.advance(seconds: 1)
+    expect(growth, clock, 130 * mebibyte)
+    clock.advance(seconds: 1)
+    expect(growth, clock, 140 * mebibyte)
+    // From here on it may hold 150, and could hold as much: nothing begins anew, however little is held.
+    clock.advance(seconds: 1)
+    growth.begin(before: 110 * mebibyte, held: 90 * mebibyte, room: 150 * mebibyte, now: clock.monotonic.now())
+    expect(growth, clock, 150 * mebibyte)
+    expect(growth, clock, remaining: 57 * second)
+    clock.advance(seconds: 57)
+    for room in [300, 20] {
+      growth.begin(before: 160 * mebibyte, held: 100 * mebibyte, room: room * mebibyte, now: clock.monotonic.now())
+      expect(growth, clock, (room == 300 ? 160 : 100) * mebibyte)
+    }
+  }
+
+  @Test("the pause doubles where memory is short again within four seconds of it, up to sixteen seconds, else it halves")
+  func pauses() {
+    let clock = SetClock()
+    let growth = SlowGrowth()
+    /// Short again after so many seconds: looks for the pause that follows.
+    func begin(after seconds: Double, room: Int = 100, pause: Double) {
+      clock.advance(seconds: seconds)
+      growth.begin(before: 160 * mebibyte, held: 80 * mebibyte, room: room * mebibyte, now: clock.monotonic.now())
+      clock.advance(seconds: pause)
+      expect(growth, clock, room * mebibyte)
+      clock.advance(seconds: 0.5)
+      expect(growth, clock, (room + 5) * mebibyte)
+    }
+    begin(after: 100, pause: 1)
+    begin(after: 0, pause: 2)
+    begin(after: 3, pause: 4)
+    begin(after: 0, pause: 8)
+    begin(after: 0, pause: 16)
+    begin(after: 3, pause: 16)
+    begin(after: 4, pause: 8)
+    begin(after: 4, pause: 4)
+    begin(after: 4, pause: 2)
+    begin(after: 4, pause: 1)
+    begin(after: 4, pause: 1)
+    begin(after: 0, pause: 2)
+    // In the pause: the wave was deeper, not sooner.
+    growth.begin(before: 160 * mebibyte, held: 80 * mebibyte, room: 100 * mebibyte, now: clock.monotonic.now())
+    clock.advance(seconds: 4)
+    expect(growth, clock, 100 * mebibyte)
+    begin(after: 0, room: 90, pause: 4)
+    // After a minute all is forgotten.
+    begin(after: 60, pause: 1)
+  }
+
   @Test("however little is left, a cache may hold four mebibytes; a clock that went back is a clock that stands")
   func floor() {
     let clock = SetClock()

@@ -205,6 +205,28 @@ struct CacheReactionTests {
     #expect(abs(grown - before / 2) < before / 16, "\(grown) of \(before)")
   }
 
+  @Test("where the reaction knows how much there is room for, growth begins there")
+  func learntGrowth() throws {
+    let clock = SetClock()
+    let cache = try filled(40_000, clock: clock.monotonic)
+    let base = cache.engine.base
+    let before = base.chargedBytes
+    var slices = 0
+    PressureReaction.run(
+      [cache.engine], .warning, timeLimit: .max,
+      isShort: { _ in
+        slices += 1
+        return slices <= 4
+      }, growth: { _ in 1.125 })
+    let held = base.chargedBytes
+    #expect(
+      held < before / 5 * 4 && base.growthLimit == held / 8 * 9 + held % 8 * 9 / 8, "\(base.growthLimit), \(held), \(before)")
+    clock.advance(seconds: 1)
+    #expect(base.growthLimit == held / 8 * 9 + held % 8 * 9 / 8, "a pause")
+    clock.advance(seconds: 0.5)
+    #expect(base.growthLimit > held / 8 * 9 + before / 40)
+  }
+
   @Test("growth afterwards is slow, yields to what has no other room, and ends")
   func growth() throws {
     // The test's clock stands still, however long the calls take.

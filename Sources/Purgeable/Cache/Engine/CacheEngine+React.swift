@@ -72,9 +72,11 @@ extension CacheEngine: PressureClient {
   }
 
   /// Step 5. From here on the cache grows slowly.
-  func beginSlowGrowth() {
+  func beginSlowGrowth(by factor: Double?) {
     let before = heldBeforeReaction.load(ordering: .relaxed)
-    base.limits.growth.begin(before: before, held: base.chargedBytes, now: base.clock.now())
+    let held = base.chargedBytes
+    let room = factor.map { Int(min(max(0, Double(held) * $0), 0x1p62)) }
+    base.limits.growth.begin(before: before, held: held, room: room, now: base.clock.now())
   }
 
   /// All steps on demand. Beyond what is lost or empty, `warning` gives back a sixteenth of what is held, and `critical` a
