@@ -93,9 +93,10 @@ typedef struct purgeable_heap_options {
   purgeable_moved_t PURGEABLE_NULLABLE moved;
   /// The first argument of `moved`.
   void *PURGEABLE_NULLABLE context;
-  /// With `moved`: allocations never compact, so never call back. `purgeable_heap_trim` and `purgeable_heap_offer_idle` do. A
-  /// slab less than the limit is left for allocations then, so that there is room for the copies; above it an allocation answers
-  /// ENOMEM, and may be tried again after a trim.
+  /// With `moved`: allocations never compact, so never call back. `purgeable_heap_trim` does, and `purgeable_heap_offer_idle`
+  /// where it has work (`purgeable_heap_has_pending`; none with `purgeable_offering_never`). A slab less than the limit is left
+  /// for allocations then, so that there is room for the copies; above it an allocation answers ENOMEM, and may be tried again
+  /// after a trim.
   bool defers_compaction;
   /// For owners that free under a mutex of their own: a slab that ends is not wiped there and then, which is a system call.
   /// `purgeable_heap_wipe_deferred` does it, or the next slab that begins, `purgeable_heap_offer_idle` or `purgeable_heap_trim`.

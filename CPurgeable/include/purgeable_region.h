@@ -175,7 +175,7 @@ bool purgeable_region_fills_here(const purgeable_region_t *PURGEABLE_NULLABLE re
 /// Returns 0, EINVAL (NULL), EPERM (not locked: nothing is changed).
 int purgeable_region_unlock(purgeable_region_t *PURGEABLE_NULLABLE region);
 
-/// How many locks are held; 0 for NULL.
+/// How many locks are held; while an offer of the region is under way, those that wait for its end. 0 for NULL.
 uint32_t purgeable_region_lock_count(const purgeable_region_t *PURGEABLE_NULLABLE region);
 
 /// Whether content was lost. Looks at every page's witness, records a loss it finds, and stays true until refilled.

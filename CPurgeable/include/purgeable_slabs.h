@@ -128,8 +128,8 @@ int purgeable_heap_move(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_ref
                         purgeable_reference_t *PURGEABLE_NULLABLE to);
 
 /// Copies all living elements of a slab to the end of `stream` (`purgeable_heap_move` for each) and gives the slab back.
-/// Discarded elements stay for their owner to free; `*staying_count` (may be NULL) counts the elements that stay, whatever the
-/// reason.
+/// Discarded elements stay for their owner to free. With 0 and EBUSY `*staying_count` (may be NULL) is how many elements stay
+/// because they are discarded, or because the owner refused.
 /// Returns 0 (given back, or nothing but locks keeps it: then the last unlock gives it back), EBUSY (elements stay), ESTALE,
 /// EINVAL, ENOMEM, EAGAIN (as `purgeable_heap_move`). The slab is sealed by this.
 int purgeable_slab_evacuate(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_slab_t slab, purgeable_stream_t stream,

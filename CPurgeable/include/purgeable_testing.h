@@ -110,9 +110,10 @@ void purgeable_testing_slow_reads(uint32_t rounds);
 /// and does nothing, in a build without hooks.
 bool purgeable_testing_set_pause(void (*pause)(void *context), void *context);
 
-/// The same for births of large elements, after the slab looks sealed and before its life begins. The heap's mutex is held, so
-/// `pause` must not call the heap.
-bool purgeable_testing_set_birth_pause(void (*pause)(void *context), void *context);
+/// The same where a mutex is held: in births of large elements, after the slab looks sealed and before its life begins (the
+/// heap's), and in drains of the regions' queue, when a region has been taken from it (the pool's). `pause` must not call what
+/// takes it.
+bool purgeable_testing_set_inner_pause(void (*pause)(void *context), void *context);
 
 /// In a build with hooks: how many locks of regions found a madvise running when they began, and waited for it; else 0.
 uint64_t purgeable_testing_waited_lock_count(void);

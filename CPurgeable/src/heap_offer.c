@@ -149,10 +149,12 @@ static void offer_pages(offer_round_t *round, const purgeable__spot_t *spot, siz
     range->length = (size_t)(wanted_end - range->start);
     range->reach = pages_end;
   }
-  // Behind the last page of a sealed slab there is nothing that could be in use.
-  if (range->reach == pages_end && purgeable__is_sealed(spot->slab)) {
-    range->reach = first + load_relaxed(&spot->slab->unit_count) * round->heap->slab_bytes;
-  }
+  // Behind the last page of a sealed slab there is nothing that could be in use. Unless it was sealed after the claim: then more
+  // pages have been filled, and may be written at this moment. A mapping of its own may end before the slab's last unit does.
+  if (range->reach != pages_end || !purgeable__is_sealed(spot->slab)) return;
+  uint32_t units = load_relaxed(&spot->slab->unit_count);
+  bool is_whole = pages == purgeable__filled_pages(round->heap, spot->slab);
+  if (is_whole && units <= round->heap->units_per_chunk) range->reach = first + units * round->heap->slab_bytes;
 }
 
 // What a claimed slab has to offer: marked before the madvise, under OFFERING.

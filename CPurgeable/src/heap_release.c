@@ -43,7 +43,9 @@ bool purgeable__release(purgeable_heap_t *heap, purgeable__spot_t spot) {
   if (is_empty && is_sealed) {
     purgeable__give_back_if_empty(heap, spot, purgeable__generation(before));
   } else if (heap->offering == purgeable_offering_immediate || (is_sealed && purgeable__nothing_may_wait(heap))) {
-    (void)purgeable__offer_run(heap, &spot, 1, false, NULL);
+    int error = purgeable__offer_run(heap, &spot, 1, false, NULL);
+    // An open slab's last page is left, and what was written beside an offer that is under way.
+    if (!is_sealed || error == EBUSY) purgeable__note_pending(heap);
   } else {
     purgeable__note_pending(heap);
   }

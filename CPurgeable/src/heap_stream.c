@@ -153,12 +153,16 @@ int purgeable_slab_information(purgeable_heap_t *heap, purgeable_slab_t slab, pu
 int purgeable_slab_note_age(purgeable_heap_t *heap, purgeable_slab_t slab, uint64_t first, uint64_t last) {
   if (heap == NULL || !heap->keeps_ages) return EINVAL;
   purgeable__enter(heap);
+  // Under the mutex its life neither ends nor begins.
+  pthread_mutex_lock(&heap->control->mutex);
   purgeable__spot_t spot = purgeable__find_slab(heap, slab);
-  if (spot.slab == NULL) return ESTALE;
-  purgeable__ages_t *ages = purgeable__ages_at(heap, spot);
-  if (first != 0) store_relaxed(&ages->first, first);
-  if (last != 0) store_relaxed(&ages->last, last);
-  return 0;
+  if (spot.slab != NULL) {
+    purgeable__ages_t *ages = purgeable__ages_at(heap, spot);
+    if (first != 0) store_relaxed(&ages->first, first);
+    if (last != 0) store_relaxed(&ages->last, last);
+  }
+  pthread_mutex_unlock(&heap->control->mutex);
+  return spot.slab == NULL ? ESTALE : 0;
 }
 
 int purgeable_slab_withhold(purgeable_heap_t *heap, purgeable_slab_t slab, bool withholds) {

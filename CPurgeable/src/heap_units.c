@@ -132,7 +132,7 @@ static void begin_life(purgeable_heap_t *heap, purgeable__spot_t one, bool is_fi
   }
   store_release(&slab->state, (uint8_t)(is_first ? state : slab_continuation));
   // From here to the word's store it looks sealed and empty. A word of generation 0, as in a first life, is no life's until then.
-  if (state == slab_large && is_first) PURGEABLE_TEST_PAUSE_IN_BIRTH();
+  if (state == slab_large && is_first) PURGEABLE_TEST_PAUSE_INSIDE();
   // A large slab is sealed and without living elements from birth: its writer's count is what keeps it from being given back.
   uint64_t begin = !is_first ? DYING : state == slab_large ? 1 : 0;
   if (count > heap->units_per_chunk) begin |= ALONE;

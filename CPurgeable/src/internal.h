@@ -168,15 +168,15 @@ extern _Atomic uint32_t purgeable__slow_read_rounds;
   ((load_relaxed(&purgeable__rules_off) & (unsigned)purgeable_testing_rule_##name) == 0)
 #define PURGEABLE_TEST_PAUSE() purgeable__pause_for_test()
 void purgeable__pause_for_test(void);
-#define PURGEABLE_TEST_PAUSE_IN_BIRTH() purgeable__pause_in_birth_for_test()
-void purgeable__pause_in_birth_for_test(void);
+#define PURGEABLE_TEST_PAUSE_INSIDE() purgeable__pause_inside_for_test()
+void purgeable__pause_inside_for_test(void);
 // Counts the looks of one piece of work (looks.c).
 #define PURGEABLE_LOOKS(kind, count) purgeable__count_looks(purgeable_testing_looks_##kind, count)
 void purgeable__count_looks(purgeable_testing_looks_t kind, uint64_t count);
 #else
 #define PURGEABLE_RULE(name) true
 #define PURGEABLE_TEST_PAUSE() ((void)0)
-#define PURGEABLE_TEST_PAUSE_IN_BIRTH() ((void)0)
+#define PURGEABLE_TEST_PAUSE_INSIDE() ((void)0)
 #define PURGEABLE_LOOKS(kind, count) ((void)(count))
 #endif
 

@@ -10,9 +10,9 @@
 int purgeable__region_offer(purgeable_region_t *region) {
   uint64_t word = purgeable__word_load(region);
   // Linked before the offer, because the region may be destroyed after it. A link to a region that is not on offer is harmless.
-  if ((word & (WORD_QUEUED | WORD_AGAIN | WORD_DISCARDED)) == 0 && purgeable__word_count(word) == 0) {
-    purgeable__again_push(region);
-  }
+  // One that was used since it was linked begins anew.
+  bool is_linked = (word & WORD_QUEUED) != 0 || (word & (WORD_AGAIN | WORD_ON_OFFER)) == (WORD_AGAIN | WORD_ON_OFFER);
+  if (!is_linked && (word & WORD_DISCARDED) == 0 && purgeable__word_count(word) == 0) purgeable__again_push(region);
   bool again = PURGEABLE_RULE(offer_again);
   for (;;) {
     if ((word & WORD_DISCARDED) != 0) return 0;

@@ -102,10 +102,9 @@ static void ring_take(purgeable__link_t *head, purgeable__link_t *taken) {
   ring_init(head);
 }
 
-static void count_pending(purgeable__shared_t *shared, const purgeable_region_t *region, bool is_more) {
+static void count_pending(purgeable__shared_t *shared, uint64_t bytes, bool is_more) {
   assert(purgeable__is_held(&shared->mutex));
   assert(is_more || load_relaxed(&shared->pending_count) != 0);
-  uint64_t bytes = purgeable__region_bytes(region);
   add_relaxed(&shared->pending_count, is_more ? 1 : (uint64_t)-1);
   add_relaxed(&shared->pending_bytes, is_more ? bytes : -bytes);
 }
@@ -138,7 +137,7 @@ void purgeable__queue_push(purgeable_region_t *region) {
   purgeable__pool_lock(shared);
   again_remove(region);
   queue_append(shared, region);
-  count_pending(shared, region, true);
+  count_pending(shared, purgeable__region_bytes(region), true);
   uint64_t pending = load_relaxed(&shared->pending_bytes);
   purgeable__pool_unlock(shared);
   // From here on the region may be gone. The bound is asked for without the mutex, since that may read files now and then. What
@@ -151,6 +150,7 @@ void purgeable__again_push(purgeable_region_t *region) {
   if (!PURGEABLE_RULE(offer_again)) return;
   purgeable__shared_t *shared = purgeable__shared();
   purgeable__pool_lock(shared);
+  again_remove(region);
   uint64_t word = purgeable__word_load(region);
   while ((word & (WORD_QUEUED | WORD_AGAIN)) == 0) {
     if (!purgeable__word_change(region, &word, word | WORD_AGAIN)) continue;
@@ -179,7 +179,7 @@ bool purgeable__queue_remove(purgeable_region_t *region) {
     is_free = !is_being_sorted(shared, region);
     if (is_free) ring_remove(&region->link);
     if (!is_free) region->parting = purgeable__parting_begun;
-    count_pending(shared, region, false);
+    count_pending(shared, purgeable__region_bytes(region), false);
     break;
   }
   purgeable__pool_unlock(shared);
@@ -258,6 +258,8 @@ typedef enum claim { claim_none, claim_first, claim_again } claim_t;
 static claim_t claim_queued(purgeable__shared_t *shared, purgeable_region_t *region, size_t level) {
   (void)level;
   ring_remove(&region->link);
+  // Asked for now: where nothing of QUEUED, AGAIN and OFFERING is left, its owner may have destroyed it.
+  uint64_t bytes = purgeable__region_bytes(region);
   uint64_t word = purgeable__word_load(region);
   for (;;) {
     if ((word & WORD_QUEUED) != 0 && (word & WORD_OFFERING) != 0) {
@@ -270,7 +272,8 @@ static claim_t claim_queued(purgeable__shared_t *shared, purgeable_region_t *reg
     bool is_offered = (wanted & (WORD_ON_OFFER | WORD_REFUSED)) == WORD_ON_OFFER && PURGEABLE_RULE(offer_again);
     if (is_offered) wanted |= WORD_AGAIN;
     if (!purgeable__word_change(region, &word, wanted)) continue;
-    count_pending(shared, region, false);
+    PURGEABLE_TEST_PAUSE_INSIDE();
+    count_pending(shared, bytes, false);
     if (is_offered) again_append(shared, 0, region);
     return is_idle ? claim_first : claim_none;
   }

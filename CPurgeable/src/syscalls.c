@@ -333,7 +333,7 @@ typedef struct test_pause {
   void (*_Atomic body)(void *);
   void *_Atomic context;
 } test_pause_t;
-static test_pause_t pause_of_reads, pause_of_births;
+static test_pause_t pause_of_reads, pause_inside;
 
 bool purgeable_testing_has_hooks(void) { return true; }
 
@@ -370,10 +370,10 @@ bool purgeable_testing_set_pause(void (*pause)(void *context), void *context) {
   return set_pause(&pause_of_reads, pause, context);
 }
 
-void purgeable__pause_in_birth_for_test(void) { pause_here(&pause_of_births); }
+void purgeable__pause_inside_for_test(void) { pause_here(&pause_inside); }
 
-bool purgeable_testing_set_birth_pause(void (*pause)(void *context), void *context) {
-  return set_pause(&pause_of_births, pause, context);
+bool purgeable_testing_set_inner_pause(void (*pause)(void *context), void *context) {
+  return set_pause(&pause_inside, pause, context);
 }
 #else
 bool purgeable_testing_has_hooks(void) { return false; }
@@ -384,7 +384,7 @@ bool purgeable_testing_set_pause(void (*pause)(void *context), void *context) {
   (void)context;
   return pause == NULL;
 }
-bool purgeable_testing_set_birth_pause(void (*pause)(void *context), void *context) {
+bool purgeable_testing_set_inner_pause(void (*pause)(void *context), void *context) {
   (void)context;
   return pause == NULL;
 }

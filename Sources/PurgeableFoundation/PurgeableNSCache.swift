@@ -86,7 +86,7 @@ open class PurgeableNSCache<KeyType: AnyObject, ObjectType: AnyObject>: NSObject
   /// Removes a key's object; nothing, where there is none.
   open func removeObject(forKey key: KeyType) { core.removeObject(forKey: key) }
 
-  /// Removes all objects that are there now.
+  /// Removes all objects that are there now, in no order.
   open func removeAllObjects() { core.objects.removeAll() }
 
   // MARK: Limits
@@ -150,6 +150,10 @@ open class PurgeableNSCache<KeyType: AnyObject, ObjectType: AnyObject>: NSObject
   /// at `warning`, a quarter at `critical`, the least recently used first, content in nobody's use before them. The delegate is
   /// not asked, and told. For a minute the cache grows slowly then. Any thread.
   open func trim(level: PressureLevel) { core.objects.trim(level: level) }
+
+  /// Removes the least recently used objects until at most this share of them is left, as when a program goes into the
+  /// background; 0 is nothing, 1 is all. The delegate is not asked, and told. Any thread.
+  open func trim(toFraction fraction: Double) { core.objects.trim(toFraction: fraction) }
 
   /// The cache in numbers. Any thread.
   open var statistics: CacheStatistics { core.objects.statistics }

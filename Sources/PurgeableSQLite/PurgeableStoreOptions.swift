@@ -13,8 +13,8 @@
     public var countLimit: Int?
     /// How long values are valid that are stored without an expiry of their own; nil: as the cache says.
     public var expiry: Expiry?
-    /// Values of more bytes are files beside the database, removed with their record. At least 16 KiB, and at most 512 MiB: a row
-    /// of the database cannot be much longer.
+    /// Values of more bytes are files beside the database, removed with their record; those below 16 KiB never are. At most
+    /// 512 MiB: a row of the database cannot be much longer.
     public var fileThresholdBytes = 128 << 10
     /// Changes are written together, at most this much later; 0: each as soon as the one before is written.
     public var writeInterval = Duration.seconds(1)
@@ -43,12 +43,11 @@
         try check(time.map { $0 > .zero } ?? true, "expiry", "a time of 0 or less")
       }
       try check(
-        fileThresholdBytes >= 16 << 10, "fileThresholdBytes",
-        "\(fileThresholdBytes) is less than 16 KiB, for which a file is no gain")
+        fileThresholdBytes >= 0, "fileThresholdBytes", "\(fileThresholdBytes) is less than 0")
       try check(
         fileThresholdBytes <= 512 << 20, "fileThresholdBytes",
         "\(fileThresholdBytes) is more than 512 MiB, which a row of the database cannot hold")
-      limits.fileThreshold = fileThresholdBytes
+      limits.fileThreshold = max(16 << 10, fileThresholdBytes)
       try check(writeInterval >= .zero, "writeInterval", "\(writeInterval) is less than 0")
       limits.writeInterval = writeInterval.wholeNanoseconds
       return limits

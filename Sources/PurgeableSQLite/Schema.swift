@@ -18,8 +18,6 @@
     /// "PRGS".
     static let application: Int64 = 0x5052_4753
     static let version: Int64 = 1
-    /// As the database has it: twice, so that a changed bit is no newer version.
-    static let markedVersion = version << 16 | version
 
     /// Pages of 8 KiB hold seven values of a kibibyte, and are written in three quarters of the time that those of 4 KiB take.
     static let pageByteCount = 8192
@@ -36,9 +34,10 @@
 
     /// Throws where the tables are another program's, or of a version that this one does not know.
     static func check(_ connection: Connection) throws(StoreFailure) {
-      let marked = try connection.number("PRAGMA user_version") ?? 0
-      let version = marked & 0xFFFF
-      guard try connection.number("PRAGMA application_id") == application, version >= 1, marked >> 16 == version else {
+      let version = try connection.number("PRAGMA user_version") ?? 0
+      // One changed bit of ours makes no newer version: a version must differ in more.
+      let isOlderOrDamaged = version < 1 || (version ^ self.version).nonzeroBitCount == 1
+      guard try connection.number("PRAGMA application_id") == application, !isOlderOrDamaged else {
         let tableCount = try connection.number("SELECT count(*) FROM sqlite_schema")
         throw StoreFailure(
           code: StoreFailure.damageCode, call: "sqlite3_open_v2",
@@ -78,7 +77,7 @@
       CREATE INDEX record_file ON record(file) WHERE file IS NOT NULL;
       CREATE INDEX life_used ON life(used, size);
       CREATE INDEX life_expires ON life(expires) WHERE expires IS NOT NULL;
-      PRAGMA application_id=\(application); PRAGMA user_version=\(markedVersion);
+      PRAGMA application_id=\(application); PRAGMA user_version=\(version);
       """
 
     // MARK: Statements

@@ -50,6 +50,35 @@ static void part(void *context) {
   parting->next = filled_region(PAGE, &not_at_all, 77);
 }
 
+// Destroys the region, and writes over what its structure was.
+static void part_and_reuse(void *context) {
+  parting_t *parting = context;
+  if (parting->has_run) return;
+  parting->has_run = true;
+  if (purgeable_region_destroy(parting->gone) != 0) abort();
+  void *block = malloc(256);
+  if (block == NULL) abort();
+  memset(block, 0xFF, 256);
+  atomic_signal_fence(memory_order_seq_cst);
+  free(block);
+}
+
+// A drain that has taken a region out of the queue, which its owner has discarded since, knows nothing of it any more.
+static void destroyed_in_a_drain(case_report_t *report) {
+  NEED_HOOKS();
+  EXPECT_EQUAL(purgeable_offer_pending(NULL), 0);
+  // With a mapping of its own, so that its end takes no mutex of the pool's.
+  parting_t parting = {.gone = filled_region(17 << 20, NULL, 1)};
+  REQUIRE(parting.gone != NULL && statistics_now().pending_count == 1);
+  EXPECT_EQUAL(purgeable_region_discard(parting.gone), 0);
+  (void)purgeable_testing_set_inner_pause(part_and_reuse, &parting);
+  EXPECT_EQUAL(purgeable_offer_pending(NULL), 0);
+  (void)purgeable_testing_set_inner_pause(NULL, NULL);
+  REQUIRE(parting.has_run);
+  EXPECT_EQUAL(statistics_now().pending_count, 0);
+  EXPECT_EQUAL(statistics_now().memory.pending_bytes, 0);
+}
+
 // Whether the region that got the pages still has its content after the drain.
 static bool next_survives(case_report_t *report, unsigned off) {
   purgeable_region_t *regions[3];
@@ -380,5 +409,6 @@ const test_case_t bounded_region_cases[] = {
     CASE("bounded: witnesses of an earlier fill are forgotten", old_witnesses_are_forgotten),
     CASE("bounded: where the kernel does not tell, every page is looked at", sparse_without_help),
     CASE("bounded: where the kernel stops telling, witnesses of an earlier fill are forgotten", sparse_help_that_ends),
+    CASE("bounded: a region is destroyed while the queue is drained", destroyed_in_a_drain),
     END_OF_CASES,
 };

@@ -181,9 +181,9 @@ static int born_beside_a_trim(void) {
   if (purgeable_heap_create(&options, &trimmer.heap) != 0) return 1;
   purgeable_reference_t reference;
   void *bytes;
-  if (!purgeable_testing_set_birth_pause(trim_in_birth, NULL)) return 77;
+  if (!purgeable_testing_set_inner_pause(trim_in_birth, NULL)) return 77;
   int error = purgeable_heap_allocate(trimmer.heap, 3 * PAGE, &reference, &bytes);
-  (void)purgeable_testing_set_birth_pause(NULL, NULL);
+  (void)purgeable_testing_set_inner_pause(NULL, NULL);
   if (error != 0) return 2;
   fill_pattern(bytes, 3 * PAGE, 5);
   if (pthread_join(trimmer.thread, NULL) != 0 || trimmer.error != 0) return 3;

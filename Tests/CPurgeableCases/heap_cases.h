@@ -184,6 +184,8 @@ void sweeps_with_swap(case_report_t *report);
 
 // heap_offers.c
 void offers_spare_the_withheld(case_report_t *report);
+void offers_end_with_their_mapping(case_report_t *report);
+void immediate_mode_leaves_the_rest_to_upkeep(case_report_t *report);
 void refused_offers_come_back(case_report_t *report);
 void refused_wipes_are_pending(case_report_t *report);
 void busy_slabs_are_told_to_policies(case_report_t *report);

@@ -147,6 +147,102 @@ void busy_slabs_are_told_to_policies(case_report_t *report) {
   end_owner(&owner);
 }
 
+// MARK: What lies behind a mapping
+
+// The element's mapping, from its first page.
+static char *mapping_of(const element_t *element) { return page_start(element->bytes); }
+
+// Makes two large elements of `length` bytes, so that the second one's mapping begins `stride` bytes behind the first one's, and
+// foreign memory fills the gap. Their numbers have been used before, so that no directory is mapped in between. Returns the gap,
+// or NULL where the kernel has placed them otherwise.
+static char *make_beside_gap(purgeable_heap_t *heap, size_t length, size_t mapped, size_t stride, element_t elements[2]) {
+  for (size_t i = 0; i < 2; i++) {
+    if (make(heap, length, i, &elements[i]) != 0) abort();
+  }
+  for (size_t i = 0; i < 2; i++) {
+    if (purgeable_heap_free(heap, elements[i].reference) != 0) abort();
+  }
+  // Above what is mapped next: the gap, and the place of the second mapping.
+  char *above = mmap(NULL, stride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (above == MAP_FAILED || make(heap, length, 0, &elements[0]) != 0) abort();
+  char *gap = mapping_of(&elements[0]) + mapped, *second = mapping_of(&elements[0]) + stride;
+  bool fits = gap == above;
+  if (fits) (void)munmap(second, mapped);
+  if (make(heap, length, 1, &elements[1]) != 0) abort();
+  if (fits && mapping_of(&elements[1]) == second) return gap;
+  if (fits) (void)munmap(above, (size_t)(second - above));
+  if (!fits) (void)munmap(above, stride);
+  return NULL;
+}
+
+// A large element's mapping may end before its last unit does. What follows is not the heap's, though the next mapping begins
+// where the unit ends, and both are offered by one call.
+void offers_end_with_their_mapping(case_report_t *report) {
+  NEED_DISCARDS();
+  const size_t slab = 16 * PAGE, length = 120 * PAGE;
+  MAKE_HEAP(heap, .slab_bytes = slab, .chunk_bytes = 4 * slab);
+  element_t first;
+  REQUIRE(make(heap, length, 0, &first) == 0);
+  const size_t mapped = purgeable_heap_held_bytes(heap), stride = 8 * slab;
+  REQUIRE(mapped > length && mapped < stride);
+  for (int try = 0; try < 50; try++) {
+    element_t elements[2];
+    char *gap = make_beside_gap(heap, length, mapped, stride, elements);
+    if (gap == NULL) continue;
+    fill_pattern(gap, stride - mapped, 7);
+    for (int round = 0; round < 3; round++) EXPECT_EQUAL(purgeable_heap_offer_idle(heap, NULL), 0);
+    (void)kernel_discard(gap, stride - mapped);
+    EXPECT(check_pattern(gap, stride - mapped, 7));
+    EXPECT(purgeable_heap_is_on_offer(heap, elements[0].reference.place));
+    EXPECT(purgeable_heap_is_on_offer(heap, elements[1].reference.place));
+    (void)munmap(gap, stride - mapped);
+    END_HEAP(heap);
+    return;
+  }
+  (void)purgeable_heap_destroy(heap);
+  SKIP("the kernel places mappings otherwise");
+}
+
+// MARK: Immediate mode
+
+typedef struct beside_offer {
+  purgeable_heap_t *heap;
+  element_t element;
+  bool done;
+} beside_offer_t;
+
+static void make_beside_offer(void *context) {
+  beside_offer_t *beside = context;
+  if (beside->done) return;
+  beside->done = true;
+  if (make(beside->heap, 7 * PAGE, 2, &beside->element) != 0) abort();
+}
+
+// What an offer of one's own leaves out is work for the upkeep: the page that is being filled, and what was written beside an
+// offer that was under way.
+void immediate_mode_leaves_the_rest_to_upkeep(case_report_t *report) {
+  NEED_OFFERS();
+  NEED_HOOKS();
+  MAKE_HEAP(heap, .slab_bytes = 64 * PAGE, .offering = purgeable_offering_immediate);
+  element_t small, large;
+  REQUIRE(make(heap, 100, 0, &small) == 0);
+  EXPECT(purgeable_heap_has_pending(heap) && !purgeable_heap_is_on_offer(heap, small.reference.place));
+  for (int round = 0; round < 12; round++) EXPECT_EQUAL(purgeable_heap_offer_idle(heap, NULL), 0);
+  EXPECT(purgeable_heap_is_on_offer(heap, small.reference.place));
+  EXPECT(!purgeable_heap_has_pending(heap));
+  beside_offer_t beside = {.heap = heap};
+  (void)purgeable_testing_set_pause(make_beside_offer, &beside);
+  REQUIRE(make(heap, 3 * PAGE, 1, &large) == 0);
+  (void)purgeable_testing_set_pause(NULL, NULL);
+  REQUIRE(beside.done);
+  EXPECT(purgeable_heap_has_pending(heap));
+  for (int round = 0; round < 12; round++) EXPECT_EQUAL(purgeable_heap_offer_idle(heap, NULL), 0);
+  EXPECT(purgeable_heap_is_on_offer(heap, beside.element.reference.place));
+  EXPECT(!purgeable_heap_has_pending(heap));
+  EXPECT(is_intact(heap, &small) && is_intact(heap, &large) && is_intact(heap, &beside.element));
+  END_HEAP(heap);
+}
+
 // MARK: Compaction that others are in the way of
 
 typedef struct greedy_owner {

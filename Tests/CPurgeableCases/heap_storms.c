@@ -216,6 +216,8 @@ typedef struct window {
   purgeable_reference_t reference;
   char *bytes;
   bool done;
+  // The slab in which it is born.
+  bool seals;
 } window_t;
 
 enum { BORN_PAGES = 20 };
@@ -228,28 +230,37 @@ static void give_birth(void *context) {
   if (purgeable_heap_allocate(window->heap, BORN_PAGES * PAGE, &window->reference, &bytes) != 0) abort();
   window->bytes = bytes;
   fill_pattern(bytes, BORN_PAGES * PAGE, 1);
+  if (window->seals && purgeable_stream_seal(window->heap, 0) != 0) abort();
   // Drains the batch of young pages; see above.
   (void)kernel_discard(bytes, BORN_PAGES * PAGE);
 }
 
-// An offer that has begun leaves out room that is allocated meanwhile, although nothing is locked at the moment of its claim.
-static void births_in_running_offers(case_report_t *report) {
-  NEED_HOOKS();
-  NEED_DISCARDS();
+// An offer that has begun leaves out room that is allocated meanwhile, although nothing is locked at the moment of its claim;
+// also where the slab is sealed meanwhile, and the same call offers the next one.
+static void births_in_running_offers_of(case_report_t *report, bool seals) {
   MAKE_HEAP(heap, .slab_bytes = 64 * PAGE);
-  element_t element;
+  element_t element, next;
   for (size_t i = 0; i < 10; i++) REQUIRE(make(heap, PAGE / 2, i, &element) == 0);
-  window_t window = {.heap = heap};
+  // A slab of its own, right behind the open one.
+  if (seals) REQUIRE(make(heap, 40 * PAGE, 10, &next) == 0 && next.bytes - element.bytes < 64 * (ptrdiff_t)PAGE);
+  window_t window = {.heap = heap, .seals = seals};
   purgeable_testing_set_pause(give_birth, &window);
   EXPECT_EQUAL(purgeable_heap_offer_idle(heap, NULL), 0);
   purgeable_testing_set_pause(NULL, NULL);
   REQUIRE(window.done);
-  EXPECT(heap_statistics(heap).memory.offered_bytes <= 5 * PAGE);
+  EXPECT(heap_statistics(heap).memory.offered_bytes <= (seals ? 46 : 5) * PAGE);
   EXPECT_EQUAL(kernel_discard(window.bytes + PAGE, (BORN_PAGES - 2) * PAGE), 0);
   EXPECT(check_pattern(window.bytes, BORN_PAGES * PAGE, 1));
   EXPECT_EQUAL(purgeable_heap_commit(heap, window.reference), 0);
   EXPECT(is_intact(heap, &(element_t){window.reference, window.bytes, BORN_PAGES * PAGE, 1}));
   END_HEAP(heap);
+}
+
+static void births_in_running_offers(case_report_t *report) {
+  NEED_HOOKS();
+  NEED_DISCARDS();
+  births_in_running_offers_of(report, false);
+  births_in_running_offers_of(report, true);
 }
 
 static void trim_now(void *context) {

@@ -178,6 +178,31 @@ static void offered_again_until_used(case_report_t *report) {
   EXPECT_EQUAL(purgeable_region_destroy(region), 0);
 }
 
+// In immediate mode each use begins anew, too, without a queue.
+static void offered_at_once_and_again(case_report_t *report) {
+  NEED_HOOKS();
+  NEED_DISCARDS();
+  EXPECT_EQUAL(purgeable_offer_pending(NULL), 0);
+  EXPECT_EQUAL(purgeable_offer_pending_due_ms(), UINT64_MAX);
+  const uint64_t begin_ms = now_ms();
+  EXPECT(purgeable_testing_set_queue_clock_ms(begin_ms));
+  purgeable_region_t *region = filled_region(2 * PAGE, &at_once, 1);
+  REQUIRE(region != NULL);
+  for (int use = 0; use < 2; use++) {
+    uint64_t begun = purgeable_testing_call_count(purgeable_testing_call_madvise_free);
+    EXPECT_EQUAL(purgeable_offer_pending_due_ms(), 0);
+    for (uint64_t offers = 1; offers <= 2; offers++) {
+      EXPECT_EQUAL(purgeable_offer_pending(NULL), 0);
+      EXPECT_EQUAL(purgeable_testing_call_count(purgeable_testing_call_madvise_free) - begun, offers);
+    }
+    EXPECT_EQUAL(purgeable_offer_pending_due_ms(), 1000);
+    EXPECT_EQUAL(purgeable_region_lock(region), purgeable_outcome_intact);
+    EXPECT_EQUAL(purgeable_region_unlock(region), 0);
+  }
+  EXPECT_EQUAL(purgeable_region_destroy(region), 0);
+  EXPECT(purgeable_testing_set_queue_clock_ms(0));
+}
+
 // MARK: What counts as offered
 
 static void zeros_are_not_on_offer(case_report_t *report) {
@@ -355,6 +380,7 @@ static void destroy_is_no_cancellation_point(case_report_t *report) { IN_CHILD(c
 const test_case_t region_again_cases[] = {
     FULL_CASE("region offer: filled on one processor, offered from another", offered_from_another_processor),
     CASE("region offer: again and again while it is on offer", offered_again_until_used),
+    CASE("region offer: in immediate mode, too, each use begins anew", offered_at_once_and_again),
     CASE("region offer: pages of zeros are not on offer", zeros_are_not_on_offer),
     CASE("region offer: mlocked after the offer", mlocked_after_the_offer),
     CASE("region offer: what waits has a bound", pending_has_a_bound),

@@ -326,6 +326,8 @@ const test_case_t stream_cases[] = {
     CASE("stream: withheld streams stay off offer", withheld_streams_stay),
     CASE("stream: withheld slabs stay off offer", withheld_slabs_stay),
     CASE("stream: offers do not reach across what is withheld", offers_spare_the_withheld),
+    CASE("stream: offers end with their mapping", offers_end_with_their_mapping),
+    CASE("stream: in immediate mode, too, nothing is left off offer", immediate_mode_leaves_the_rest_to_upkeep),
     CASE("stream: refused offers come back, and keep no others off offer", refused_offers_come_back),
     CASE("stream: refused wipes are pending", refused_wipes_are_pending),
     CASE("stream: busy slabs are told to policies", busy_slabs_are_told_to_policies),

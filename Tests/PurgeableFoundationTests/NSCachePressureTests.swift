@@ -62,6 +62,19 @@ struct NSCachePressureTests {
     if case .growth = cache.statistics.limitReason {} else { Issue.record("\(cache.statistics)") }
   }
 
+  @Test("a trim to a fraction leaves the most recently used, tells and does not ask")
+  func trimToFraction() {
+    let (cache, witness) = Self.filled()
+    _ = cache.object(forKey: 0)
+    cache.trim(toFraction: 0.25)
+    #expect(cache.allKeys.map(\.intValue) == Array(25..<32) + [0])
+    #expect(witness.takeAsked() == [] && witness.takeTold() == Array(1..<25))
+    for all in [1, Double.nan, 2] { cache.trim(toFraction: all) }
+    #expect(cache.count == 8)
+    cache.trim(toFraction: -1)
+    #expect(cache.count == 0)
+  }
+
   @Test("content that nobody uses goes before any object, and what is empty leaves")
   func contents() {
     let cache = PurgeableNSCache<NSNumber, AnyObject>()

@@ -242,7 +242,7 @@
         try place.withStore { try Self.fill($0) }
         try place.run("PRAGMA journal_mode=DELETE")
         for (statement, words) in [
-          ("PRAGMA user_version=\(9 << 16 | 9)", "a newer version (9)"), ("PRAGMA application_id=5", "another program"),
+          ("PRAGMA user_version=10", "a newer version (10)"), ("PRAGMA application_id=5", "another program"),
         ] {
           try place.run(statement)
           let before = try Self.data(place.database)

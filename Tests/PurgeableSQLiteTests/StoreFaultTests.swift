@@ -98,7 +98,7 @@
           #expect(try Self.check(place) == least)
         }
         for change in [
-          "PRAGMA application_id=7", "PRAGMA user_version=\(Schema.markedVersion ^ 4)",
+          "PRAGMA application_id=7", "PRAGMA user_version=\(Schema.version ^ 4)", "PRAGMA user_version=0",
           "UPDATE kind SET type='Strhng'||substr(type, 7) WHERE what='keys'",
         ] {
           try Self.fill(place)
@@ -109,16 +109,17 @@
       }
     }
 
-    @Test("a database of a newer version is refused, and left as it is")
-    func newer() throws {
+    @Test("a database of a newer version is refused, and left as it is", arguments: [2, 99, 1000, Int64(Int32.max)])
+    func newer(version: Int64) throws {
       try withPlace { place in
         try Self.fill(place)
-        try place.run("PRAGMA user_version=\(2 << 16 | 2)")
+        try #expect(place.number("PRAGMA user_version") == 1)
+        try place.run("PRAGMA user_version=\(version)")
         let before = try Data(contentsOf: URL(fileURLWithPath: place.database))
         let error = try #require(throws: PurgeableError.self) { try place.open() }
         #expect(error.kind == .invalidFile && error.explanation.contains("newer"))
         try #expect(Data(contentsOf: URL(fileURLWithPath: place.database)) == before)
-        try place.run("PRAGMA user_version=\(Schema.markedVersion)")
+        try place.run("PRAGMA user_version=\(Schema.version)")
         #expect(try Self.check(place) == Self.keys)
       }
     }

@@ -288,7 +288,8 @@ import Testing
     func files() throws {
       try withPlace { place in
         var options = PurgeableStoreOptions()
-        options.fileThresholdBytes = 16 << 10
+        // Counts as 16 KiB.
+        options.fileThresholdBytes = 1000
         let counts = [0, 1, (16 << 10) - 1, 16 << 10, (16 << 10) + 1, 3 << 20]
         try place.withStore(options) { store in
           for count in counts { store.setValue(content(count, count: count), forKey: "\(count)") }
@@ -353,7 +354,7 @@ import Testing
         #expect(try kind("store", PurgeableStoreOptions(countLimit: -1)) == .invalidArgument("countLimit"))
         #expect(try kind("store", PurgeableStoreOptions(expiry: .sinceLastUse(.zero))) == .invalidArgument("expiry"))
         var options = PurgeableStoreOptions()
-        for threshold in [1000, 1 << 30] {
+        for threshold in [-1, 1 << 30] {
           options.fileThresholdBytes = threshold
           #expect(try kind("store", options) == .invalidArgument("fileThresholdBytes"))
         }

@@ -92,7 +92,7 @@ extension FiledCache {
     let savedCount = Counter()
     // What has ended ends when the change is over: the program's closures may change the autosave once more.
     let (isRunning, ended) = gate.changeAutosave { number in
-      let ended = saves.set(every: interval) { [weak self] in
+      let ended = saves.set(every: interval) { [weak self] _ in
         gate.run(autosave: number) {
           self?.saveIfChanged(to: path, format, changeCount, savedCount, handler)
         }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Batches: calls that change several entries, of which a look at the whole sees all or none.
+// Batches: calls that change several entries. A look at the whole, and another batch, come before all of it or after.
 
 import Glibc
 import Synchronization
 
-/// Who is in a batch of one cache, and who looks at its whole: each waits for those of the other kind that came before it. So
+/// Who is in a batch of one cache, and who looks at its whole: a batch waits for all that came before it, a look for batches. So
 /// nobody is passed by again and again, however closely batches or looks follow one another.
 ///
 /// Each waits for a second at most, since a batch may run the program's code, which may wait for that very look or for another
@@ -45,7 +45,7 @@ private struct BatchTicket {
   var turn: UInt64 = 0
 
   func waits(for other: BatchTicket) -> Bool {
-    other.gate == gate && other.thread != thread && other.isLook != isLook && other.turn < turn
+    other.gate == gate && other.thread != thread && !(isLook && other.isLook) && other.turn < turn
   }
 }
 

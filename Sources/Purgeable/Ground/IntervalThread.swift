@@ -2,6 +2,7 @@
 // What a cache does again and again for the program: on a thread of the cache's own, since it is the program's code that runs.
 
 import Glibc
+import Synchronization
 
 /// Works that come back at intervals, by the machine's clock, one after the other on one thread. There is a thread while there is
 /// a work. It keeps this object alive, and nothing else: a work must not keep the owner alive.
@@ -31,22 +32,28 @@ final class IntervalThread: Teller, ForkProtected, @unchecked Sendable {
 
   // MARK: Works
 
+  /// Whether a work that was set still is.
+  final class SetMark: Sendable { let isSet = Atomic<Bool>(true) }
   /// The one that is set and removed.
-  private var setWork: Int?
+  private var setWork: (number: Int, mark: SetMark)?
 
   /// What has ended. What the closures hold may be the program's, and end with them: under no mutex, and in no turn of anybody.
   typealias Ended = [@Sendable () -> Void]
 
   /// Sets a work, in place of the one that was set.
   @discardableResult
-  func set(every interval: Duration, _ body: @escaping @Sendable () -> Void) -> Ended { replace(by: add(every: interval, body)) }
+  func set(every interval: Duration, _ body: @escaping @Sendable (SetMark) -> Void) -> Ended {
+    let mark = SetMark()
+    return replace(by: (add(every: interval) { body(mark) }, mark))
+  }
 
   @discardableResult
   func unset() -> Ended { replace(by: nil) }
 
-  private func replace(by new: Int?) -> Ended {
-    let old = mutex.withLock { exchange(&setWork, with: new) }
-    return old.map { remove($0) } ?? []
+  private func replace(by new: (number: Int, mark: SetMark)?) -> Ended {
+    guard let old = mutex.withLock({ exchange(&setWork, with: new) }) else { return [] }
+    old.mark.isSet.store(false, ordering: .relaxed)
+    return remove(old.number)
   }
 
   /// Runs `body` after each interval from now on. Returns the work's number.

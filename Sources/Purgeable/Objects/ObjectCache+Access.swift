@@ -144,6 +144,8 @@ extension ObjectCache {
   /// thread.
   @discardableResult
   public func setPriority(_ priority: EntryPriority, forKey key: Key) -> Bool {
+    // Under no mutex: whether content is discarded is asked of the object.
+    guard holdsValue(forKey: key) else { return false }
     let isThere = store.hold(key) { shard, position, _ in
       guard position != noPosition, !store.isOver(position, in: shard.table) else { return false }
       let queue = shard.table[position].queue

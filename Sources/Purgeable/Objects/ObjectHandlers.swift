@@ -145,10 +145,12 @@ extension ObjectCache {
     every interval: Duration, _ isEvictable: @escaping @Sendable (CacheEntry<Key, Value>) -> Bool
   ) throws(PurgeableError) {
     try LimitCheck.time(interval, "interval", in: "ObjectCache '\(name)'.setEvictionDecider")
-    store.lazy.intervals.set(every: interval) { [weak self] in self?.evictAll(where: isEvictable) }
+    store.lazy.intervals.set(every: interval) { [weak self] mark in
+      self?.evictAll { mark.isSet.load(ordering: .relaxed) && isEvictable($0) }
+    }
   }
 
-  /// Takes the decider away. One that is at work, or just beginning, goes on. Any thread.
+  /// Takes the decider away: a call of it that has begun ends, no other one begins. Any thread.
   public func removeEvictionDecider() { store.lazy.knownIntervals?.unset() }
 
   /// What changed, each interval: the net difference since the last time, for one task. Nothing comes where nothing changed; a

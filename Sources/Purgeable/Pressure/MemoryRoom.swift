@@ -101,8 +101,8 @@ extension MemoryRoom {
     look(in: group, isShort: isShort, offeredBytes: offeredBytes, root: root).missingBytes
   }
 
-  /// The same, and how many bytes more could be taken before a reaction would begin: of whichever has the fewest, below 0 where it
-  /// would; nil where nothing can be read.
+  /// The same, and how many bytes more could be taken before a reaction would begin: of whichever has the fewest, below 0 where
+  /// it would; nil where nothing can be read.
   static func look(
     in group: MemoryGroup?, isShort: Bool, offeredBytes: UInt64, root: String = "/"
   ) -> (missingBytes: UInt64, spareBytes: Int?) {

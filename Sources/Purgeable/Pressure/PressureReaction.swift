@@ -63,7 +63,8 @@ enum PressureReaction {
 
   /// `isShort` is asked before each slice; false ends the reaction. At the critical level, one slice is given in any case.
   /// `isFelt`: false when the program asked for the level; the locked limit then stays with the level of the pressure sources.
-  /// `told`: as above; nil for `level`. `growth`: how many times what is left the clients may hold at once; nil where nobody knows.
+  /// `told`: as above; nil for `level`. `growth`: how many times what is left the clients may hold at once; nil where nobody
+  /// knows.
   @discardableResult
   static func run(
     _ clients: some Sequence<any PressureClient>, _ level: PressureLevel, told: PressureLevel? = nil,

@@ -2,7 +2,7 @@
 // How a cache may grow after it gave memory back: at once to its goal, after a pause by a sixteenth a second of what it held
 // before. So it does not swing. It learns from one reaction to the next what the neighbours take:
 //
-//     how deep, how fast   the goal is what the cache could have held at the worst moment of the reaction, so that no reaction would
+//     how deep, how fast   the goal is what the cache could have held at the worst moment of the reaction, so that none would
 //                          have begun. A wave like this one finds room.
 //     how often            the pause is twice as long where memory was short again soon after the one before, else half as long.
 //

@@ -84,6 +84,22 @@ struct CacheBatchTests {
     }
   }
 
+  @Test("of two batches beside each other one comes before all of the other")
+  func beside() throws {
+    for cache in try Self.each() {
+      for round in 0..<Self.rounds {
+        onThreads(3) { thread in
+          if thread == 2 { cache.removeAll() } else { #expect(cache.setValues(Self.values(UInt8(thread))).isEmpty) }
+        }
+        let all = cache.snapshot()
+        guard all.isEmpty || all.count == 40 && Set(all.values).count == 1 else {
+          Issue.record("round \(round): \(all.count) of 40, versions \(Set(all.values.map { $0[0] }))")
+          return
+        }
+      }
+    }
+  }
+
   private final class Removal: Sendable {
     let isBegun = Atomic<Bool>(false)
     let isSeen = Atomic<Bool>(false)

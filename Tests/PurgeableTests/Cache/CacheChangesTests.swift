@@ -399,6 +399,33 @@ struct CacheChangesTests {
     }
   }
 
+  @Test("a decider that is taken away, or replaced, in the middle of its pass is asked no more")
+  func takenAway() throws {
+    for kind in 0..<2 {
+      for replaces in [false, true] {
+        let cache = try Self.each()[kind]
+        for key in 0..<100 { cache.set(key) }
+        let calls = Atomic<Int>(0)
+        let ended = DispatchSemaphore(value: 0)
+        try cache.setEvictionDecider(every: .milliseconds(1)) { [weak cache] _ in
+          if calls.add(1, ordering: .relaxed).newValue == 10 {
+            if replaces {
+              try? cache?.setEvictionDecider(every: Self.never) { _ in true }
+            } else {
+              cache?.removeEvictionDecider()
+            }
+            ended.signal()
+          }
+          return true
+        }
+        #expect(ended.comes())
+        // The pass goes on, and asks nobody: the ninety are there when the next one would have come.
+        usleep(20_000)
+        #expect(calls.load(ordering: .relaxed) == 10 && (0..<100).count { cache.contains($0) } == 90)
+      }
+    }
+  }
+
   @Test("an interval of 0 or less is refused by name, and changes nothing; changes need tracked keys")
   func refused() throws {
     for cache in try Self.each() {

@@ -293,7 +293,6 @@ struct CachePriorityTests {
     #expect(cache.setValue(pattern(5000), forKey: 7) == .replaced)
     #expect(cache.peekEntry(forKey: 7)?.priority == .normal)
     #expect(cache.value(forKey: 7) == pattern(5000))
-    // Large values are written before they are refused.
     #expect(cache.setValue(pattern(300_000), forKey: 30, priority: .pinned) == .pinnedByteLimit)
     #expect(!cache.containsValue(forKey: 30))
     #expect(cache.statistics.refusalCount == 2)
@@ -384,11 +383,37 @@ struct CachePriorityTests {
     #expect(cache.setValues([1000: pattern(50)], priority: .pinned).isEmpty)
     #expect(cache.peekEntry(forKey: 1000)?.priority == .pinned)
     cache.remove(forKey: 1000)
+    // However much the others are used.
+    for key in stride(from: 2, to: 300, by: 6) { _ = cache.value(forKey: key) }
     #expect(cache.snapshot().count == 300)
     let keys = Array(cache.keys)
     #expect(keys.count == 300 && Set(keys).count == 300)
     #expect(keys.suffix(100).allSatisfy { $0 % 3 == 0 })
     #expect(keys.prefix(100).allSatisfy { $0 % 3 == 1 })
+  }
+}
+
+extension CachePriorityTests {
+  @Test("keys have the speculative entries of all shards first")
+  func enumeratedInShards() throws {
+    let cache = try cacheWithoutTwins(600, of: [UInt8].self)
+    cache.openEarly(count: 100)
+    for key in 0..<600 { cache.setValue(pattern(50), forKey: key, priority: key < 400 ? .normal : .speculative) }
+    #expect(cache.engine.shards.openCount > 1)
+    let keys = Array(cache.keys)
+    #expect(keys.count == 600 && keys.prefix(200).allSatisfy { $0 >= 400 })
+  }
+
+  @Test("a large pinned value that is refused changes nothing", arguments: Keys.allCases, [false, true])
+  func refusedLarge(keys: Keys, byBytes: Bool) throws {
+    let cache = try makeCache(
+      .s3FIFO, keys, countLimit: byBytes ? nil : 4, byteLimit: byBytes ? 2 << 20 : nil, pinnedByteLimit: 1000)
+    for key in 0..<4 { #expect(cache.setValue(pattern(440_000), forKey: key) == .stored) }
+    for key in [3, 9] {
+      #expect(cache.setValue(pattern(450_000), forKey: key, priority: .pinned) == .pinnedByteLimit)
+      for old in 0..<4 { #expect(cache.peekEntry(forKey: old)?.value == pattern(440_000)) }
+    }
+    cache.checkBooksSwept()
   }
 }
 

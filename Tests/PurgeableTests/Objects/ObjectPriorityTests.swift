@@ -35,6 +35,18 @@ struct ObjectPriorityTests {
     #expect(stored.isContentDiscarded && cache.keys == [1])
   }
 
+  @Test("of content that is gone no priority is changed")
+  func ofGoneContent() throws {
+    let cache = try ObjectCache<Int, TestContent>()
+    let content = TestContent(1)
+    cache.setValue(content, forKey: 1)
+    content.discardContentIfPossible()
+    #expect(!cache.setPriority(.pinned, forKey: 1) && cache.isEmpty)
+    cache.evictsEntriesWithDiscardedContent = false
+    cache.setValue(content, forKey: 1)
+    #expect(cache.setPriority(.pinned, forKey: 1) && cache.count == 1)
+  }
+
   @Test("is told with the entry, and is the new store's; only a pin stays")
   func told() throws {
     let cache = try ObjectCache<Int, String>()

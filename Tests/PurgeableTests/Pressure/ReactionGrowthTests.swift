@@ -67,7 +67,7 @@ struct ReactionGrowthTests {
   func deepest() throws {
     let client = try GivingClient(.init(held: 960, neighbour: 560, waves: [40, 0, 0, 0]))
     defer { client.root.remove() }
-    // 80 are left, and 100 have to be: 940 could have been held. After a slice and the wave 100 are left beside 900: exactly that.
+    // 80 are left, and 100 have to be: 940 could have been held. After a slice and the wave 100 are left beside 900.
     let found = client.react()
     #expect(found?.held == 792 && found?.room == 900, "\(String(describing: found))")
   }

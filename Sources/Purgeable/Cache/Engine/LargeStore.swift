@@ -96,6 +96,11 @@ import Glibc
         failure = .tooLarge
         return nil
       }
+      // Before anything goes for it. Reserved when it has been written.
+      if head.priority == .pinned, !held.mayPin(size.byteCount, replacing: old) {
+        failure = held.pinRefusal
+        return nil
+      }
       if held.base.exceedsWholeLimit(size.cost, size.byteCount, beside: held.heap.writingBytes) { return nil }
       if held.base.limits.areStrict { held.makeRoom(for: size.cost, of: key, replacing: old) }
       return held.allocate(size.byteCount, nil, among: engine.shards)

@@ -5,7 +5,7 @@
 //            each entry to its slab's notes: 8 bytes an entry, no page of an entry is touched. Where the order names entries
 //            (EntryOrder.swift), all of them in that order.
 //   next     the entries with the fewest uses first; among these, some at a time, those of the shard whose next one is the
-//            oldest; in a shard slab by slab, and in a slab in order of birth
+//            oldest; in a shard slab by slab, and in a slab in order of birth. What has no turn, as what is pinned, is last
 //   visit    some notes at a time, under their shard's mutex: all entries that bear the name in the note now
 //
 // A note has no place to look at but a name, because evictions and compactions move entries. The name is a part of the key's
@@ -91,8 +91,11 @@ final class ShardNotes {
   func nextSlab() { passed += 1 }
   func beginAgain() { passed = 0 }
 
-  /// Takes the next notes of the slab with a counter. nil when there is no memory.
+  /// Takes the next notes of the slab with a counter; with `EntryWalk.afterAll`, all of those that have no turn. nil when there
+  /// is no memory.
   func take(_ counter: UInt64, into batch: inout WalkBatch) -> Int? {
+    let hasTurn = self.slab < slabs.count - 1
+    guard hasTurn != (counter == EntryWalk.afterAll) else { return 0 }
     var slab = slabs[self.slab]
     if !slab.isSorted {
       // Sorting takes half as much memory as is sorted, and Swift's runtime ends the program when there is none.
@@ -103,7 +106,7 @@ final class ShardNotes {
     var count = 0
     while count < batch.count, slab.next < slab.end {
       let note = notes[isReversed ? slab.end - 1 : slab.next]
-      guard WalkNote(bits: note).counter == counter else { break }
+      guard !hasTurn || WalkNote(bits: note).counter == counter else { break }
       batch[count] = note
       count += 1
       if isReversed { slab.end -= 1 } else { slab.next += 1 }
@@ -131,6 +134,8 @@ struct EntryWalk {
   private let isReversed: Bool
   /// How many counters have had their turn.
   private var passed: UInt64 = 0
+  /// The turn of what has none.
+  static let afterAll = Slot.highestCounter + 1
   /// Whether it is empty, or ended early, for want of memory.
   private(set) var lacksMemory: Bool
 
@@ -145,7 +150,7 @@ struct EntryWalk {
   /// How many entries were noted.
   var count: Int { shards.reduce(0) { $0 + $1.count } }
 
-  private var counter: UInt64 { isReversed ? Slot.highestCounter - passed : passed }
+  private var counter: UInt64 { isReversed ? Self.afterAll - passed : passed }
 
   /// Calls `body` for the entries of the next notes, lost ones or not, each under its shard's mutex. False at the end.
   mutating func visitNext(of shards: borrowing CacheShards, _ body: (borrowing HeldShard, FoundSlot) -> Void) -> Bool {
@@ -167,7 +172,7 @@ struct EntryWalk {
       }
       guard let notes = oldest?.notes else {
         passed += 1
-        guard passed <= Slot.highestCounter else { return nil }
+        guard passed <= Self.afterAll else { return nil }
         for notes in shards { notes.beginAgain() }
         continue
       }
@@ -235,9 +240,9 @@ extension HeldShard {
     else { return nil }
     let now = base.indexes.birthCount
     var ranked = 0
-    forEachSlabInTurn(sparseFirst: false) { slab, information, _ in
+    forEachSlabInTurn(sparseFirst: false) { slab, information, queue in
       guard ranked < count else { return .passed }
-      let ages = (first: information.first_age, last: information.age(at: .max, now: now))
+      let ages = (first: turn(information.first_age, queue), last: turn(information.age(at: .max, now: now), queue))
       slabs[ranked].ages = ages
       slabs[ranked].agePerGranule = Double(ages.last - ages.first) / Double(max(1, information.used_granule_count))
       ranked += 1

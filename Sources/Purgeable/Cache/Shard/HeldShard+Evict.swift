@@ -298,7 +298,7 @@ extension HeldShard {
   // MARK: Age
 
   /// By which shards are compared: the lowest is next. Speculative entries go before all others, of whichever shard.
-  private func turn(_ age: UInt64, _ queue: EvictionQueue) -> UInt64 { queue == .speculative ? age : age | 1 << 62 }
+  func turn(_ age: UInt64, _ queue: EvictionQueue) -> UInt64 { queue == .speculative ? age : age | 1 << 62 }
 
   /// The turn of the entry that `evictEntry` would look at next; `UInt64.max` when there is none.
   func nextAge(_ need: EvictionNeed) -> UInt64 {

@@ -41,10 +41,12 @@ extension PurgeableCache {
     every interval: Duration, _ isEvictable: @escaping @Sendable (CacheEntry<Key, Value>) -> Bool
   ) throws(PurgeableError) {
     try LimitCheck.time(interval, "interval", in: "PurgeableCache '\(name)'.setEvictionDecider")
-    engine.lazy.intervals.set(every: interval) { [weak self] in self?.evictAll(where: isEvictable) }
+    engine.lazy.intervals.set(every: interval) { [weak self] mark in
+      self?.evictAll { mark.isSet.load(ordering: .relaxed) && isEvictable($0) }
+    }
   }
 
-  /// Takes the decider away. One that is at work, or just beginning, goes on. Any thread.
+  /// Takes the decider away: a call of it that has begun ends, no other one begins. Any thread.
   public func removeEvictionDecider() { engine.lazy.knownIntervals?.unset() }
 
   // MARK: Changes
