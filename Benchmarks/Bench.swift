@@ -45,7 +45,8 @@ enum Bench {
     Arguments.Option("json", "One JSON object on standard output, nothing else."),
     Arguments.Option("quick", "Smaller sizes, about two minutes; ratios are noisier."),
     Arguments.Option("traces", value: "DIR", "Also replays the traces in a directory: Figures+Traces.swift names them."),
-    Arguments.Option("only", value: "NAME", "One group: \(measurements.map(\.name).joined(separator: ", "))."),
+    Arguments.Option(
+      "only", value: "NAME", "One group: \(measurements.map(\.name).joined(separator: ", ")); traces with --traces."),
   ]
 
   static let usage = """

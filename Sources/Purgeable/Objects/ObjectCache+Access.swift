@@ -162,7 +162,8 @@ extension ObjectCache {
     return isThere
   }
 
-  /// Stores a value, and returns the one it replaced, to one thread of several.
+  /// Stores a value, and returns the one it replaced, to one thread of several: where nobody uses its discardable content,
+  /// without that.
   @discardableResult
   @inlinable
   public func updateValue(_ value: Value, forKey key: Key, cost: Int? = nil) -> Value? {
@@ -275,7 +276,8 @@ extension ObjectCache {
   @inlinable
   public func remove(forKey key: Key) -> Bool { removeValue(forKey: key) != nil }
 
-  /// Removes a key's entry and returns its value; of several threads that remove one entry, only one gets the value.
+  /// Removes a key's entry and returns its value; of several threads that remove one entry, only one gets the value. Discardable
+  /// content that nobody uses has been discarded by then, as that of all that leaves.
   @discardableResult
   @inlinable
   public func removeValue(forKey key: Key) -> Value? {

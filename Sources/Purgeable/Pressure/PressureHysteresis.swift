@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // From raw levels, which flicker, to a level that can be acted on.
 //
-//   raw     _____some_none_some_critical_none________________________________
-//   level   _____some___________critical_________some_____________none_______
-//                |  at once    |  at once   |-2 s-|--- 2 s -------|
+//   raw     _____warning_normal_warning_critical_normal_______________________________
+//   level   _____warning________________critical_________warning__________normal______
+//                |  at once             | at once |-2 s--|----- 2 s ------|
 
 /// A level that rises at once and falls one step at a time, each step only after the raw level has been lower for a while.
 ///

@@ -14,7 +14,7 @@ import Synchronization
 public struct CacheOptions: Sendable {
   /// For people.
   public var name: String
-  /// The most entries; nil: no limit, as for all limits.
+  /// The most entries; nil: no limit, as for all limits that do not say otherwise.
   public var countLimit: Int?
   /// The most that the entries' costs may add up to. A cost that is not given is the number of the value's bytes, in a cache of
   /// objects what `costOfValue` finds, or 0; a negative one counts as 0.

@@ -9,7 +9,7 @@ public enum EntryPriority: Sendable, Hashable, CaseIterable {
   case normal
   /// Never on offer, so that the kernel cannot take it, and never evicted, until it is made normal, removed or expired. A state,
   /// not a count; a new value under the key is pinned too, but not one that is stored after its end. There is a limit of bytes
-  /// (`PurgeableCache.pinnedByteLimit`); limits of entries, costs and bytes may be exceeded by what is pinned, and a normal entry
-  /// that is stored beside it leaves at once then.
+  /// (`PurgeableCache.pinnedByteLimit`). Limits of entries and costs may be exceeded by what is pinned, and a normal entry that
+  /// is stored beside it leaves at once then; where pinned entries fill a byte limit, stores are refused (`outOfMemory`).
   case pinned
 }

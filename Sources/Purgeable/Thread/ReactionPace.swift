@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // When caches react to what their source says, and when the thread looks whether memory is short again.
 //
-//   raw     ____some______________________some__________________none___________________
-//   level   ____some__________________________________________________________none_____
+//   raw     ____warning___________________warning_______________normal_________________
+//   level   ____warning_______________________________________________________normal___
 //   step        react  follow follow ...  react  follow ...  look ... look    ease
 //               |-- 0.1 s at least -------|                  |--| 0.1 s
 

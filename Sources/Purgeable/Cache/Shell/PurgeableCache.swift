@@ -16,11 +16,12 @@ import Synchronization
 /// Use it for values that can be made again: any value can be gone at any time.
 ///
 /// Every function may be called from any thread. A read that starts after a write has returned sees it. Reads of cached values
-/// take no mutex and make no system call; they copy the value out, or lock it for the length of a closure (`withBytes`).
-/// Callbacks run outside of the cache's mutexes and may use the cache.
+/// make no system call, and take no mutex where keys have bytes of their own and the order is S3-FIFO; they copy the value out,
+/// or lock it for the length of a closure (`withBytes`). Callbacks run outside of the cache's mutexes and may use the cache.
 ///
 /// Memory: values lie on purgeable pages, and so do keys that have bytes of their own; some 15 bytes an entry are ordinary
-/// memory. Keys of other types, and all keys of a cache with `onDeparture` or `tracksKeys`, lie in ordinary memory.
+/// memory. Keys of other types, strings that are not ASCII, and all keys of a cache with `onDeparture` or `tracksKeys` lie in
+/// ordinary memory, and a hit takes a mutex.
 public final class PurgeableCache<Key: Hashable & Sendable, Value: PurgeableValue>: Sendable {
   let engine: CacheEngine
   @usableFromInline let form: KeyForm<Key>
