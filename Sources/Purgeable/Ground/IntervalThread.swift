@@ -44,29 +44,35 @@ final class IntervalThread: Teller, ForkProtected, @unchecked Sendable {
   @discardableResult
   func set(every interval: Duration, _ body: @escaping @Sendable (SetMark) -> Void) -> Ended {
     let mark = SetMark()
-    return replace(by: (add(every: interval) { body(mark) }, mark))
+    // Set before it can run: it may be what sets another one, or none.
+    let old = mutex.withLock { exchange(&setWork, with: (append(every: interval) { body(mark) }, mark)) }
+    resume()
+    return end(old)
   }
 
   @discardableResult
-  func unset() -> Ended { replace(by: nil) }
+  func unset() -> Ended { end(mutex.withLock { exchange(&setWork, with: nil) }) }
 
-  private func replace(by new: (number: Int, mark: SetMark)?) -> Ended {
-    guard let old = mutex.withLock({ exchange(&setWork, with: new) }) else { return [] }
-    old.mark.isSet.store(false, ordering: .relaxed)
-    return remove(old.number)
+  private func end(_ work: (number: Int, mark: SetMark)?) -> Ended {
+    guard let work else { return [] }
+    work.mark.isSet.store(false, ordering: .relaxed)
+    return remove(work.number)
   }
 
   /// Runs `body` after each interval from now on. Returns the work's number.
   func add(every interval: Duration, _ body: @escaping @Sendable () -> Void) -> Int {
-    let interval = max(1, interval.wholeNanoseconds)
-    let number = mutex.withLock {
-      lastNumber += 1
-      works.append(Work(number: lastNumber, interval: interval, due: MonotonicTime.now + interval, body: body))
-      mutex.signal()
-      return lastNumber
-    }
+    let number = mutex.withLock { append(every: interval, body) }
     resume()
     return number
+  }
+
+  /// With the mutex.
+  private func append(every interval: Duration, _ body: @escaping @Sendable () -> Void) -> Int {
+    let interval = max(1, interval.wholeNanoseconds)
+    lastNumber += 1
+    works.append(Work(number: lastNumber, interval: interval, due: MonotonicTime.now + interval, body: body))
+    mutex.signal()
+    return lastNumber
   }
 
   /// Ends a work; nil for all. One that runs now goes on to its end.

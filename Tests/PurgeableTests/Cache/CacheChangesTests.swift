@@ -407,7 +407,7 @@ struct CacheChangesTests {
         for key in 0..<100 { cache.set(key) }
         let calls = Atomic<Int>(0)
         let ended = DispatchSemaphore(value: 0)
-        try cache.setEvictionDecider(every: .milliseconds(1)) { [weak cache] _ in
+        try cache.setEvictionDecider(every: .nanoseconds(1)) { [weak cache] _ in
           if calls.add(1, ordering: .relaxed).newValue == 10 {
             if replaces {
               try? cache?.setEvictionDecider(every: Self.never) { _ in true }
