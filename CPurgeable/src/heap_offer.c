@@ -124,8 +124,9 @@ static bool begin_offer(const purgeable_heap_t *heap, purgeable__slab_t *slab, s
   return true;
 }
 
-// Offers the wanted ones of a claimed slab's first pages, joined to the range so far where that reaches them.
-static void offer_pages(offer_round_t *round, const purgeable__spot_t *spot, size_t pages, uint64_t wanted) {
+// Offers the wanted ones of a claimed slab's first pages, joined to the range so far where that reaches them. `is_whole`: there
+// are no more.
+static void offer_pages(offer_round_t *round, const purgeable__spot_t *spot, size_t pages, uint64_t wanted, bool is_whole) {
   uint32_t shift = round->heap->page_shift;
   range_t *range = &round->range;
   char *first = purgeable__pages_of(round->heap, *spot), *pages_end = first + (pages << shift);
@@ -149,12 +150,11 @@ static void offer_pages(offer_round_t *round, const purgeable__spot_t *spot, siz
     range->length = (size_t)(wanted_end - range->start);
     range->reach = pages_end;
   }
-  // Behind the last page of a sealed slab there is nothing that could be in use. Unless it was sealed after the claim: then more
-  // pages have been filled, and may be written at this moment. A mapping of its own may end before the slab's last unit does.
-  if (range->reach != pages_end || !purgeable__is_sealed(spot->slab)) return;
+  // Behind the last page of a whole slab there is nothing that could be in use; but a mapping of its own may end there.
   uint32_t units = load_relaxed(&spot->slab->unit_count);
-  bool is_whole = pages == purgeable__filled_pages(round->heap, spot->slab);
-  if (is_whole && units <= round->heap->units_per_chunk) range->reach = first + units * round->heap->slab_bytes;
+  if (range->reach == pages_end && is_whole && units <= round->heap->units_per_chunk) {
+    range->reach = first + units * round->heap->slab_bytes;
+  }
 }
 
 // What a claimed slab has to offer: marked before the madvise, under OFFERING.
@@ -168,14 +168,16 @@ static void offer_slab(offer_round_t *round, purgeable__spot_t *spot, size_t pag
   store_relaxed(&slab->offered, before | wanted);
   if (wanted != 0) purgeable__note_offered(slab);
   settle(slab, round->again, wanted);
+  // Where it was sealed after the claim, more pages have been filled, and may be written at this moment.
+  bool is_whole = purgeable__is_sealed(slab) && pages == purgeable__filled_pages(round->heap, slab);
   // An open slab's offers do not count: its pages are offered again when it is sealed. Nor does what is only gone over.
-  if (wanted != 0 && purgeable__is_sealed(slab)) {
+  if (wanted != 0 && is_whole) {
     bool is_first = load_relaxed(&slab->offer_count) == 0;
     store_relaxed(&slab->offer_count, is_first ? 1 : 2);
     // The second offer is due next time.
     if (is_first) store_relaxed(&round->heap->pending, true);
   }
-  offer_pages(round, spot, pages, wanted);
+  offer_pages(round, spot, pages, wanted, is_whole);
 }
 
 int purgeable__offer_run(purgeable_heap_t *heap, purgeable__spot_t *spots, size_t count, bool again, size_t *offered_bytes) {

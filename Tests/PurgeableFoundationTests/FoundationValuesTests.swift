@@ -130,9 +130,8 @@ struct FoundationValuesTests {
   func codable() throws {
     let cache = try PurgeableCache<UUID, Page>()
     let key = UUID()
-    let page = Page(
-      title: "Ünïcode", links: [try #require(URL(string: "https://example.org/a?b=c"))], visited: Date(timeIntervalSince1970: 1e9)
-    )
+    let link = try #require(URL(string: "https://example.org/a?b=c"))
+    let page = Page(title: "Ünïcode", links: [link], visited: Date(timeIntervalSince1970: 1e9))
     cache[key] = page
     #expect(cache[key] == page)
     #expect(cache[UUID()] == nil)

@@ -44,7 +44,7 @@ enum PressureReaction {
   @discardableResult
   static func run(
     _ clients: some Sequence<any PressureClient>, _ level: PressureLevel, told: PressureLevel, in group: MemoryGroup?,
-    mustGive: Bool
+    mustGive: Bool, root: String = "/"
   ) -> PressureRelief {
     // Once begun, giving back goes on until there is more room than it takes to begin.
     var isShort = false
@@ -53,7 +53,7 @@ enum PressureReaction {
     return run(
       clients, level, told: told, mustGive: mustGive,
       isShort: { offered in
-        let room = MemoryRoom.look(in: group, isShort: isShort, offeredBytes: offered)
+        let room = MemoryRoom.look(in: group, isShort: isShort, offeredBytes: offered, root: root)
         if let spare = room.spareBytes { least = min(least ?? .max, Int(clamping: offered) + spare) }
         isShort = room.missingBytes > 0
         return isShort

@@ -89,18 +89,9 @@ struct CachePaceTests {
       clock.advance(seconds: 0.5)
       expect(growth, clock, (room + 5) * mebibyte)
     }
-    begin(after: 100, pause: 1)
-    begin(after: 0, pause: 2)
-    begin(after: 3, pause: 4)
-    begin(after: 0, pause: 8)
-    begin(after: 0, pause: 16)
-    begin(after: 3, pause: 16)
-    begin(after: 4, pause: 8)
-    begin(after: 4, pause: 4)
-    begin(after: 4, pause: 2)
-    begin(after: 4, pause: 1)
-    begin(after: 4, pause: 1)
-    begin(after: 0, pause: 2)
+    for (seconds, pause) in [
+      (100.0, 1.0), (0, 2), (3, 4), (0, 8), (0, 16), (3, 16), (4, 8), (4, 4), (4, 2), (4, 1), (4, 1), (0, 2),
+    ] { begin(after: seconds, pause: pause) }
     // In the pause: the wave was deeper, not sooner.
     growth.begin(before: 160 * mebibyte, held: 80 * mebibyte, room: 100 * mebibyte, now: clock.monotonic.now())
     clock.advance(seconds: 4)

@@ -316,29 +316,6 @@ struct CacheSaveTests {
     }
   }
 
-  @Test("a restore that ends at the byte limit evicts nothing: its bookkeeping, and that of shards that open, has room")
-  func byteLimit() throws {
-    try withFolder { folder in
-      let path = folder.path + "/cache"
-      /// `byteCounts`: from the hottest on.
-      func check(_ byteCounts: [Int], limits: some Sequence<Int>) throws {
-        let saved = try PurgeableCache<Int, [UInt8]>()
-        for (key, count) in byteCounts.enumerated().reversed() { saved[key] = described(UInt32(key), version: 1, count: count) }
-        try saved.save(to: path, isSynchronized: false)
-        for limit in limits {
-          let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: limit)
-          let report = try cache.restore(from: path)
-          let departures = cache.statistics.departures
-          #expect(departures.values.allSatisfy { $0 == 0 } && cache.count == report.entryCount, "\(limit): \(departures)")
-          #expect(report.entryCount + report.leftOutCount == byteCounts.count)
-        }
-      }
-      try check([2_070_000, 100], limits: [2 << 20])
-      try check([728_158, 716_936, 471_816, 437_996], limits: [1_476_967])
-      try check((0..<60).map { 100_000 + $0 * 37 % 60 * 5000 }, limits: stride(from: 8_400_000, to: 8_900_000, by: 20_000))
-    }
-  }
-
   // MARK: Beside others
 
   @Test("a key that is stored or removed during a restore gets none of it, and removeAll ends it", arguments: [true, false])

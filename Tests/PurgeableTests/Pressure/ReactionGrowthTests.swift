@@ -23,7 +23,10 @@ private final class GivingClient: PressureClient {
 
   init(_ state: State) throws {
     self.state = Mutex(state)
-    root = try FakeRoot(["own/memory.max": "1600\n", "own/memory.stat": "file 0\n"])
+    root = try FakeRoot([
+      "proc/meminfo": "MemTotal: 1600 kB\nMemFree: 0 kB\nMemAvailable: 1600 kB\n",
+      "own/memory.max": "1600\n", "own/memory.stat": "file 0\n",
+    ])
     try show()
   }
 
@@ -51,7 +54,7 @@ private final class GivingClient: PressureClient {
   /// What may be held at once after a reaction to this; nil where growth stays as it was.
   func react(_ level: PressureLevel = .warning) -> (held: Int, room: Int?)? {
     let group = MemoryGroup(version: .v2, path: "/own", directories: [root.path + "/own"], isOwnDirectory: true)
-    PressureReaction.run([self], level, told: level, in: group, mustGive: false)
+    PressureReaction.run([self], level, told: level, in: group, mustGive: false, root: root.path)
     return state.withLock { state in
       guard let factor = state.factors.popLast() else { return nil }
       return (state.held, factor.map { Int(($0 * Double(state.held)).rounded()) })
