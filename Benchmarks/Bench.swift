@@ -71,24 +71,27 @@ enum Bench {
       print(usage)
       return 0
     }
-    guard words.first == "figures", let arguments = try? Arguments(Array(words.dropFirst()), options: options),
-      let chosen = measurements(arguments.text("only"), traces: arguments.text("traces"))
-    else {
-      complain(usage)
+    do throws(UsageError) {
+      guard words.first == "figures" else { throw UsageError(words.first.map { "\"\($0)\" is unknown" } ?? "nothing to do") }
+      let arguments = try Arguments(Array(words.dropFirst()), options: options)
+      let chosen = try measurements(arguments.text("only"), traces: arguments.text("traces"))
+      return figures(of: chosen, isQuick: arguments.has("quick"), isJSON: arguments.has("json"))
+    } catch {
+      complain("\(error.message)\n\n\(usage)")
       return 2
     }
-    return figures(of: chosen, isQuick: arguments.has("quick"), isJSON: arguments.has("json"))
   }
 
-  /// The group of that name, all for nil; nil where there is none of that name.
-  private static func measurements(_ name: String?, traces directory: String?) -> [Measurement]? {
+  /// The group of that name, all for nil.
+  private static func measurements(_ name: String?, traces directory: String?) throws(UsageError) -> [Measurement] {
     let traces = directory.map { directory in
       Measurement(name: "traces") { try Traces.figures($0, in: directory) }
     }
     let all = measurements + (traces.map { [$0] } ?? [])
     guard let name else { return all }
-    if directory != nil, name != "traces" { return nil }
-    return all.first { $0.name == name }.map { [$0] }
+    if name == "traces", directory == nil { throw UsageError("--only traces: say where they are, with --traces DIR") }
+    guard let one = all.first(where: { $0.name == name }) else { throw UsageError("--only: there is no group \"\(name)\"") }
+    return [one]
   }
 
   private static func figures(of chosen: [Measurement], isQuick: Bool, isJSON: Bool) -> Int32 {

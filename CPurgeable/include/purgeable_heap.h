@@ -57,7 +57,8 @@ enum {
 
 /// An owner's answer when an element was copied to a new place: exchange the old reference for the new one wherever the owner
 /// keeps it, by compare-exchange, and say true; or say false, and the copy is freed and the old place stays. `tag` is 0 unless
-/// the heap keeps tags. `bytes` is the copy, readable during the call.
+/// the heap keeps tags. `bytes` is the copy, readable during the call. Locked elements move, too: whoever holds a lock keeps the
+/// reference for the unlock.
 ///
 /// Called on the thread, and inside the call, that moves: `purgeable_heap_move` and `purgeable_slab_evacuate` with the callback
 /// given to them; with the callback of the options `purgeable_heap_allocate` and its like, also moves and evacuations (into
@@ -185,7 +186,7 @@ purgeable_outcome_t purgeable_heap_lock(purgeable_heap_t *PURGEABLE_NULLABLE hea
 /// Gives a lock back. Returns 0, EINVAL (NULL), ESTALE (wrong generation: also after a fork), EPERM (nothing in that slab is
 /// locked). The count is the slab's: an unlock too many while a neighbour is locked is the caller's error and goes unnoticed.
 /// So does one beside a read without lock of an element larger than a chunk, which counts: its memory may then go under the read.
-/// An element that was freed while it was locked is unlocked with the same reference.
+/// An element that was freed or moved while it was locked is unlocked with the reference that it was locked by.
 /// Cost: two atomic operations; some more for the last unlock of a slab, which in immediate mode offers; and where more waits
 /// than `purgeable_set_pending_byte_limit` says, offers whose cost many unlocks share.
 int purgeable_heap_unlock(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_reference_t reference);
@@ -240,7 +241,8 @@ int purgeable_heap_tag(purgeable_heap_t *PURGEABLE_NULLABLE heap, purgeable_refe
 /// Of a slab that is still being filled the pages in front of the one being filled go on offer. That page follows when nothing
 /// was stored in the stream since the call before: the next element begins a fresh page then. Where stores come seldom and few,
 /// so that each would take a page, it takes up to 8 calls without a store. `*offered_bytes` (may be NULL) gets how much. Returns
-/// 0, EINVAL, or the first errno of madvise (the rest is still offered).
+/// 0, EINVAL, or the first errno of madvise (the rest is still offered). What the kernel has refused is tried again by the next
+/// two calls, and then after 2, 4, 8 calls and so on, 512 at most.
 int purgeable_heap_offer_idle(purgeable_heap_t *PURGEABLE_NULLABLE heap, size_t *PURGEABLE_NULLABLE offered_bytes);
 
 /// Whether there is anything that `purgeable_heap_offer_idle` has not looked at. False: it would find no work. An offer or a wipe

@@ -46,11 +46,12 @@ typedef struct range {
 
 // Notes which of the pages that are offered now the kernel will have taken note of. It passes over pages that wait in another
 // processor's batch, and so over those that another thread has just filled: they count from the second offer on. Under OFFERING.
-static void settle(purgeable__slab_t *slab, bool again, uint64_t wanted) {
+// `again`: those that are offered again.
+static void settle(purgeable__slab_t *slab, uint64_t again, uint64_t wanted) {
   assert(purgeable__is_offering(purgeable__slab_word_relaxed(slab)));
   bool is_old = load_relaxed(&slab->offer_count) >= 2;
   bool is_own = load_relaxed(&slab->filler) == purgeable__own_filler();
-  if (again || is_old || is_own) atomic_fetch_or_explicit(&slab->settled, wanted, memory_order_relaxed);
+  atomic_fetch_or_explicit(&slab->settled, is_old || is_own ? wanted : wanted & again, memory_order_relaxed);
 }
 
 // What one call offers, and the range that has not been handed to the kernel yet.
@@ -67,7 +68,8 @@ typedef struct offer_round {
 } offer_round_t;
 
 // Takes back the marks of a slab's pages that were refused: where memory is mlocked nothing is on offer, and the figures say so.
-// What was accepted earlier loses its mark too, which a lock or a read does not heed. The offer is due again. Under OFFERING.
+// What was accepted earlier loses its mark too, which a lock or a read does not heed. The offer is due again, but not in each
+// call of the upkeep (heap_upkeep.c). Under OFFERING.
 static void refuse(offer_round_t *round, const purgeable__spot_t *spot, const char *start, const char *end) {
   purgeable__slab_t *slab = spot->slab;
   const char *pages = purgeable__pages_of(round->heap, *spot);
@@ -75,7 +77,11 @@ static void refuse(offer_round_t *round, const purgeable__spot_t *spot, const ch
   uint64_t kept = purgeable__is_run(slab) ? 0 : ~(purgeable__pages_mask(slab, after) & ~purgeable__pages_mask(slab, first));
   atomic_fetch_and_explicit(&slab->offered, kept, memory_order_relaxed);
   atomic_fetch_and_explicit(&slab->settled, kept, memory_order_relaxed);
-  if (purgeable__is_sealed(slab)) store_relaxed(&slab->offer_count, round->again ? 1 : 0);
+  if (purgeable__is_sealed(slab)) {
+    store_relaxed(&slab->offer_count, round->again ? 1 : 0);
+    purgeable__set_trait(slab, trait_refused, true);
+    store_relaxed(&round->heap->has_refused, true);
+  }
   store_relaxed(&round->heap->pending, true);
   add_relaxed(&round->heap->refused_offer_count, 1);
 }
@@ -167,7 +173,10 @@ static void offer_slab(offer_round_t *round, purgeable__spot_t *spot, size_t pag
   uint64_t wanted = purgeable__pages_mask(slab, pages) & (round->again ? ~(uint64_t)0 : ~before);
   store_relaxed(&slab->offered, before | wanted);
   if (wanted != 0) purgeable__note_offered(slab);
-  settle(slab, round->again, wanted);
+  purgeable__set_trait(slab, trait_refused, false);
+  // In an open slab a page may have been closed since its others were offered.
+  uint64_t again = !round->again ? 0 : purgeable__is_sealed(slab) ? ~(uint64_t)0 : before;
+  settle(slab, again, wanted);
   // Where it was sealed after the claim, more pages have been filled, and may be written at this moment.
   bool is_whole = purgeable__is_sealed(slab) && pages == purgeable__filled_pages(round->heap, slab);
   // An open slab's offers do not count: its pages are offered again when it is sealed. Nor does what is only gone over.
@@ -177,6 +186,8 @@ static void offer_slab(offer_round_t *round, purgeable__spot_t *spot, size_t pag
     // The second offer is due next time.
     if (is_first) store_relaxed(&round->heap->pending, true);
   }
+  // Of an open slab they are offered once more, too.
+  if (!is_whole && (wanted & ~load_relaxed(&slab->settled)) != 0) store_relaxed(&round->heap->pending, true);
   offer_pages(round, spot, pages, wanted, is_whole);
 }
 

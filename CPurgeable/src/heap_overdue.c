@@ -40,7 +40,7 @@ static size_t collect_run(purgeable_heap_t *heap, uint32_t *unit, purgeable__spo
     if (!idle) purgeable__stop_waiting_if_held(heap, slab);
     bool empty = sealed && load_relaxed(&slab->element_count) == 0;
     // Later offers go by address, before this. What was locked since then comes next time.
-    bool is_first = !sealed || load_relaxed(&slab->offer_count) == 0;
+    bool is_first = (!sealed || load_relaxed(&slab->offer_count) == 0) && !purgeable__rests_refused(heap, slab);
     if (idle && ((wants && is_first) || empty)) {
       if (count != 0 && *unit != expected) break;
       run[count++] = spot;

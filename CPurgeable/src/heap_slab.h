@@ -34,8 +34,11 @@ static inline uint64_t purgeable__page_bit(purgeable__slab_t *slab, size_t page)
 }
 // The bits of a slab's first pages.
 uint64_t purgeable__pages_mask(purgeable__slab_t *slab, size_t pages);
+static inline bool purgeable__has_trait(const purgeable__slab_t *slab, purgeable__trait_t trait) {
+  return (load_relaxed(&slab->traits) & trait) != 0;
+}
 static inline void purgeable__set_trait(purgeable__slab_t *slab, purgeable__trait_t trait, bool holds) {
-  if (((load_relaxed(&slab->traits) & trait) != 0) == holds) return;
+  if (purgeable__has_trait(slab, trait) == holds) return;
   if (holds) {
     (void)atomic_fetch_or_explicit(&slab->traits, (uint8_t)trait, memory_order_relaxed);
   } else {
@@ -44,11 +47,15 @@ static inline void purgeable__set_trait(purgeable__slab_t *slab, purgeable__trai
 }
 // Whether the slab, or its whole stream, is kept off offer (`purgeable_slab_withhold`, `purgeable_stream_withhold`).
 static inline bool purgeable__is_withheld(const purgeable_heap_t *heap, const purgeable__slab_t *slab) {
-  if ((load_relaxed(&slab->traits) & trait_withheld) != 0) return true;
+  if (purgeable__has_trait(slab, trait_withheld)) return true;
   purgeable_stream_t stream = load_relaxed(&slab->stream);
   const purgeable__stream_t *block =
       stream < STREAM_FIRST ? heap->first_streams : heap->stream_blocks[stream / STREAM_BLOCK];
   return load_relaxed(&block[stream % (stream < STREAM_FIRST ? STREAM_FIRST : STREAM_BLOCK)].is_withheld);
+}
+// The offer of a slab was refused, and is not tried again now.
+static inline bool purgeable__rests_refused(const purgeable_heap_t *heap, const purgeable__slab_t *slab) {
+  return purgeable__has_trait(slab, trait_refused) && !load_relaxed(&heap->tries_refused);
 }
 // How many pages of a slab are not written any more: all of a sealed one, those before the page being filled of an open one.
 size_t purgeable__filled_pages(const purgeable_heap_t *heap, purgeable__slab_t *slab);

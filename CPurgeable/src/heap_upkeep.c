@@ -18,7 +18,7 @@ static again_t is_due_again(const purgeable_heap_t *heap, purgeable__slab_t *sla
   assert(purgeable__is_held(&heap->control->mutex));
   uint8_t state = load_relaxed(&slab->state);
   uint8_t times = load_relaxed(&slab->offer_count);
-  if (!purgeable__state_is_sealed(state) || times == 0) return again_not;
+  if (!purgeable__state_is_sealed(state) || times == 0 || purgeable__rests_refused(heap, slab)) return again_not;
   uint64_t word = purgeable__slab_word_relaxed(slab);
   uint64_t all = purgeable__pages_mask(slab, purgeable__offerable_pages(heap, slab));
   if (times == 1) return all != 0 ? again_second : again_not;
@@ -70,6 +70,31 @@ static int offer_slabs_again(purgeable_heap_t *heap, size_t *offered_bytes) {
   return first_error;
 }
 
+// MARK: Refused offers
+
+// Where all memory is mlocked, or the kernel knows no such offers, each try is a call for each slab, in vain. So what was refused
+// is offered again by the next call of the upkeep, by the one after it, and then after 2, 4, 8, ... calls.
+enum { REFUSED_ROUNDS_MAX = 512 };
+
+static void begin_refused_round(purgeable_heap_t *heap) {
+  uint32_t rounds = load_relaxed(&heap->refused_rounds), left = load_relaxed(&heap->refused_rounds_left);
+  bool tries = left == 0;
+  if (!atomic_exchange_explicit(&heap->has_refused, false, memory_order_relaxed)) {
+    rounds = left = 0;
+    tries = true;
+  } else if (tries) {
+    rounds = rounds == 0 ? 1 : rounds < REFUSED_ROUNDS_MAX ? 2 * rounds : rounds;
+    left = rounds - 1;
+  } else {
+    left--;
+    store_relaxed(&heap->has_refused, true);
+    store_relaxed(&heap->pending, true);
+  }
+  store_relaxed(&heap->refused_rounds, rounds);
+  store_relaxed(&heap->refused_rounds_left, left);
+  store_relaxed(&heap->tries_refused, tries);
+}
+
 // MARK: Offering
 
 static void give_back_ended(purgeable_heap_t *heap) {
@@ -87,6 +112,7 @@ int purgeable_heap_offer_idle(purgeable_heap_t *heap, size_t *offered_bytes) {
   atomic_thread_fence(memory_order_seq_cst);
   give_back_ended(heap);
   if (!was_pending || heap->offering == purgeable_offering_never) return 0;
+  begin_refused_round(heap);
   // Second offers first: those slabs had their first one in an earlier call.
   int first_error = offer_slabs_again(heap, offered_bytes);
   uint32_t streams = load_acquire(&heap->stream_count);

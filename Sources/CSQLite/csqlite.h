@@ -10,4 +10,12 @@ static inline int purgeable__leave_log(sqlite3 *database, int leaves) {
   return sqlite3_db_config(database, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, leaves, (int *)0);
 }
 
+/// Of a database that somebody else has made: no trigger runs, and no view is read.
+static inline void purgeable__forbid_programs(sqlite3 *database) {
+  (void)sqlite3_db_config(database, SQLITE_DBCONFIG_ENABLE_TRIGGER, 0, (int *)0);
+#ifdef SQLITE_DBCONFIG_ENABLE_VIEW
+  (void)sqlite3_db_config(database, SQLITE_DBCONFIG_ENABLE_VIEW, 0, (int *)0);
+#endif
+}
+
 #endif

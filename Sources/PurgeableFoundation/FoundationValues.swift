@@ -62,7 +62,9 @@ extension URL: PurgeableValue {
     guard let text = String(purgeableBytes: purgeableBytes) else { return nil }
     var url: URL?
     for part in text.split(separator: "\0", omittingEmptySubsequences: false).reversed() {
-      guard let next = URL(string: String(part), relativeTo: url) else { return nil }
+      // An empty text is one that only URLComponents make.
+      let made = part.isEmpty ? URLComponents().url(relativeTo: url) : URL(string: String(part), relativeTo: url)
+      guard let next = made else { return nil }
       url = next
     }
     guard let url else { return nil }

@@ -5,11 +5,12 @@ import Purgeable
 
 /// Who is told of what leaves a `PurgeableNSCache`, and asked before it evicts: NSCacheDelegate, with OSCache's veto.
 ///
-/// Both functions are optional. Both are called under no mutex, and may use and change the cache. What calls of the first take
+/// Both functions are optional; the class that declares the conformance has to have them, since a subclass of it only overrides
+/// what is there. Both are called under no mutex, and may use and change the cache. What calls of the first take
 /// out is told when it has returned, what calls of the second take out at once. They are called on the thread that caused the
 /// departure, and of what the library does when memory is short on a thread of the library's: they may be called by several
-/// threads at once.
-public protocol PurgeableNSCacheDelegate: AnyObject {
+/// threads at once, so no actor's class may have them isolated.
+public protocol PurgeableNSCacheDelegate: AnyObject, SendableMetatype {
   /// Told of each object that leaves, once: evicted, removed, replaced, found discarded, or refused because its cost is above the
   /// whole limit. The object is in the cache no more, and lives as long as the program or this call holds it. An object that is
   /// stored again under its own key has not left.

@@ -15,7 +15,7 @@ extension StoredFormat where Value: Codable {
   ///
   /// `version`: 1 or more, as `StoredFormat.init` wants it; to be raised when values that were written before mean something
   /// else now, or lack what has no default. What an earlier version wrote is decoded where its JSON is one of such a value;
-  /// what a later one wrote is skipped, and so is what was not written as JSON.
+  /// what a later one wrote is skipped, and so is what was not written as JSON. For `PurgeableData` there is `contents()`.
   public static func json(version: Int = 1) -> StoredFormat {
     StoredFormat(version: version) { value in
       [UInt8](try JSONEncoder().encode(value))

@@ -65,7 +65,7 @@
     var passes: Bool { isBusy || isWantOfMemory || number == EMFILE || number == ENFILE || number == ENOLCK }
 
     /// Somebody else is at work on it.
-    var isBusy: Bool { primary == SQLITE_BUSY || primary == SQLITE_LOCKED }
+    var isBusy: Bool { primary == SQLITE_BUSY || primary == SQLITE_LOCKED || primary == SQLITE_PROTOCOL }
   }
 
   extension PurgeableError {
@@ -105,6 +105,7 @@
       unsafe handle = opened
       unsafe sqlite3_extended_result_codes(handle, 1)
       unsafe sqlite3_busy_timeout(handle, busyMilliseconds)
+      unsafe purgeable__forbid_programs(handle)
     }
 
     /// Statements keep the connection: they are gone by now.

@@ -23,8 +23,8 @@
   /// - A database that fails is a miss, and counted (`statistics`). As long as the process runs no value is returned that was not
   ///   stored under the key last: each record has a checksum, and a value that could not be written hides the older one. After a
   ///   restart there is what was written last.
-  /// - Keys with the same bytes are the same record. Strings that are equal are; other types whose equal keys have different
-  ///   bytes must not be used.
+  /// - Keys with the same bytes are the same record. Strings that are equal are. A key whose memory may have padding, or that has
+  ///   a floating-point number, is refused; other types whose equal keys have different bytes must not be used.
   /// - Several processes may use one database. Each has its own memory: what one stores, another finds when its memory has
   ///   nothing under the key.
   /// - A key of more than a mebibyte has its value in memory alone.
@@ -81,6 +81,12 @@
     ) throws(PurgeableError) {
       let operation = "PurgeableStore '\(name)'.init"
       let limits = try options.limits(in: operation)
+      if KeyPadding.isPossible(in: Key.self) {
+        throw PurgeableError(
+          .invalidArgument("cache"), in: operation,
+          explanation: "equal keys of type \(Key.self) may have different bytes, by padding or two zeros, and so two records: "
+            + "take keys that are a String, an integer, or a struct of integers without gaps")
+      }
       guard cache.takeForTier() else {
         throw PurgeableError(
           .invalidArgument("cache"), in: operation, explanation: "another store has this cache: give each one of its own")
@@ -310,6 +316,7 @@
       // Kept nowhere: the same.
       if record == nil, !Self.isEncodable(value), expiry?.isOver != true { return cache.setValue(value, forKey: key) }
       let change = change(of: key, to: record)
+      defer { database.giveWay() }
       return cache.setValue(value, forKey: key, cost: cost, expiry: expiry, version: version, announcing: change)
     }
 
@@ -317,6 +324,7 @@
     /// where the process ended before the removal was written: `flush()` waits for that.)
     public func remove(forKey key: Key) {
       cache.remove(forKey: key, announcing: change(of: key, to: nil))
+      database.giveWay()
     }
 
     /// Removes everything from memory now, and from the database before this returns. Throws where the database cannot be
@@ -433,7 +441,7 @@
       var record = record
       (record.value, record.format, record.used) = (bytes, UInt32(format.version), database.now())
       return { [record, database] in
-        guard database.change(key, .put(record), ifUnchangedSince: number) else { return false }
+        guard database.change(key, .put(record), ifUnchangedSince: number, isConversion: true) else { return false }
         database.convertedCount.add(1, ordering: .relaxed)
         return true
       }

@@ -47,7 +47,17 @@
         throw StoreFailure(
           isRefused: true, call: "sqlite3_open_v2", message: "a newer version (\(version)) of this library wrote it")
       }
+      // Without an index each look-up would go through all of a table.
+      guard try connection.number(countParts) == 8 else {
+        throw StoreFailure(
+          code: StoreFailure.damageCode, call: "sqlite3_open_v2", message: "a table or an index of it has been removed")
+      }
     }
+
+    private static let countParts = """
+      SELECT count(*) FROM sqlite_schema WHERE type='table' AND name IN ('record', 'life', 'total', 'kind')
+        OR type='index' AND name IN ('record_hash', 'record_file', 'life_used', 'life_expires')
+      """
 
     /// Before there is a table.
     static let foundation = """

@@ -82,6 +82,7 @@
     private func takeWork() -> Work {
       // As many come again, perhaps.
       writing = exchange(&waiting, with: Changes(capacity: min(waiting.byKey.count, Self.batchCount)))
+      isCrowded.store(false, ordering: .relaxed)
       waitingSince = nil
       let work = Work(
         changes: writing, touches: exchange(&touches, with: [:]), damaged: exchange(&damaged, with: []),
@@ -174,7 +175,8 @@
     private func keepLimits(_ writer: StoreWriter) throws(StoreFailure) {
       let now = self.now()
       if let next = nextExpiry, next <= now {
-        expiredCount += try writer.removeExpired(at: now)
+        // The rest a second later.
+        expiredCount += try writer.removeExpired(at: now) { isFree }
         expiredAt = now
       }
       // Not again at once, whatever is in its place.
@@ -244,18 +246,21 @@
 
     // MARK: Upkeep and mending
 
+    /// Nothing waits to be written, and nobody for an answer.
+    private var isFree: Bool { mutex.withLock { waitingSince == nil && requests.isEmpty } }
+
     /// When nothing has been written for a while. Where somebody else is in the way, it is tried again, after longer and longer
     /// pauses.
     private func tidyUp() {
       (isTidy, tidiedAt) = (true, MonotonicTime.now)
       guard let writer, let file else { return }
       do throws(StoreFailure) {
-        try writer.vacuum()
-        isTidy = try writer.cutLog()
+        try writer.vacuum { isFree }
+        isTidy = try writer.cutLog() && isFree
         if !hasSwept {
-          hasSwept = true
           folder.removeDamaged()
           try writer.sweepFiles()
+          hasSwept = true
         }
       } catch {
         if error.isBusy { isTidy = false } else { fail(error) }
@@ -387,7 +392,7 @@
       mutex.withLock {
         var rest = exchange(&writing, with: Changes())
         if failure.passes {
-          if !failure.isBusy { restsUntil = MonotonicTime.now + Self.passingTime }
+          if !failure.isBusy || writer == nil { restsUntil = MonotonicTime.now + Self.passingTime }
           // Without a database nothing is read; so it is opened again soon, whether anything waits or not.
           isSuspect = isSuspect || writer == nil
         } else {
@@ -395,6 +400,7 @@
           rest.forgetValues()
           isOffUntil = MonotonicTime.now + Self.retryTime
         }
+        isCrowded.store(false, ordering: .relaxed)
         waiting.follow(rest)
         if !waiting.isEmpty, waitingSince == nil { waitingSince = MonotonicTime.now }
       }

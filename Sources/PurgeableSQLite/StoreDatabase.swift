@@ -61,10 +61,14 @@
     let readers: ReaderPool
     /// Of values that wait to be written: 32 MiB, or an eighth of the memory that the process may have.
     private let mostWaitingBytes = min(32 << 20, Int(clamping: ProcessMemory.limit() / 8))
+    /// Of removals, which wait in place of values that were given up, too.
+    private var mostRemovalBytes: Int { 2 * mostWaitingBytes }
+    /// More than a quarter of that waits, and the thread is at it: whoever changes something gives way.
+    let isCrowded = Atomic<Bool>(false)
+    private static let longestGivingWay: UInt64 = 20_000_000
 
     static let batchCount = 1000
     static let batchByteCount = 4 << 20
-    static let mostRemovalBytes = 64 << 20
     static let touchBatchCount = 20_000
     static let touchInterval: UInt64 = 60_000_000_000
     /// How often memory is asked for uses: before records are evicted, when a quarter of them is new since the last time; once an
@@ -242,21 +246,22 @@
     // MARK: Changes
 
     /// From now on reads answer this. Called under mutexes of the cache. `number`: false, and nothing changes, where the key has
-    /// changed since.
+    /// changed since. `isConversion`: of a record that is in the database as well; where it finds no room, that stays as it is.
     @discardableResult
-    func change(_ key: StoreKey, _ change: Change, ifUnchangedSince number: UInt32? = nil) -> Bool {
+    func change(
+      _ key: StoreKey, _ change: Change, ifUnchangedSince number: UInt32? = nil, isConversion: Bool = false
+    ) -> Bool {
       guard isOurs else { return true }
       return mutex.withLock {
+        if isConversion, case .put(let record) = change, !(isWanted(record, key) && hasRoom(for: record, key)) {
+          return changeNumbers[key] == number
+        }
         // After the end, too: what a read has found must not go to memory behind a change.
         guard changeNumbers.raise(key, ifStill: number) else { return false }
         if isEnded { return true }
         var change = change
         if case .put(let record) = change {
-          let byteCount = StoredRecord.size(key.bytes, record.value.count)
-          let isWanted = Int64(byteCount) <= StoreLimits.mostRecordBytes(of: limits.byteCount)
-          // One that is longer than all that may wait, waits alone.
-          let waitingBytes = waiting.valueBytes + writing.valueBytes
-          let hasRoom = waitingBytes == 0 || waitingBytes + byteCount <= mostWaitingBytes
+          let (isWanted, hasRoom) = (isWanted(record, key), hasRoom(for: record, key))
           if isWanted && !hasRoom {
             noteNoRoom("more than \(mostWaitingBytes >> 20) MiB waited to be written, and values were given up")
           }
@@ -264,14 +269,42 @@
         }
         waiting.set(change, key)
         // One removal in place of many: no key is to be found that was removed.
-        if waiting.removalBytes > Self.mostRemovalBytes {
+        if waiting.removalBytes > mostRemovalBytes {
           numbers.failureCount += waiting.putCount
-          noteNoRoom("removals of more than 64 MiB waited to be written, and all that the database has goes in their place")
+          noteNoRoom(
+            "removals of more than \(mostRemovalBytes >> 20) MiB waited to be written, and all that the database has goes "
+              + "in their place")
           waiting.clear()
+        }
+        if waiting.removalBytes > mostRemovalBytes / 4, isOffUntil == 0, restsUntil <= MonotonicTime.now {
+          isCrowded.store(true, ordering: .relaxed)
         }
         noteWaiting()
         return true
       }
+    }
+
+    private func isWanted(_ record: StoredRecord, _ key: StoreKey) -> Bool {
+      Int64(StoredRecord.size(key.bytes, record.value.count)) <= StoreLimits.mostRecordBytes(of: limits.byteCount)
+    }
+
+    /// Under the mutex. One that is longer than all that may wait, waits alone.
+    private func hasRoom(for record: StoredRecord, _ key: StoreKey) -> Bool {
+      let waitingBytes = waiting.valueBytes + writing.valueBytes
+      return waitingBytes == 0 || waitingBytes + StoredRecord.size(key.bytes, record.value.count) <= mostWaitingBytes
+    }
+
+    /// After a change by the program, with no mutex held. A program may change keys faster than the thread writes. Its values
+    /// are given up then, and removals wait in their place; so many that all of the database would have to go for them come only
+    /// where nothing can be written, since each change waits for the thread for a moment.
+    @inline(__always)
+    func giveWay() { if isCrowded.load(ordering: .relaxed) { waitInCrowd() } }
+
+    @inline(never)
+    private func waitInCrowd() {
+      guard isOurs else { return }
+      let deadline = MonotonicTime.now + Self.longestGivingWay
+      repeat { usleep(1000) } while isCrowded.load(ordering: .relaxed) && MonotonicTime.now < deadline
     }
 
     /// Under the mutex: a value is given up, or all are.

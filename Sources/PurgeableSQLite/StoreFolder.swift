@@ -234,14 +234,16 @@
         if file < 0, errno == EEXIST { continue }
         guard file >= 0 else { throw .system("open", "\(path) cannot be made") }
         defer { close(file) }
-        do {
+        do throws(StoreFailure) {
           try Self.writeAll(bytes, to: file, path)
+          // Its pages would push out what the cache has on offer.
+          guard purgeable__write_out(file, 0, off_t(bytes.count)) else {
+            throw .system("sync_file_range", "\(path) cannot be brought to the disk")
+          }
         } catch {
           _ = unsafe unlink(path)
           throw error
         }
-        // Its pages would push out what the cache has on offer.
-        _ = purgeable__write_out(file, 0, off_t(bytes.count))
         return number
       }
     }

@@ -65,16 +65,18 @@
           value: try find.bytes(9) ?? [], format: UInt32(truncatingIfNeeded: find.number(3)), cost: find.optionalNumber(4),
           version: find.text(7), made: made, used: made, deadline: find.time(1), idle: find.time(2)),
         sum: find.number(6), file: find.optionalNumber(8), expires: find.optionalNumber(1), valueByteCount: 0)
+      // Before the next row is looked for: where there is none, what was read ends, and the row may be another record's.
+      if found.record.idle != nil || found.file != nil {
+        lifeOf.bind(1, found.id)
+        guard try lifeOf.next() else { return nil }
+        defer { lifeOf.reset() }
+        (found.record.used, found.expires) = (lifeOf.time(0) ?? 0, lifeOf.optionalNumber(1))
+        found.valueByteCount = Int(lifeOf.number(2, in: Schema.sizes)) - StoredRecord.size(key, 0)
+      }
       // Two rows of one key are never written: the index has missed one.
       if try find.next() {
         throw StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_step", message: "a key has two rows")
       }
-      guard found.record.idle != nil || found.file != nil else { return found }
-      lifeOf.bind(1, found.id)
-      guard try lifeOf.next() else { return nil }
-      defer { lifeOf.reset() }
-      (found.record.used, found.expires) = (lifeOf.time(0) ?? 0, lifeOf.optionalNumber(1))
-      found.valueByteCount = Int(lifeOf.number(2, in: Schema.sizes)) - StoredRecord.size(key, 0)
       return found
     }
 
@@ -162,7 +164,7 @@
         count -= idle.count
         return exchange(&idle, with: [])
       }
-      _ = ended
+      withExtendedLifetime(ended) {}
     }
 
     /// Waits until nobody reads, and closes all.

@@ -28,6 +28,7 @@
     private static let busyMilliseconds: Int32 = 5000
     /// Records that leave in one transaction: of two thousand most share the pages of the indexes.
     private static let sliceCount: Int64 = 2000
+    private static let leastSlices = 5
     /// And on a full disk, where a transaction has to fit into the reserve.
     private static let shortSliceCount: Int64 = 500
     /// Pages that go back to the disk in one transaction, and on a full disk.
@@ -320,11 +321,13 @@
 
     // MARK: Limits
 
-    /// Removes the records whose time is over; returns how many.
+    /// Removes the records whose time is over, as long as there is nothing else to do, but some slices at least. Returns how
+    /// many.
     @discardableResult
-    func removeExpired(at now: Int64) throws(StoreFailure) -> Int {
-      var count = 0
-      while true {
+    func removeExpired(at now: Int64, while isFree: () -> Bool = { true }) throws(StoreFailure) -> Int {
+      var (count, slices) = (0, 0)
+      while slices < Self.leastSlices || isFree() {
+        slices += 1
         var slice = 0
         try transaction { (files) throws(StoreFailure) in
           let ids = try self.ids(expired) {
@@ -336,8 +339,9 @@
           slice = ids.count
         }
         count += slice
-        if slice < Int(Self.sliceCount) { return count }
+        if slice < Int(Self.sliceCount) { break }
       }
+      return count
     }
 
     /// Removes the least recently used until no more than so much is left. `cutsLog`: on a full disk, in steps that become
@@ -436,12 +440,12 @@
       return log < 0 ? nil : log
     }
 
-    /// Gives free pages back to the disk where they are more than a tenth.
-    func vacuum(cutsLog: Bool = false) throws(StoreFailure) {
+    /// Gives free pages back to the disk where they are more than a tenth, as long as there is nothing else to do.
+    func vacuum(cutsLog: Bool = false, while isFree: () -> Bool = { true }) throws(StoreFailure) {
       let pageCount = cutsLog ? Self.shortVacuumPageCount : Self.vacuumPageCount
       var before = Int64.max
       while let free = try connection.number("PRAGMA freelist_count"), let all = try connection.number("PRAGMA page_count"),
-        free > all / 10, free > 64, free < before
+        free > all / 10, free > 64, free < before, isFree()
       {
         before = free
         try locked { () throws(StoreFailure) in try connection.run("PRAGMA incremental_vacuum(\(pageCount))") }

@@ -87,7 +87,8 @@
 
   /// What waits to be written for a key.
   enum Change: Sendable {
-    case put(StoredRecord)
+    /// Indirect: a dictionary has thousands of these, and most functions hand them on.
+    indirect case put(StoredRecord)
     case removal
   }
 

@@ -187,6 +187,7 @@ void offers_spare_the_withheld(case_report_t *report);
 void offers_end_with_their_mapping(case_report_t *report);
 void immediate_mode_leaves_the_rest_to_upkeep(case_report_t *report);
 void refused_offers_come_back(case_report_t *report);
+void refused_offers_are_tried_seldom(case_report_t *report);
 void refused_wipes_are_pending(case_report_t *report);
 void busy_slabs_are_told_to_policies(case_report_t *report);
 void compaction_goes_on_where_its_slab_is_taken(case_report_t *report);

@@ -87,7 +87,8 @@ void refused_offers_come_back(case_report_t *report) {
   }
   for (int round = 0; round < 4; round++) {
     size_t offered = 0;
-    EXPECT_EQUAL(purgeable_heap_offer_idle(heap, &offered), EINVAL);
+    // The fourth call leaves it alone.
+    EXPECT_EQUAL(purgeable_heap_offer_idle(heap, &offered), round < 3 ? EINVAL : 0);
     EXPECT_EQUAL(heap_statistics(heap).memory.offered_bytes, (SLAB_COUNT - 1) * PER_SLAB * PAGE);
     EXPECT_EQUAL(heap_statistics(heap).memory.pending_bytes, PER_SLAB * PAGE);
     EXPECT(purgeable_heap_has_pending(heap));
@@ -100,6 +101,41 @@ void refused_offers_come_back(case_report_t *report) {
   for (int round = 0; round < 3; round++) EXPECT_EQUAL(purgeable_heap_offer_idle(heap, NULL), 0);
   EXPECT(!purgeable_heap_has_pending(heap));
   EXPECT_EQUAL(left_of(heap, elements, 1), 0);
+  END_HEAP(heap);
+}
+
+// What stays refused is tried ever more seldom, and keeps nothing else off offer meanwhile.
+void refused_offers_are_tried_seldom(case_report_t *report) {
+  NEED_EXACT_DISCARDS();
+  MAKE_HEAP(heap, .slab_bytes = PER_SLAB * PAGE);
+  element_t elements[(SLAB_COUNT + 1) * PER_SLAB];
+  REQUIRE(fill_slabs(heap, elements, 0, SLAB_COUNT));
+  EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
+  char *locked = page_start(elements[0].bytes);
+  size_t length = SLAB_COUNT * PER_SLAB * PAGE;
+  EXPECT_EQUAL(page_start(elements[(SLAB_COUNT - 1) * PER_SLAB].bytes) - locked, length - PER_SLAB * PAGE);
+  if (syscall(SYS_mlock, locked, length) != 0) {
+    END_HEAP(heap);
+    SKIP("mlock is refused: %s", strerror(errno));
+  }
+  uint64_t before = purgeable_testing_call_count(purgeable_testing_call_madvise_free);
+  for (int call = 1; call <= 128; call++) {
+    bool tries = call <= 3 || ((call - 1) & (call - 2)) == 0;
+    EXPECT_EQUAL(purgeable_heap_offer_idle(heap, NULL), tries ? EINVAL : 0);
+    EXPECT(purgeable_heap_has_pending(heap));
+  }
+  // One call for all of it, and one for each slab; in calls 1, 2, 3, 5, 9, 17, 33 and 65.
+  EXPECT_EQUAL(purgeable_testing_call_count(purgeable_testing_call_madvise_free) - before, 8 * (1 + SLAB_COUNT));
+  // Another slab goes on offer at once.
+  REQUIRE(fill_slabs(heap, elements, SLAB_COUNT, SLAB_COUNT + 1));
+  EXPECT_EQUAL(purgeable_stream_seal(heap, 0), 0);
+  EXPECT_EQUAL(purgeable_heap_offer_idle(heap, NULL), EINVAL);
+  EXPECT_EQUAL(heap_statistics(heap).memory.offered_bytes, PER_SLAB * PAGE);
+  EXPECT_EQUAL(syscall(SYS_munlock, locked, length), 0);
+  for (int call = 0; call < 130; call++) EXPECT_EQUAL(purgeable_heap_offer_idle(heap, NULL), 0);
+  EXPECT(!purgeable_heap_has_pending(heap));
+  EXPECT_EQUAL(heap_statistics(heap).memory.offered_bytes, (SLAB_COUNT + 1) * PER_SLAB * PAGE);
+  for (size_t i = 0; i < SLAB_COUNT; i++) EXPECT_EQUAL(left_of(heap, elements, i), 0);
   END_HEAP(heap);
 }
 

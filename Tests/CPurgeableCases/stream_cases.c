@@ -329,6 +329,7 @@ const test_case_t stream_cases[] = {
     CASE("stream: offers end with their mapping", offers_end_with_their_mapping),
     CASE("stream: in immediate mode, too, nothing is left off offer", immediate_mode_leaves_the_rest_to_upkeep),
     CASE("stream: refused offers come back, and keep no others off offer", refused_offers_come_back),
+    CASE("stream: what stays refused is tried ever more seldom", refused_offers_are_tried_seldom),
     CASE("stream: refused wipes are pending", refused_wipes_are_pending),
     CASE("stream: busy slabs are told to policies", busy_slabs_are_told_to_policies),
     CASE("stream: compaction goes on where its slab is taken", compaction_goes_on_where_its_slab_is_taken),

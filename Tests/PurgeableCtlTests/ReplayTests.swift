@@ -232,7 +232,9 @@ struct ReplayTests {
     #expect(last.wrongBytes == 0 && last.heldBytes ?? 0 > 0 && last.residentBytes ?? 0 > 0)
     #expect(
       (last.groupBytes != nil) == bound.hasPrefix("--memory") && (record.header.limitBytes != nil) == (last.groupBytes != nil))
-    #expect(RunChart(record).svg.contains("hits among reads"))
+    // However short: it begins with nothing.
+    #expect(record.samples.first?.hits == 0 && record.samples.first?.misses == 0)
+    #expect(RunChart(record).svg.contains("<polyline class=\"ratio\" points="))
     let text = try String(contentsOfFile: path, encoding: .utf8)
     #expect(text.split(separator: "\n").last?.hasPrefix("{\"result\": {\"trace\"") == true)
     let refused = try Self.run([root.path + "/sizes.csv", bound, "--record", "/nowhere/run"])
@@ -246,7 +248,10 @@ struct ReplayTests {
     }
     #expect(!FileManager.default.fileExists(atPath: root.path + "/new"))
     try root.write("wrong.csv", "key,bytes\n1,-2\n")
-    #expect(try Self.run([root.path + "/wrong.csv", bound, "--record", path]).status == 2)
+    for record in [path, root.path + "/new"] {
+      #expect(try Self.run([root.path + "/wrong.csv", bound, "--record", record]).status == 2)
+    }
+    #expect(!FileManager.default.fileExists(atPath: root.path + "/new"))
     #expect(try String(contentsOfFile: path, encoding: .utf8) == text)
   }
 
@@ -395,7 +400,8 @@ struct ReplayTests {
       ("key,bytes\n1,99999999999999999999\n", "line 2: \"99999999999999999999\" is no size"),
       ("key,bytes\n1,2x\n", "line 2: \"2x\" is no size"),
       ("key,bytes\n1,1\n2,1152921504606846976\n", "line 3: the sizes up to here add up to more than 2^60"),
-      ("key\n1\n\n2\n", "line 3: no key"), ("key,bytes\n,2\n", "line 2: no key"),
+      ("key,bytes\n\n\r\n", "has a header and nothing else"), ("key,bytes\n,2\n", "line 2: no key"),
+      ("key,bytes\n\n1,2\n\n3\n", "line 5: \"3\" has 1 of the 2 columns"),
       ("key\n" + line, "line 2: longer than 65536 bytes"), (line, "line 1: longer than 65536 bytes"),
     ] {
       let root = try FakeRoot(["trace": text])
@@ -418,9 +424,16 @@ struct ReplayTests {
     }
     let root = try FakeRoot()
     defer { root.remove() }
-    try Data([0x1F, 0x8B, 8, 0]).write(to: URL(fileURLWithPath: root.path + "/packed"))
-    let packed = #expect(throws: UsageError.self) { try Self.read(root.path + "/packed") }
-    #expect(packed?.message.contains("unpack it first") == true)
+    for (bytes, words) in [
+      (Data([0x1F, 0x8B, 8, 0]), "unpack it first"), (Data("BZh91AY&SY".utf8), "unpack it first"),
+      (Data([0xFF, 0xFE]) + Data("key".utf8), "iconv"),
+    ] {
+      for name in ["/packed", "/packed.csv", "/packed.oracleGeneral"] {
+        try bytes.write(to: URL(fileURLWithPath: root.path + name))
+        let packed = #expect(throws: UsageError.self) { try Self.read(root.path + name) }
+        #expect(packed?.message.contains(words) == true)
+      }
+    }
     let directory = #expect(throws: UsageError.self) { try Self.read(root.path) }
     #expect(directory?.message.contains("is a directory") == true)
   }
@@ -462,6 +475,14 @@ struct ReplayTests {
     footprint.note([TraceRequest(key: 1, size: 64), TraceRequest(key: 2, size: 64)])
     #expect(throws: UsageError.self) { try ReplayCapacity.percent(49).limit(of: trace, footprint) }
     #expect(try ReplayCapacity.percent(50).limit(of: trace, footprint) == .objects(1))
+    // What is whole is not rounded down.
+    var thousand = Footprint()
+    thousand.note((0..<1000).map { TraceRequest(key: $0, size: 64) })
+    for tenths in 1...1000 {
+      let limit = try ReplayCapacity("\(tenths / 10).\(tenths % 10)%").limit(of: trace, thousand)
+      #expect(limit == .objects(UInt64(tenths)))
+    }
+    #expect(try ReplayCapacity("32.39%").limit(of: trace, thousand) == .objects(323))
     #expect(throws: UsageError.self) { try ReplayCache(.heldBytes(4096), order: .s3FIFO) }
     // No share of nothing is something.
     try root.write("empty", "key,bytes\n1,0\n")

@@ -95,8 +95,10 @@ struct ReportTests {
     #expect(offered.count == 4 && offered[1].y == resident[2].y && offered[2].y == zero && offered[2].x == resident[4].x)
     let mark = try #require(elements.first("line", style: "event"))
     #expect(abs((Double(mark.attributes["x1"]!) ?? 0) - (resident[1].x + resident[4].x) / 2) < 0.2, "in the middle of the time")
-    // 75 of 100, then 25 of 100.
-    #expect(chart.hitRatios.map(\.value) == [0.75, 0.25] && elements.points("polyline", "ratio").count == 2)
+    // 75 of 100, then 25 of 100; the line begins where the first of them did.
+    #expect(chart.hitRatios.map(\.value) == [0.75, 0.25])
+    let ratios = elements.points("polyline", "ratio")
+    #expect(ratios.count == 3 && ratios[0].y == ratios[1].y && ratios[0].x < ratios[1].x && ratios[1].y < ratios[2].y)
     for point in resident + held + elements.points("polyline", "group") {
       #expect((0...960).contains(point.x) && (0...560).contains(point.y))
     }
@@ -112,9 +114,13 @@ struct ReportTests {
     let controls = Elements(
       RunChart(
         try RunRecord(
-          #"{"run":"a\u001Bb\u0000","format":1,"about":"c\u0007"}"# + "\r\n{\"seconds\":0}\r\n{\"seconds\":1}\r\n", name: "")
+          #"{"run":"a\u001Bb\u0000","format":1,"about":"c\u0007\uFFFE\uFFFF\#(String(repeating: "/long", count: 100))"}"#
+            + "\r\n{\"seconds\":0}\r\n{\"seconds\":1}\r\n", name: "")
       ).svg)
     #expect(controls.isWhole)
+    // A title is drawn as far as there is room.
+    #expect(try #require(controls.first("text", style: "title")).text.count < 100)
+    #expect(try #require(controls.first("title")).text.count > 500)
   }
 
   @Test("words that have no room beside those before are left out; their lines stay, and the description has all of them")
@@ -143,6 +149,8 @@ struct ReportTests {
     let samples = try RunRecord(Self.header + "\n" + Self.run.prefix(4).joined(separator: "\n") + "\n{\"seco", name: "run")
       .samples
     #expect(samples.count == 4)
+    // A last line that only lacks its end is one.
+    #expect(try RunRecord(Self.header + "\n" + Self.run.prefix(4).joined(separator: "\n"), name: "run").samples.count == 4)
     for (lines, words) in [
       ([Self.run[0]], "fewer than two samples"), (["nonsense", Self.run[0]], "line 2 is no sample"),
       ([Self.run[1], Self.run[0]], "line 3 is earlier"), ([#"{"seconds":"x"}"#], "line 2 is no sample"),
@@ -212,6 +220,11 @@ struct ReportTests {
     let itself = try ChildProcess.run(program, ["report", root.path + "/run.jsonl", "--output", root.path + "/run.jsonl"])
     #expect(itself.status == 2 && itself.errors.contains("is the run"))
     #expect(try ChildProcess.run(program, ["report", root.path + "/run.jsonl"]).output == printed.output)
+    let dash = try ChildProcess.run(program, ["report", root.path + "/run.jsonl", "--output", "-"])
+    #expect(dash.status == 0 && dash.output == printed.output)
+    let piped = try ChildProcess.run(
+      "/bin/sh", ["-c", "cat \"$1\" | \"$0\" report -", program, root.path + "/run.jsonl"])
+    #expect(piped.status == 0 && piped.output == printed.output, "\(piped.errors)")
     #expect(try ChildProcess.run(program, ["report", root.path]).errors.contains("Is a directory"))
     #expect(try ChildProcess.run(program, ["report"]).status == 2)
     let missing = try ChildProcess.run(program, ["report", root.path + "/none"])

@@ -65,6 +65,8 @@ struct FoundationValuesTests {
       base, near, near.absoluteURL, URL(string: "x", relativeTo: near)!, URL(string: "mailto:a@example.org")!,
       URL(fileURLWithPath: "/tmp/with space/ü"), URL(fileURLWithPath: "relative", isDirectory: true),
       URL(string: "https://münchen.example/ß?q=%20")!, URL(string: "relative/only")!,
+      // Without any text.
+      URLComponents().url!, URLComponents().url(relativeTo: base)!, URL(string: "x", relativeTo: URLComponents().url!)!,
     ]
   }()
 
@@ -78,6 +80,12 @@ struct FoundationValuesTests {
       #expect(copy?.relativeString == url.relativeString && copy?.baseURL == url.baseURL)
       #expect(copy?.absoluteString == url.absoluteString)
     }
+  }
+
+  @Test("an error of the library says the same in Foundation's words")
+  func localized() {
+    let error: any Error = PurgeableError(.busy, in: "PurgeableCache 'a'.save", explanation: "it is at work")
+    #expect(error.localizedDescription == "\(error)" && error.localizedDescription.contains("it is at work"))
   }
 
   @Test("bytes of the wrong size or content are no such value")
@@ -135,6 +143,13 @@ struct FoundationValuesTests {
     cache[key] = page
     #expect(cache[key] == page)
     #expect(cache[UUID()] == nil)
+  }
+
+  @Test("members of a Codable value are written in the order of their names, in every process")
+  func sorted() {
+    struct Query: PurgeableCodable { var zoo = 1, sql = "x", page = 2, alpha = true, mode: Int? = 3 }
+    let text = Query().withPurgeableBytes { String(purgeableBytes: $0) }
+    #expect(text == #"{"alpha":true,"mode":3,"page":2,"sql":"x","zoo":1}"#)
   }
 
   @Test("a value that does not encode is refused, and the old one stays")

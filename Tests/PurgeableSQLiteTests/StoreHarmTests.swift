@@ -116,5 +116,86 @@
         try store.close()
       }
     }
+
+    // MARK: More than can be written
+
+    private func holdLock(of place: StorePlace) -> Int32 {
+      let lock = unsafe Glibc.open("\(place.path)/lock", O_RDWR | O_CLOEXEC)
+      #expect(flock(lock, LOCK_EX) == 0)
+      return lock
+    }
+
+    @Test("where very many removals wait, whoever removes waits too, a moment each: what was written before stays")
+    func crowd() throws {
+      try withPlace { place in
+        let store = try place.open()
+        for key in 0..<100 { store.setValue([UInt8(key)], forKey: "\(key)") }
+        try store.flush()
+        let lock = holdLock(of: place)
+        // The thread takes the first, and waits for the lock.
+        store.remove(forKey: "first")
+        #expect(patiently { store.statistics.pendingCount == 1 })
+        usleep(1_500_000)
+        func isCrowded() -> Bool { store.database.isCrowded.load(ordering: .relaxed) }
+        for key in 0..<200_000 where !isCrowded() { store.remove(forKey: "none \(key)") }
+        #expect(isCrowded())
+        let start = MonotonicTime.now
+        for key in 0..<10 { store.remove(forKey: "more \(key)") }
+        #expect(MonotonicTime.now - start >= 10 * 15_000_000)
+        close(lock)
+        try store.flush()
+        #expect(!isCrowded())
+        store.cache.removeAll()
+        for key in 0..<100 { #expect(store.value(forKey: "\(key)") == [UInt8(key)]) }
+        try store.close()
+      }
+    }
+
+    @Test("records of an older format stay where too much waits for them to be written anew")
+    func conversions() throws {
+      try withPlace { place in
+        let values = (0..<40).map { [UInt8](repeating: UInt8($0), count: 1 << 20) }
+        let old = try place.open(of: [UInt8].self, versionedFormat(1))
+        for (key, value) in values.enumerated() {
+          old.setValue(value, forKey: "\(key)")
+          if key % 10 == 9 { try old.flush() }
+        }
+        try old.close()
+        let store = try place.open(of: [UInt8].self, versionedFormat(2))
+        let lock = holdLock(of: place)
+        for (key, value) in values.enumerated() { #expect(store.value(forKey: "\(key)") == value) }
+        close(lock)
+        try store.flush()
+        store.cache.removeAll()
+        for (key, value) in values.enumerated() { #expect(store.value(forKey: "\(key)") == value) }
+        try store.close()
+      }
+    }
+
+    // MARK: Tables made by hand
+
+    @Test("triggers do not run; without an index or with a view for a table the database is put aside", arguments: 0..<4)
+    func foreignParts(way: Int) throws {
+      try withPlace { place in
+        try place.withStore { store in
+          store.setValue([1], forKey: "a")
+          try store.flush()
+        }
+        try place.run(
+          [
+            "CREATE TRIGGER eats AFTER INSERT ON record BEGIN DELETE FROM record WHERE id=new.id; END",
+            "DROP INDEX record_hash", "DROP INDEX life_used",
+            "ALTER TABLE total RENAME TO other; CREATE VIEW total AS SELECT * FROM other",
+          ][way])
+        try place.withStore { store in
+          #expect(store.value(forKey: "a") == (way == 0 ? [1] : nil))
+          #expect((store.statistics.lastError != nil) == (way != 0))
+          store.setValue([2], forKey: "b")
+          try store.flush()
+          store.cache.removeAll()
+          #expect(store.value(forKey: "b") == [2])
+        }
+      }
+    }
   }
 #endif

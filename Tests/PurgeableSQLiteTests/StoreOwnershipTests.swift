@@ -232,6 +232,30 @@
       #expect(try place.number("SELECT count(*) FROM record") == 2)
     }
 
+    private struct Gapped: PurgeableKey, BitwiseCopyable {
+      var level: Int8
+      var number: Int32
+    }
+    private struct Dense: PurgeableKey, BitwiseCopyable { var level: Int32, number: Int32 }
+
+    @Test("keys of which equal ones may have different bytes are refused, and make nothing")
+    func gapped() throws {
+      let place = try StorePlace()
+      defer { place.folder.remove() }
+      func open<Key: PurgeableKey>(_: Key.Type) throws -> PurgeableStore<Key, [UInt8]> {
+        try PurgeableStore("keys", directory: place.folder.path, cache: try PurgeableCache<Key, [UInt8]>())
+      }
+      let error = try #require(throws: PurgeableError.self) { try open(Gapped.self) }
+      #expect(error.kind == .invalidArgument("cache") && error.explanation.contains("Gapped"))
+      #expect(try FileManager.default.contentsOfDirectory(atPath: place.folder.path).isEmpty)
+      let store = try open(Dense.self)
+      store.setValue([1], forKey: Dense(level: 1, number: 2))
+      try store.flush()
+      store.cache.removeAll()
+      #expect(store.value(forKey: Dense(level: 1, number: 2)) == [1])
+      try store.close()
+    }
+
     @Test("a database whose tables have gone is found out by a reader, and made anew")
     func cut() throws {
       let place = try StorePlace()

@@ -29,11 +29,6 @@ protocol FiledCache: AnyObject, Sendable {
   ) throws(PurgeableError)
 }
 
-/// What a type is called in files: without its module, which may get another name.
-package func nameInFiles<T>(_ type: T.Type) -> String {
-  String(decoding: _typeName(type, qualified: false).utf8.prefix(FileHeader.nameByteCount), as: UTF8.self)
-}
-
 /// How a file is made.
 struct FileTerms: Sendable {
   var permissions: UInt16 = 0o600
@@ -99,7 +94,7 @@ extension FiledCache {
       }
       return saves.isRunning ? (true, ended) : (false, ended + saves.unset())
     }
-    _ = ended
+    withExtendedLifetime(ended) {}
     if !isRunning { throw Self.noThread(operation) }
   }
 
@@ -126,7 +121,7 @@ extension FiledCache {
     guard let saves = parts.knownSaves else { return }
     // As above.
     let ended = fileGate.changeAutosave { _ in saves.unset() }
-    _ = ended
+    withExtendedLifetime(ended) {}
   }
 
   // MARK: Restoring

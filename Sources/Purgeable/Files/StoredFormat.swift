@@ -39,7 +39,8 @@ public struct StoredFormat<Value: Sendable>: Sendable {
 
 extension StoredFormat where Value: PurgeableValue {
   /// The bytes that the value has in memory, copied without decoding. Version 0. A file of it is read only as values of the same
-  /// type.
+  /// type, told by its name and its size: a trivially copyable type of which members or cases have changed needs another name, or
+  /// a format with a version.
   public static var purgeableBytes: StoredFormat {
     StoredFormat(
       plain: { value in
@@ -48,6 +49,29 @@ extension StoredFormat where Value: PurgeableValue {
         return bytes
       },
       decode: { bytes, version in version == 0 ? Value(purgeableBytes: bytes) : nil })
+  }
+}
+
+extension StoredFormat where Value == PurgeableData {
+  /// The bytes of the object. Name, offering and closure are not written.
+  ///
+  /// What comes back is idle, with an access count of 0: the kernel may have it until somebody begins an access. (An object that
+  /// is decoded otherwise, as by `.json()`, is born with an access that nobody ends.) `version`: 1 or more; to be raised when the
+  /// bytes mean something else now.
+  ///
+  ///     let pages = try ObjectCache<String, PurgeableData>(countLimit: 500)
+  ///     try await pages.save(to: "/var/cache/service/pages", format: .contents())
+  public static func contents(version: Int = 1) -> StoredFormat {
+    StoredFormat(version: version) { object in
+      guard let bytes = try object.withBytes({ bytes throws(PurgeableError) in try object.array(of: bytes, for: "save") })
+      else { throw NotEncodable() }
+      return bytes
+    } decode: { bytes, written in
+      guard written > 0, written <= version else { return nil }
+      let object = try PurgeableData(bytes)
+      object.endContentAccess()
+      return object
+    }
   }
 }
 

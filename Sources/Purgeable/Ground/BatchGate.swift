@@ -63,8 +63,8 @@ private final class BatchTickets: ForkProtected {
       lastNumber += 1
       var ticket = ticket
       (ticket.number, ticket.turn) = (lastNumber, lastNumber)
-      // A batch within a batch or a look of the same thread comes with that.
-      for i in 0..<count where !ticket.isLook && tickets[i].thread == ticket.thread && tickets[i].gate == ticket.gate {
+      // What is within a batch or a look of the same thread comes with that.
+      for i in 0..<count where tickets[i].thread == ticket.thread && tickets[i].gate == ticket.gate {
         ticket.turn = min(ticket.turn, tickets[i].turn)
       }
       if count < tickets.count {

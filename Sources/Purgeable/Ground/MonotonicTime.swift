@@ -43,6 +43,9 @@ struct MonotonicClock: Sendable {
 
   static let system = MonotonicClock({ MonotonicTime.now }, isSystem: true)
 
+  /// A moment that may be some milliseconds old, for a quarter of the cost.
+  var recent: UInt64 { isSystem ? MonotonicTime.lastTick : now() }
+
   /// Far more than the last tick is ever late.
   private static let tickMargin: UInt64 = 1_000_000_000
 

@@ -12,6 +12,9 @@ public enum LoadResult<Value: Sendable>: Sendable {
   case unchanged
 }
 
+extension LoadResult: Equatable where Value: Equatable {}
+extension LoadResult: Hashable where Value: Hashable {}
+
 /// How what a load made is kept, said by the load itself before it ends.
 final class LoadAnswer: Sendable {
   private let said = Guarded(LoadTerms?.none)

@@ -52,7 +52,8 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
 
   init(refreshLimit: Int) { self.refreshLimit = Int32(clamping: refreshLimit) }
 
-  private func locked<R>(_ body: (inout LoadBooks) -> R) -> R {
+  /// Inlined, and so made for each key's type.
+  @inline(__always) private func locked<R>(_ body: (inout LoadBooks) -> R) -> R {
     books.lock()
     defer { books.unlock() }
     return books.whileHeld(body)
@@ -238,7 +239,7 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
     endAbsence(hash)
   }
 
-  /// As `overtake`, for all keys.
+  /// As `overtake`, for all keys; again, too, when they are removed.
   func overtakeAll() {
     if isIdle { return }
     locked { books in
@@ -310,7 +311,7 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
     guard absent.mayHave(hash) else { return false }
     let now = now()
     let (noted, stale) = locked { _ in (absent.key(hash, version, at: now), absent.removeStale()) }
-    _ = stale
+    withExtendedLifetime(stale) {}
     // Under no mutex: the program's code.
     guard let noted, noted == key else { return false }
     absentCount.add(1, ordering: .relaxed)
@@ -333,7 +334,7 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
       else { return (nil, stale) }
       return (absent.add(note, flight.loaded.hash), stale)
     }
-    _ = ended
+    withExtendedLifetime(ended) {}
   }
 
   /// Under the mutex, so that a fork finds the table there or not.
@@ -356,7 +357,7 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   private func endNoted(_ hash: Int) {
     guard let absent = lazyAbsent.load(), absent.mayHave(hash) else { return }
     let ended = locked { _ in (absent.end(hash), absent.removeStale()) }
-    _ = ended
+    withExtendedLifetime(ended) {}
   }
 
   /// Forgets all absent keys. `endsKeys`: false where code of the program must not run. Then keys whose end may be such code end
@@ -367,7 +368,7 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
       absent.forgetAll()
       return endsKeys || Self.keysEndPlainly ? absent.removeStale() : []
     }
-    _ = ended
+    withExtendedLifetime(ended) {}
   }
 
   /// Whether the end of a key is Swift's own code.

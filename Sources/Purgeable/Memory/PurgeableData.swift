@@ -25,7 +25,8 @@
 ///
 /// **Who excludes whom.** Every function may be called from any thread. Changes happen one after the other. Any number of
 /// `withBytes` closures may run at once, also beside a change: they keep the bytes they began with, because the change is then
-/// made to a copy. A `withBytes` that begins while a change is at work waits for it. Beginning, ending, discarding and asking
+/// made to a copy. A `withBytes` that begins while a change is at work waits for it. So closures that change or make anew must
+/// not wait for one another's objects crosswise: each would wait for the other for ever. Beginning, ending, discarding and asking
 /// never wait for a closure, except that an access to discarded content waits while another thread makes it anew.
 ///
 /// **Memory.** The bytes lie in whole pages of a `PurgeableRegion`, at least one, also when empty. Appending beyond them takes a

@@ -211,7 +211,7 @@ extension ObjectCache {
     if condition: ObjectCondition? = nil
   ) -> (outcome: StoreOutcome?, old: Value?) {
     let cost = max(0, cost ?? store.cost(of: value))
-    if condition?.isPermit != true { loads.overtake(key) }
+    if condition?.isPermit != true { store.overtake(key) }
     if time.isOver { return refuse(value, key, cost, .expired, .expired, if: condition) }
     if store.refuses(cost) { return refuse(value, key, cost, .tooLarge, .tooLarge, if: condition) }
     let kind = ObjectQueue(hasCost: cost > 0, isDiscardable: store.isDiscardable(value), priority ?? .normal)
@@ -243,7 +243,7 @@ extension ObjectCache {
       store.book(entries: 1, cost: cost, less: 0)
       return (.stored, shard.table.lastStamp, nil)
     }
-    if condition?.isPermit != true { loads.overtake(key) }
+    if condition?.isPermit != true { store.overtake(key) }
     guard let outcome else { return (nil, nil) }
     if outcome == .outOfMemory { return (countRefusal(.outOfMemory), nil) }
     if store.isWatched { store.noteChange(of: key) }
@@ -288,7 +288,7 @@ extension ObjectCache {
 
   /// Stores values, each as `setValue(_:forKey:expiry:priority:)`. Returns what was refused: empty where all are stored. A
   /// `snapshot()` of another thread sees all or none of them, and so do `changes(every:)`; they wait for the call, a second at
-  /// most. Any thread.
+  /// most, as other calls that store or remove many do. Any thread.
   @discardableResult
   public func setValues(
     _ values: [Key: Value], expiry: Expiry? = nil, priority: EntryPriority? = nil
@@ -313,7 +313,7 @@ extension ObjectCache {
 
   /// Takes the tables of this shard and of those behind it, and tells of their entries then: what handlers store meanwhile stays.
   private func removeTables(from shard: Int) {
-    guard shard < ObjectGate.count else { return }
+    guard shard < ObjectGate.count else { return loads.overtakeAll() }
     var old = store.takeTable(ofShard: shard)
     removeTables(from: shard + 1)
     if old.hasDiscardable || store.tells || store.isWatched {
@@ -397,8 +397,8 @@ extension ObjectCache {
   /// Takes a key's entry out. The caller finishes it.
   @inlinable
   func take(_ key: Key, _ reason: DepartureReason, birth: UInt64? = nil) -> DepartedObject<Key, Value>? {
-    loads.overtake(key)
-    defer { loads.overtake(key) }
+    store.overtake(key)
+    defer { store.overtake(key) }
     return store.hold(key) { shard, position, _ in
       guard position != noPosition, birth == nil || shard.table[position].birth == birth else { return nil }
       return store.remove(position, store.isOver(position, in: shard.table) ? .expired : reason, from: &shard)

@@ -75,8 +75,10 @@ extension ObjectStore {
         continue
       }
       if noted.stamp == stamp || reason.isOfCosts && noted.entry.cost == 0 { continue }
-      // The closure may have read the entry.
-      if mayGo(noted, reason) { _ = remove(noted, reason, evenIfUsed: true, keepingContentSince: begun) }
+      // The closure may have read the entry, or removed others.
+      if mayGo(noted, reason), exceededLimit(growing: growthLimit) != nil {
+        _ = remove(noted, reason, evenIfUsed: true, keepingContentSince: begun)
+      }
     }
   }
 

@@ -126,6 +126,8 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   let noHandlers = ObjectHandlersInForce(ObjectHandlers<Key, Value>())
   /// The keys that are being loaded.
   @usableFromInline let loads: LoadTable<Key>
+  /// As `LoadTable.overtake`: a call from outside would count the table's users.
+  @usableFromInline func overtake(_ key: Key) { loads.overtake(key) }
   /// Those who want to know what changed.
   let lazyBoard = AtomicLazyReference<ChangeBoard<Key>>()
   let lazy = LazyParts()

@@ -26,6 +26,9 @@ public struct CacheEntry<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   }
 }
 
+extension CacheEntry: Equatable where Value: Equatable {}
+extension CacheEntry: Hashable where Value: Hashable {}
+
 /// What is known of an entry beside key and value.
 @usableFromInline
 struct EntryNotes {

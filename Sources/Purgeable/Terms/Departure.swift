@@ -27,3 +27,6 @@ public struct Departure<Key: Hashable & Sendable, Value: Sendable>: Sendable {
   /// Whether it is an object that was stored again under its own key.
   package var isStoredAgain = false
 }
+
+extension Departure: Equatable where Value: Equatable {}
+extension Departure: Hashable where Value: Hashable {}

@@ -69,7 +69,7 @@ final class FileGate: ForkProtected, @unchecked Sendable {
     func note(_ error: PurgeableError?) {
       let old = mutex.withLock { exchange(&failure, with: error) }
       // It ends here, under no mutex.
-      _ = old
+      withExtendedLifetime(old) {}
     }
     do throws(PurgeableError) {
       let result = try body()

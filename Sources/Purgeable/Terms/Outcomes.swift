@@ -9,6 +9,9 @@ public enum Lookup<Value: Sendable>: Sendable {
   case miss(MissReason)
 }
 
+extension Lookup: Equatable where Value: Equatable {}
+extension Lookup: Hashable where Value: Hashable {}
+
 /// The result of reading into a buffer.
 public enum BufferRead: Sendable, Hashable {
   /// The value's bytes are at the beginning of the buffer: `byteCount` bytes.

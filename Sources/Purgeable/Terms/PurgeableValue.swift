@@ -3,10 +3,11 @@
 
 /// A value that a cache can keep in purgeable memory, as bytes.
 ///
-/// `String`, the integers, floating-point numbers, `Bool`, and arrays and slices of trivially copyable elements (`[UInt8]`,
+/// `String`, the integers, `Float16`, `Float`, `Double`, `Bool`, and arrays and slices of trivially copyable elements (`[UInt8]`,
 /// `[Float]`, `ArraySlice<UInt8>`) conform. A trivially copyable type of your own needs one line:
 /// `extension Point: PurgeableElement {}`. Other types write their own encoding. The module PurgeableFoundation has `Data`,
-/// `Date`, `UUID`, `URL`, and Codable types.
+/// `Date`, `UUID`, `URL`, and Codable types of your own (`PurgeableCodable`); `[String]` and other types of the standard library
+/// go into one of these, as its member.
 ///
 /// All requirements may be called from any thread, never under a mutex of this library.
 public protocol PurgeableValue: Sendable {
@@ -50,7 +51,8 @@ extension PurgeableValue where Self: BitwiseCopyable {
   /// Takes any bytes of the type's size: the value is its bytes.
   public init?(purgeableBytes: RawSpan) {
     guard purgeableBytes.byteCount == MemoryLayout<Self>.size else { return nil }
-    // Safe: the bytes were written by `withPurgeableBytes` of the same type, and there are as many as it has.
+    // Safe: the bytes were written by `withPurgeableBytes` of the same type, and there are as many as it has. Of a file that is
+    // for the program to see to (`PurgeableElement`).
     unsafe self = purgeableBytes.unsafeLoadUnaligned(as: Self.self)
   }
 
@@ -63,8 +65,12 @@ extension PurgeableValue where Self: BitwiseCopyable {
 
 /// A trivially copyable type whose arrays and slices are values too: `extension Point: PurgeableElement {}` is all it needs.
 ///
-/// The integers, floating-point numbers and `Bool` conform. (Swift has no conformance of arrays that depends on
+/// The integers, `Float16`, `Float`, `Double` and `Bool` conform. (Swift has no conformance of arrays that depends on
 /// `BitwiseCopyable` alone.)
+///
+/// Bytes of such a type are values of it as they are, also from a file or a database that an earlier build of the program wrote:
+/// there the type is told by its name and its size. When its members or cases change, give it another name, or its values a
+/// `StoredFormat`.
 public protocol PurgeableElement: PurgeableValue, BitwiseCopyable {}
 
 extension Int: PurgeableElement {}
@@ -79,6 +85,7 @@ extension UInt16: PurgeableElement {}
 extension UInt32: PurgeableElement {}
 extension UInt64: PurgeableElement {}
 extension UInt128: PurgeableElement {}
+extension Float16: PurgeableElement {}
 extension Float: PurgeableElement {}
 extension Double: PurgeableElement {}
 
@@ -101,6 +108,7 @@ extension Array: PurgeableValue where Element: PurgeableElement {
     unsafe self.init(unsafeUninitializedCapacity: count) { buffer, initializedCount in
       // Safe: the buffer has room for `count` elements, and the bytes were written by `withPurgeableBytes` of the same type.
       unsafe purgeableBytes.withUnsafeBytes { unsafe UnsafeMutableRawBufferPointer(buffer).copyMemory(from: $0) }
+      unsafe Self.makeValid(UnsafeMutableRawBufferPointer(buffer), count: count)
       initializedCount = count
     }
   }
@@ -117,8 +125,16 @@ extension Array: PurgeableValue where Element: PurgeableElement {
       else { return }
       isWhole = read % stride == 0
       initializedCount = read / stride
+      unsafe Self.makeValid(UnsafeMutableRawBufferPointer(buffer), count: initializedCount)
     }
     if !isWhole { return nil }
+  }
+
+  /// Of Bools: a byte above 1, as a file may have, is no valid one.
+  @inlinable
+  static func makeValid(_ elements: UnsafeMutableRawBufferPointer, count: Int) {
+    if Element.self != Bool.self { return }
+    for i in 0..<count where unsafe elements[i] > 1 { unsafe elements[i] = 1 }
   }
 
   /// Lends the array's own storage: no copy.

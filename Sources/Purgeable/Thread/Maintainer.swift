@@ -141,7 +141,7 @@ final class Maintainer: ForkProtected {
       return (state.given, state.threadOwner == getpid())
     }
     // It may end here, which is the program's code, under no mutex.
-    _ = old
+    withExtendedLifetime(old) {}
     if hasThread { noteNews() }
   }
 

@@ -147,7 +147,7 @@ final class MonitorCore: Teller, ForkProtected, @unchecked Sendable {
     continuation.onTermination = { [weak self] _ in
       // Outside of the statement that removes it: the last reference may go with it.
       let gone = self?.state.withLock { $0.listeners.removeValue(forKey: number) }
-      _ = gone
+      withExtendedLifetime(gone) {}
     }
     return stream
   }

@@ -22,6 +22,8 @@ final class WakeSignal: @unchecked Sendable {
   private var event: OwnedDescriptor?
   /// Whether the sleeper is in poll, on the eventfd that `event` is.
   private var isPolling = false
+  /// The last poll did.
+  private var pollFails = false
   private var currentSleeper: UInt64 = 0
 
   /// Around a fork (ForkGuard.swift).
@@ -36,7 +38,7 @@ final class WakeSignal: @unchecked Sendable {
       event?.close()
       event = OwnedDescriptor.event()
       isSet = false
-      isPolling = false
+      (isPolling, pollFails) = (false, false)
       currentSleeper += 1
     }
   }
@@ -56,7 +58,7 @@ final class WakeSignal: @unchecked Sendable {
   var descriptor: Int32? { mutex.withLock { event?.number } }
 
   /// Whether descriptors end the sleep.
-  var hearsDescriptors: Bool { mutex.withLock { event != nil } }
+  var hearsDescriptors: Bool { mutex.withLock { event != nil && !pollFails } }
 
   /// False where the sleeper cannot hear the wake: another thread has to be started, and finds itself woken.
   func wake() -> Bool {
@@ -93,6 +95,7 @@ final class WakeSignal: @unchecked Sendable {
     let ready = poll(descriptors, own, &isWoken, milliseconds: Self.milliseconds(nanoseconds))
     if ready == nil { sleep(for: nanoseconds) }
     return mutex.withLock {
+      pollFails = ready == nil
       guard currentSleeper == sleeper else { return nil }
       isSet = false
       isPolling = false

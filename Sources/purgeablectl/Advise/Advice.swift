@@ -45,8 +45,9 @@ struct ClassSums: Equatable, Sendable {
   func mean(_ sum: Double) -> Double { requests == 0 ? 0 : sum / Double(requests) }
 }
 
+/// Of two that cost the same, the first is done: it writes nothing, or moves nothing.
 enum Choice: String, CaseIterable, Sendable {
-  case purge, swap, keep
+  case purge, keep, swap
 }
 
 /// What each choice costs an object, on average, in nanoseconds.
@@ -63,6 +64,16 @@ struct ChoiceCosts: Equatable, Sendable {
     keep = out + others * back
   }
 
+  /// The same for all objects: what it costs one of them, from what it costs those of each class.
+  init(_ classes: [(sums: ClassSums, costs: ChoiceCosts)]) {
+    let requests = Double(classes.reduce(0) { $0 + $1.sums.requests })
+    func mean(_ choice: Choice) -> Double {
+      classes.reduce(0) { $0 + Double($1.sums.requests) * $1.costs[choice] } / max(1, requests)
+    }
+    (purge, swap, keep) = (0, 0, 0)
+    (purge, swap, keep) = (mean(.purge), mean(.swap), mean(.keep))
+  }
+
   subscript(choice: Choice) -> Double {
     switch choice {
     case .purge: purge
@@ -71,7 +82,7 @@ struct ChoiceCosts: Equatable, Sendable {
     }
   }
 
-  /// The cheapest; of equal ones the one that writes least.
+  /// The cheapest.
   var best: Choice { Choice.allCases.min { self[$0] < self[$1] }! }
 }
 

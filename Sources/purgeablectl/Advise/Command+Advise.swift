@@ -17,6 +17,8 @@ extension Command {
         swap    page-out + chance x page-in
         keep    page-out + chance of what is swapped instead x page-in
 
+      The sentence below the table says what is cheapest for most requests.
+
       The chance is that of another request for the object within the window, of requests with all of their window in the trace;
       that of what is swapped instead is the mean of all objects, unless told. Costs of paging are measured on the disk of a
       directory, past the page cache, or told; in times such as 80us, 1.5ms, 2s. Where nothing says what recomputing takes, an
@@ -61,7 +63,7 @@ struct AdviceOptions: Equatable, Sendable {
     recompute = try Self.time(arguments, "recompute")
     if cost != nil, recompute != nil { throw UsageError("--cost or --recompute, not both") }
     (pageIn, pageOut) = (try Self.time(arguments, "page-in"), try Self.time(arguments, "page-out"))
-    if pageIn != nil, pageOut != nil, arguments.has("directory") {
+    if pageIn != nil, pageOut != nil, arguments.text("directory") != nil {
       throw UsageError("--directory: nothing is measured where --page-in and --page-out are told")
     }
     directory = arguments.text("directory") ?? "/var/tmp"
@@ -99,8 +101,10 @@ struct AdviceReport {
     self.options = options
     var progress = Progress()
     defer { progress.end() }
-    // Before a disk is measured.
-    try TraceFile.status(options.trace)
+    // Before a disk is measured. A pipe can be read once only.
+    if try TraceFile.status(options.trace).isRegular {
+      _ = try TraceFile(options.trace, format: options.format, cost: options.cost)
+    }
     let costs = try Self.costs(options)
     var hasSizes = true
     func pass(_ title: String, _ body: ([TraceRequest]) -> Void) throws {
@@ -141,24 +145,41 @@ struct AdviceReport {
 
   private func costs(_ sums: ClassSums) -> ChoiceCosts { ChoiceCosts(sums, others: options.others ?? self.sums.all.chance) }
 
+  /// Of one choice for all objects.
+  private var costsOfAll: ChoiceCosts { ChoiceCosts(known.map { (sums: $0.1, costs: costs($0.1)) }) }
+
+  /// How many requests a choice is cheapest for.
+  private func requests(bestWith choice: Choice) -> UInt64 {
+    known.reduce(0) { $0 + (costs($1.1).best == choice ? $1.1.requests : 0) }
+  }
+
+  /// What is cheapest for most requests; of two with as many, what costs less for all.
+  private var advice: Choice {
+    let costs = costsOfAll
+    func rank(_ choice: Choice) -> (requests: Int64, cost: Double) { (-Int64(requests(bestWith: choice)), costs[choice]) }
+    return Choice.allCases.min { rank($0) < rank($1) }!
+  }
+
   // MARK: The table
 
   /// What is longer than the clock can tell, 292 years, reads as that: sizes and costs are the trace's to say.
   private static func time(_ nanoseconds: Double) -> String { Figures.time(UInt64(max(0, min(nanoseconds.rounded(), 0x1p63)))) }
   private static func percent(_ share: Double) -> String { Figures.oneDecimal(100 * share) + " %" }
 
-  private func cells(_ sums: ClassSums) -> [String] {
-    let costs = costs(sums)
-    return [
+  private func cells(_ sums: ClassSums, _ costs: ChoiceCosts, _ best: String) -> [String] {
+    [
       Figures.count(sums.requests), Self.percent(sums.chance), Self.time(sums.mean(sums.recompute)), Self.time(costs.purge),
-      Self.time(costs.swap), Self.time(costs.keep), costs.best.rawValue,
+      Self.time(costs.swap), Self.time(costs.keep), best,
     ]
   }
 
   var table: String {
     var rows = [["size", "uses", "requests", "chance", "recompute", "purge", "swap", "keep", "cheapest"]]
-    for (one, sums) in known { rows.append([ObjectClass.sizeNames[one.size], ObjectClass.useNames[one.uses]] + cells(sums)) }
-    if known.count > 1 { rows.append(["all", ""] + cells(sums.all)) }
+    for (one, sums) in known {
+      let costs = costs(sums)
+      rows.append([ObjectClass.sizeNames[one.size], ObjectClass.useNames[one.uses]] + cells(sums, costs, costs.best.rawValue))
+    }
+    if known.count > 1 { rows.append(["all", ""] + cells(sums.all, costsOfAll, "")) }
     let measured = sums.costs.directory.map { ", measured in \($0)" } ?? ""
     func page(_ cost: Double, _ told: Double?) -> String {
       Self.time(cost) + (told == nil || measured.isEmpty ? "" : " (told)")
@@ -185,36 +206,34 @@ struct AdviceReport {
       return options.window == nil
         ? "The trace is too short to tell." : "The window covers the whole trace; say a smaller --window."
     }
-    let costs = costs(all)
-    let others = known.filter { self.costs($0.1).best != costs.best }
+    let advice = advice
     let reason =
-      switch costs.best {
+      switch advice {
       case .purge: "making an object again, times the chance that it is asked for, costs less than paging it"
       case .swap: "paging an object costs less than making it again, times the chance that it is asked for"
-      case .keep: "what would be swapped instead is less likely to be used"
+      case .keep: "what would be swapped instead is less likely to be used, or no more so"
       }
-    let verb = costs.best.rawValue.prefix(1).uppercased() + costs.best.rawValue.dropFirst()
-    var text = "\(verb): \(reason)"
-    if !others.isEmpty { text += "; for \(others.count) of \(known.count) classes something else is cheaper" }
-    return text + "."
+    let verb = advice.rawValue.prefix(1).uppercased() + advice.rawValue.dropFirst()
+    let share = Double(requests(bestWith: advice)) / Double(all.requests)
+    let rest = share < 1 ? "; so it is for \(Self.percent(share)) of the requests, and the table has the others" : ""
+    return "\(verb): \(reason)\(rest)."
   }
 
   // MARK: JSON
 
-  private func json(_ sums: ClassSums) -> [(name: String, value: JSON)] {
-    let costs = costs(sums)
-    return [
+  private func json(_ sums: ClassSums, _ costs: ChoiceCosts, _ best: Choice) -> [(name: String, value: JSON)] {
+    [
       ("requests", .unsigned(sums.requests)), ("chance", .number(sums.chance)), ("bytes", .number(sums.mean(sums.bytes))),
       ("recomputeNanoseconds", .number(sums.mean(sums.recompute))), ("purge", .number(costs.purge)),
       ("swap", .number(costs.swap)), ("keep", .number(costs.keep)),
-      ("advice", sums.requests == 0 ? .null : .string(costs.best.rawValue)),
+      ("advice", sums.requests == 0 ? .null : .string(best.rawValue)),
     ]
   }
 
   var json: JSON {
     let classes = known.map { one, sums in
-      JSON.object(
-        [("size", .string(ObjectClass.sizeNames[one.size])), ("uses", .string(ObjectClass.useNames[one.uses]))] + json(sums))
+      let (costs, names) = (costs(sums), (ObjectClass.sizeNames[one.size], ObjectClass.useNames[one.uses]))
+      return JSON.object([("size", .string(names.0)), ("uses", .string(names.1))] + json(sums, costs, costs.best))
     }
     return .object(
       [
@@ -222,6 +241,6 @@ struct AdviceReport {
         ("pageInNanoseconds", .number(sums.costs.pageIn)), ("pageOutNanoseconds", .number(sums.costs.pageOut)),
         ("othersChance", .number(options.others ?? sums.all.chance)),
         ("measuredIn", sums.costs.directory.map { .string($0) } ?? .null), ("classes", .array(classes)),
-      ] + json(sums.all) + [("sentence", .string(sentence))])
+      ] + json(sums.all, costsOfAll, advice) + [("sentence", .string(sentence))])
   }
 }

@@ -15,10 +15,11 @@ extension Command {
 
       Formats:
         csv            A request a line, below the header "key" or "key,bytes" (or "size"). Keys are any text, sizes whole
-                       numbers. Keys other than numbers below 2^64 are told apart by a 64-bit hash. Quotes are letters like
-                       others. Without sizes, an object has \(TraceRequest.usualSize) bytes.
+                       numbers, together below 2^60. Keys other than numbers below 2^64 are told apart by a 64-bit hash.
+                       Quotes are letters like others. Blank lines are passed over. Without sizes, an object has
+                       \(TraceRequest.usualSize) bytes.
                        More columns may follow; --cost names one of them, numbers from 0 on.
-        oracleGeneral  libCacheSim's records of \(TraceFile.recordBytes) bytes.
+        oracleGeneral  libCacheSim's records of \(TraceFile.recordBytes) bytes. Requests of 0 bytes count like others.
 
       Capacities:
         1000           Entries; for a trace with sizes, bytes of values.
@@ -188,7 +189,9 @@ enum ReplayCapacity: Equatable, Sendable {
     case .bytes(let bytes): return trace.hasSizes ? .payloadBytes(bytes) : .heldBytes(bytes)
     case .percent(let percent):
       let whole = trace.hasSizes ? footprint.bytes : footprint.objects
-      let part = UInt64(Double(whole) * percent / 100)
+      let exact = Double(whole) * percent / 100
+      // 32.3 % of 1,000 is 323, and a hair less as a Double.
+      let part = UInt64(abs(exact - exact.rounded()) <= exact * 1e-12 ? exact.rounded() : exact)
       guard part > 0 else {
         guard whole > 0 else { throw UsageError("--capacity: the trace's objects have no bytes; write a number (1000)") }
         let unit = trace.hasSizes ? "bytes" : "objects"

@@ -95,7 +95,7 @@ struct Replay {
     recorder?.begin(
       RunHeader(
         run: "replay", format: RunHeader.format, about: "\(trace.path), \(limit.inWords), order \(options.order.name)",
-        limitBytes: groupBytes))
+        limitBytes: groupBytes), first: RunSample(seconds: 0, hits: 0, misses: 0, wrongBytes: 0))
   }
 
   private static func note(_ counts: ReplayCounts, _ group: GroupFiles?, _ recorder: RunRecorder) throws(ToolFailure) {

@@ -56,6 +56,7 @@ final class TraceFile {
   /// The lines or records parsed so far.
   private var place: UInt64 = 0
   private var requestedBytes: UInt64 = 0
+  private var hasRequests = false
 
   /// No line is longer.
   static let bufferBytes = 64 << 10
@@ -70,8 +71,9 @@ final class TraceFile {
   /// As it was named; - is standard input, as everywhere.
   static func path(_ arguments: Arguments) throws(UsageError) -> String {
     guard let path = arguments.operands.first else { throw UsageError("a trace is missing; name a file") }
-    return path == "-" ? "/dev/stdin" : path
+    return path == "-" ? standardInput : path
   }
+  private static let standardInput = "/dev/stdin"
 
   /// What can be said before anything else is done.
   @discardableResult
@@ -88,7 +90,11 @@ final class TraceFile {
     (self.path, self.cost) = (path, cost)
     let status = try Self.status(path)
     fileBytes = status.isRegular ? status.sizeBytes : nil
-    let descriptor = unsafe open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY)
+    var descriptor = unsafe open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY)
+    if descriptor < 0, path == Self.standardInput {
+      // A socket, or another user's pipe, cannot be opened anew.
+      descriptor = fcntl(0, F_DUPFD_CLOEXEC, 3)
+    }
     guard descriptor >= 0 else { throw UsageError("\"\(path)\": \(SystemError.text(errno))") }
     // From here on `deinit` closes it.
     self.descriptor = descriptor
@@ -109,17 +115,24 @@ final class TraceFile {
   /// Puts the next requests in the place of the last ones. False at the end of the trace.
   func next(_ requests: inout [TraceRequest]) throws -> Bool {
     requests.removeAll(keepingCapacity: true)
-    guard try fill() else { return false }
-    while var request = try format == .csv ? nextOfLines() : nextOfRecords() {
-      if cost == .equal { request.cost = 1 }
-      guard request.size <= Self.requestedLimit - requestedBytes else {
-        throw wrong("the sizes up to here add up to more than 2^60 bytes; this is no trace of bytes")
+    while requests.isEmpty {
+      guard try fill() else {
+        if !hasRequests { throw headerAlone }
+        return false
       }
-      requestedBytes += request.size
-      requests.append(request)
+      let unparsed = rest.count
+      while var request = try format == .csv ? nextOfLines() : nextOfRecords() {
+        if cost == .equal { request.cost = 1 }
+        guard request.size <= Self.requestedLimit - requestedBytes else {
+          throw wrong("the sizes up to here add up to more than 2^60 bytes; this is no trace of bytes")
+        }
+        requestedBytes += request.size
+        requests.append(request)
+      }
+      // The buffer is full, or has all that is left.
+      if rest.count == unparsed { throw incomplete() }
     }
-    // The buffer is full, or has all that is left.
-    guard !requests.isEmpty else { throw incomplete() }
+    hasRequests = true
     return true
   }
 
@@ -161,20 +174,33 @@ final class TraceFile {
   }
 
   private func foundFormat() throws -> TraceFormat {
+    let start = buffer[rest]
+    if Self.packers.contains(where: { start.starts(with: $0) }) {
+      throw UsageError("\"\(path)\" is compressed; unpack it first (zstd -d, gunzip, ...), or say --format where it is not")
+    }
+    if start.starts(with: [0xFF, 0xFE]) || start.starts(with: [0xFE, 0xFF]) {
+      throw UsageError("\"\(path)\" is UTF-16; make it UTF-8 first (iconv -f UTF-16 -t UTF-8), or say --format where it is not")
+    }
     if path.hasSuffix(".csv") { return .csv }
     if path.hasSuffix(".oracleGeneral") || path.hasSuffix(".oracleGeneral.bin") { return .oracleGeneral }
-    let start = buffer[rest]
-    if start.starts(with: [0x28, 0xB5, 0x2F, 0xFD]) || start.starts(with: [0x1F, 0x8B, 0x08]) {
-      throw UsageError("\"\(path)\" is compressed; unpack it first (zstd -d, gunzip), or say --format where it is not")
-    }
-    // The highest byte of a next access is 0, or 255 for none. A text has neither.
+    // The highest byte of a next access is 0; 255 or 127 for none. A text has none of them.
     let last = start.dropFirst(Self.recordBytes - 1).first
-    return last == 0 || last == 255 ? .oracleGeneral : .csv
+    return last == 0 || last == 255 || last == 127 ? .oracleGeneral : .csv
   }
+
+  /// How what zstd, gzip, bzip2, xz and lz4 have packed begins.
+  private static let packers: [[UInt8]] = [
+    [0x28, 0xB5, 0x2F, 0xFD], [0x1F, 0x8B, 0x08], Array("BZh91AY&SY".utf8), [0xFD] + Array("7zXZ".utf8) + [0],
+    [0x04, 0x22, 0x4D, 0x18],
+  ]
 
   // MARK: Lines
 
-  private static func withoutSpaces(_ text: ArraySlice<UInt8>) -> ArraySlice<UInt8> { text.drop { $0 == UInt8(ascii: " ") } }
+  private static func withoutSpaces(_ text: ArraySlice<UInt8>) -> ArraySlice<UInt8> {
+    func isSpace(_ byte: UInt8) -> Bool { byte == UInt8(ascii: " ") || byte == UInt8(ascii: "\t") }
+    let start = text.drop(while: isSpace)
+    return start.lastIndex { !isSpace($0) }.map { start[...$0] } ?? start
+  }
 
   /// What some programs write before UTF-8.
   private static let mark: [UInt8] = [0xEF, 0xBB, 0xBF]
@@ -203,7 +229,11 @@ final class TraceFile {
           "--cost: \"\(path)\" has no column of costs \"\(name)\"; its header is \(Self.quoted(header)); or write equal")
       }
     }
-    guard try fill() else { throw UsageError("\"\(path)\" has a header and nothing else; a trace has one request at least") }
+    guard try fill() else { throw headerAlone }
+  }
+
+  private var headerAlone: UsageError {
+    UsageError("\"\(path)\" has a header and nothing else; a trace has one request at least")
   }
 
   private func nextOfLines() throws -> TraceRequest? {
@@ -233,14 +263,17 @@ final class TraceFile {
     return request
   }
 
-  /// The next line without its end; nil where the buffer has no whole one.
+  /// The next line that is not blank, without its end; nil where the buffer has no whole one.
   private func nextLine() -> ArraySlice<UInt8>? {
-    let end = buffer[rest].firstIndex(of: UInt8(ascii: "\n"))
-    guard !rest.isEmpty, end != nil || isAtEnd else { return nil }
-    let line = buffer[rest.lowerBound..<(end ?? rest.upperBound)]
-    rest = min(line.endIndex + 1, rest.upperBound)..<rest.upperBound
-    place += 1
-    return line.last == UInt8(ascii: "\r") ? line.dropLast() : line
+    while true {
+      let end = buffer[rest].firstIndex(of: UInt8(ascii: "\n"))
+      guard !rest.isEmpty, end != nil || isAtEnd else { return nil }
+      var line = buffer[rest.lowerBound..<(end ?? rest.upperBound)]
+      rest = min(line.endIndex + 1, rest.upperBound)..<rest.upperBound
+      place += 1
+      if line.last == UInt8(ascii: "\r") { line.removeLast() }
+      if !line.isEmpty { return line }
+    }
   }
 
   /// A number stands for itself, anything else for the hash FNV-1a of its bytes.

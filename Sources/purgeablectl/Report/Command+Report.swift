@@ -8,9 +8,10 @@ extension Command {
     name: "report",
     summary: "Draw a run on record: memory and hits over time, as one SVG.",
     description: """
-      Reads the file RUN, which `demo`, `replay` or `stress` has written with `--record RUN`, and prints a picture of it: what of
-      the cache was in memory and what the kernel took, the group's limit and use, and the share of hits, over time. The picture
-      is complete in itself, readable in light and dark, and described in words for those who have it read out.
+      Reads the file RUN (- for standard input), which `demo`, `replay` or `stress` has written with `--record RUN`, and prints
+      a picture of it: what of the cache was in memory and what the kernel took, the group's limit and use, and the share of
+      hits, over time. The picture is complete in itself, readable in light and dark, and described in words for those who have
+      it read out.
       """,
     operands: ["RUN"],
     options: [Option("output", value: "FILE", "Where to write it (default: standard output).")]

@@ -7,21 +7,33 @@ import ToolSupport
 final class OutputFile {
   let path: String
   private let descriptor: Int32
+  /// Made here, and nothing is in it yet.
+  private var isNew = false
 
-  /// Opens it, or makes it. Nothing of what is there is changed yet.
+  /// Opens it, or makes it; - is standard output. Nothing of what is there is changed yet.
   init(_ path: String) throws(ToolFailure) {
     self.path = path
-    descriptor = unsafe open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOCTTY, 0o644)
+    if path == "-" {
+      descriptor = fcntl(1, F_DUPFD_CLOEXEC, 3)
+    } else {
+      let flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_NOCTTY
+      let made = unsafe open(path, flags | O_EXCL, 0o644)
+      isNew = made >= 0
+      descriptor = unsafe isNew ? made : open(path, flags, 0o644)
+    }
     if descriptor < 0 { throw failure }
   }
 
-  deinit { close(descriptor) }
+  deinit {
+    if isNew { unsafe unlink(path) }
+    close(descriptor)
+  }
 
   /// Of the last call.
   private var failure: ToolFailure { ToolFailure("\"\(path)\" cannot be written: \(SystemError.text(errno))") }
 
   /// What is in it goes; a pipe or a device has no length.
-  func empty() { _ = ftruncate(descriptor, 0) }
+  func empty() { if path != "-" { _ = ftruncate(descriptor, 0) } }
 
   /// Whether it is the file at another path, which is read.
   func isSame(as other: String) -> Bool {
@@ -32,6 +44,7 @@ final class OutputFile {
   }
 
   func write(_ text: String) throws(ToolFailure) {
+    isNew = false
     if !DiskFile.write(Array(text.utf8), to: descriptor) { throw failure }
   }
 }

@@ -33,8 +33,9 @@ struct RunChart {
   private static func point(_ x: Double, _ y: Double) -> String { "\(text(x)),\(text(y))" }
 
   private static func escaped(_ text: String) -> String {
-    // XML has no controls but tabs and ends of lines.
-    String(String.UnicodeScalarView(text.unicodeScalars.map { $0.value < 32 || $0.value == 127 ? " " : $0 }))
+    // XML has no controls but tabs and ends of lines, and no U+FFFE and U+FFFF.
+    func isNone(_ value: UInt32) -> Bool { value < 32 || value == 127 || value == 0xFFFE || value == 0xFFFF }
+    return String(String.UnicodeScalarView(text.unicodeScalars.map { isNone($0.value) ? " " : $0 }))
       .replacingOccurrences(of: "&", with: "&amp;").replacingOccurrences(of: "<", with: "&lt;")
       .replacingOccurrences(of: ">", with: "&gt;")
   }
@@ -54,17 +55,27 @@ struct RunChart {
   }
 
   /// The share of hits between one sample and the next of a phase, for those in which anything was read.
-  var hitRatios: [(seconds: Double, value: Double)] {
-    var ratios: [(Double, Double)] = []
-    var last: (hits: UInt64, misses: UInt64, phase: String?)?
+  var hitRatios: [(from: Double, to: Double, value: Double)] {
+    var ratios: [(Double, Double, Double)] = []
+    var last: (seconds: Double, hits: UInt64, misses: UInt64, phase: String?)?
     for sample in record.samples {
       guard let hits = sample.hits, let misses = sample.misses else { continue }
-      defer { last = (hits, misses, sample.phase) }
+      defer { last = (sample.seconds, hits, misses, sample.phase) }
       guard let last, last.phase == sample.phase, hits >= last.hits, misses >= last.misses else { continue }
       let reads = Double(hits - last.hits) + Double(misses - last.misses)
-      if reads > 0 { ratios.append((sample.seconds, Double(hits - last.hits) / reads)) }
+      if reads > 0 { ratios.append((last.seconds, sample.seconds, Double(hits - last.hits) / reads)) }
     }
     return ratios
+  }
+
+  /// Where they are drawn: at the ends of their times, and the first of a row at its beginning too.
+  private var hitPoints: [(seconds: Double, value: Double)] {
+    var points: [(seconds: Double, value: Double)] = []
+    for (from, to, value) in hitRatios {
+      if points.last?.seconds != from { points.append((from, value)) }
+      points.append((to, value))
+    }
+    return points
   }
 
   // MARK: Drawing
@@ -194,9 +205,16 @@ struct RunChart {
 
   private var title: String { "\(record.header.run): \(record.header.about)" }
 
+  /// The title above the picture, as far as there is room: the ends of a long path tell most.
+  private var drawnTitle: String {
+    let most = 92
+    return title.count <= most ? title : title.prefix(most / 2 - 2) + " ... " + title.suffix(most / 2 - 3)
+  }
+
   /// What is to be seen, in sentences.
   var description: String {
-    var sentences = ["Memory of the cache and its share of hits over \(Self.text(end)) seconds."]
+    let time = end < 1 ? String(format: "%.2g", end) : Self.text(end)
+    var sentences = ["Memory of the cache and its share of hits over \(time) seconds."]
     let resident = record.samples.compactMap(\.residentBytes)
     if let last = resident.last, let most = resident.max() {
       sentences.append("The cache has up to \(ByteSize(most)) in memory, and \(ByteSize(last)) at the end.")
@@ -247,13 +265,13 @@ struct RunChart {
         + "width=\"\(Int(Self.width))\" height=\"\(Int(Self.height))\" role=\"img\" aria-labelledby=\"title description\">",
       "<title id=\"title\">\(Self.escaped(title))</title>",
       "<desc id=\"description\">\(Self.escaped(description))</desc>", "<style>\n\(Self.style)\n</style>",
-      "<rect class=\"paper\" width=\"100%\" height=\"100%\"/>", label(Self.left, 32, title, "title"),
+      "<rect class=\"paper\" width=\"100%\" height=\"100%\"/>", label(Self.left, 32, drawnTitle, "title"),
     ]
     parts += axes
     parts += [area(series(\.heldBytes), "held", bytes), area(series(\.residentBytes), "resident", bytes)]
     parts.append(area(offered, "offered", bytes))
     if let limit = record.header.limitBytes { parts.append(rule(y(bytes: Double(limit)), "limit")) }
-    parts += [line(series(\.groupBytes), "group", bytes), line(hitRatios, "ratio", share)]
+    parts += [line(series(\.groupBytes), "group", bytes), line(hitPoints, "ratio", share)]
     parts += marks
     parts += legend
     parts.append(label(Self.left, Self.ratio.top - 8, "hits among reads"))

@@ -43,6 +43,7 @@ final class RunRecorder {
   private let file: OutputFile
   /// Not written yet.
   private var header: RunHeader?
+  private var first: RunSample?
   /// When the run began, and when the last sample was written.
   private var start = Clock.now
   private var lastTime: UInt64 = 0
@@ -55,7 +56,8 @@ final class RunRecorder {
 
   func isSame(as other: String) -> Bool { file.isSame(as: other) }
 
-  func begin(_ header: RunHeader) { (start, self.header) = (Clock.now, header) }
+  /// `first`: how it begins.
+  func begin(_ header: RunHeader, first: RunSample? = nil) { (start, self.header, self.first) = (Clock.now, header, first) }
 
   /// A sample of this moment.
   func note(_ fill: (inout RunSample) -> Void) throws(ToolFailure) {
@@ -82,6 +84,7 @@ final class RunRecorder {
       // By now all that was said about the run is known to be right, and what it reads, too: what was in the file may go.
       file.empty()
       try write(header)
+      if let first { try write(first) }
     }
     try file.write(line + "\n")
   }
@@ -93,7 +96,8 @@ struct RunRecord {
   let samples: [RunSample]
 
   init(path: String) throws(ToolFailure) {
-    guard let text = try? String(contentsOfFile: path, encoding: .utf8) else {
+    let data = path == "-" ? try? FileHandle.standardInput.readToEnd() : FileManager.default.contents(atPath: path)
+    guard let text = data.flatMap({ String(data: $0, encoding: .utf8) }) else {
       var reason = unsafe access(path, R_OK) == 0 ? "it is no text" : SystemError.text(errno)
       if DiskFile.status(path, followsLinks: true)?.isDirectory == true { reason = SystemError.text(EISDIR) }
       throw ToolFailure("\"\(path)\" cannot be read: \(reason)")
@@ -103,9 +107,9 @@ struct RunRecord {
 
   init(_ text: String, name: String) throws(ToolFailure) {
     let decoder = JSONDecoder()
-    // What an interrupted run left unfinished is no line.
     var lines = text.split(omittingEmptySubsequences: false) { $0 == "\n" || $0 == "\r\n" }
-    if lines.last?.isEmpty == true { lines.removeLast() } else if lines.count > 1 { lines.removeLast() }
+    let isCut = lines.last?.isEmpty == false
+    if !isCut { lines.removeLast() }
     guard let first = lines.first, let header = try? decoder.decode(RunHeader.self, from: Data(first.utf8)) else {
       throw ToolFailure(
         "\"\(name)\" is no record of a run; `\(Tool.name) demo --record FILE` writes one, and so do replay and stress")
@@ -117,6 +121,8 @@ struct RunRecord {
     var samples: [RunSample] = []
     for (number, line) in lines.enumerated().dropFirst() where !line.hasPrefix("{\"result\"") {
       guard let sample = try? decoder.decode(RunSample.self, from: Data(line.utf8)), sample.seconds.isFinite else {
+        // What an interrupted run left unfinished is no line.
+        if isCut, number == lines.count - 1 { break }
         throw ToolFailure("\"\(name)\": line \(number + 1) is no sample")
       }
       guard sample.seconds >= samples.last?.seconds ?? 0 else {

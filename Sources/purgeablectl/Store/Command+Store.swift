@@ -9,6 +9,12 @@ import ToolSupport
 #endif
 
 extension Command {
+  #if SQLite
+    private static let isBuiltIn = true
+  #else
+    private static let isBuiltIn = false
+  #endif
+
   package static let store = Command(
     name: "store",
     summary: "Show, check and trim the database behind a cache.",
@@ -17,6 +23,8 @@ extension Command {
       how many records there are, when they were used last, and what they take on the disk. The exit status is 1 where --check
       finds something wrong: never a wrong value for the programs that use the store, but a miss. Most of it goes when it is asked
       for, the rest when its key is stored anew, or with --trim 0. A store that is removed is made anew.
+
+      Works where the program was built with the trait SQLite\(isBuiltIn ? "" : "; this one was built without it").
       """,
     operands: ["FILE"],
     options: [

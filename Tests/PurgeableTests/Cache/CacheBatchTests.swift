@@ -5,6 +5,7 @@ import Glibc
 import PurgeableTestSupport
 import Synchronization
 import Testing
+import ToolSupport
 
 @testable import Purgeable
 
@@ -233,6 +234,32 @@ struct CacheBatchTests {
     // Each of the 20 and more would wait for the next look.
     #expect(MonotonicTime.now - start < 19_000_000_000)
     own.withLock { $0 = nil }
+  }
+
+  @Test("a look within a batch does not wait for a batch that waits for the outer one")
+  func lookWithin() throws {
+    let own = Mutex<PurgeableCache<Int, [UInt8]>?>(nil)
+    let isNext = Event()
+    let looks = Atomic<Int>(0)
+    let cache = try PurgeableCache<Int, [UInt8]>(countLimit: 20) { departure in
+      guard departure.key < 40, let cache = own.withLock({ $0 }) else { return }
+      // The other batch has come, and waits.
+      isNext.blocks()
+      usleep(20_000)
+      #expect(cache.snapshot().keys.allSatisfy { $0 < 40 }, "the other batch went on within this one")
+      looks.add(1, ordering: .relaxed)
+    }
+    own.withLock { $0 = cache }
+    onThreads(2) { thread in
+      if thread == 0 {
+        #expect(cache.setValues(Self.values(1)).isEmpty)
+        return own.withLock { $0 = nil }
+      }
+      #expect(patiently { cache.count > 0 })
+      isNext.happens()
+      #expect(cache.setValues([100: [1]]).isEmpty)
+    }
+    #expect(looks.load(ordering: .relaxed) == 20)
   }
 
   @Test("a handler within a batch sees the part that is done, and waits for nothing")

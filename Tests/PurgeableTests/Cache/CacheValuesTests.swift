@@ -175,6 +175,17 @@ struct CacheValuesTests {
     #expect(Bool(purgeableBytes: span) == nil)
     let seven: [UInt8] = [7]
     #expect(unsafe Bool(purgeableBytes: seven.span.bytes) == true)
+    // As bytes of a file may be; each is a valid Bool afterwards.
+    let bools: [UInt8] = [0, 7, 1, 2]
+    for array in [
+      unsafe [Bool](purgeableBytes: bools.span.bytes),
+      unsafe [Bool](purgeableByteCount: 9) { buffer in
+        unsafe buffer.copyBytes(from: bools)
+        return 4
+      },
+    ] { #expect(array?.map { unsafe unsafeBitCast($0, to: UInt8.self) } == [0, 1, 1, 1]) }
+    let halves: [Float16] = [.pi, -0.0, .infinity]
+    #expect(halves.withPurgeableBytes { [Float16](purgeableBytes: $0) } == halves)
     #expect(String(purgeableBytes: span) == nil)
     #expect([UInt8](purgeableBytes: span) == bytes)
     #expect([UInt16](purgeableBytes: span) == [0x0201, 0xFF03])

@@ -229,6 +229,34 @@ struct CacheFileTests {
     }
   }
 
+  private enum Tiles {
+    struct ID: PurgeableKey, BitwiseCopyable { var level: Int32, number: Int32 }
+  }
+  private enum Fonts {
+    struct ID: PurgeableKey, BitwiseCopyable { var family: Int32, size: Int32 }
+    struct List<Element> {}
+  }
+
+  @Test("types of one name in different types are different types; modules do not count, nor do addresses of private contexts")
+  func typeNames() throws {
+    #expect(nameInFiles(Tiles.ID.self) == "CacheFileTests.Tiles.ID" && nameInFiles(Fonts.ID.self) == "CacheFileTests.Fonts.ID")
+    #expect(nameInFiles([UInt8].self) == "Array<UInt8>" && nameInFiles(String.self) == "String")
+    #expect(nameInFiles([String: [Tiles.ID]].self) == "Dictionary<String, Array<CacheFileTests.Tiles.ID>>")
+    #expect(nameInFiles(Fonts.List<Int>.self) == "CacheFileTests.Fonts.List<Int>")
+    #expect(nameInFiles((Int, PurgeableError.Kind?).self) == "(Int, Optional<PurgeableError.Kind>)")
+    #expect(nameInFiles(Set<Int>.Index.self) == "Set<Int>.Index")
+    try withFolder { folder in
+      let path = folder.path + "/tiles"
+      let tiles = try PurgeableCache<Tiles.ID, [UInt8]>()
+      tiles[Tiles.ID(level: 3, number: 1)] = [1]
+      try tiles.save(to: path)
+      let fonts = try PurgeableCache<Fonts.ID, [UInt8]>()
+      let error = try #require(throws: PurgeableError.self) { try fonts.restore(from: path) }
+      #expect(error.kind == .invalidFile && error.explanation.contains("Tiles.ID") && error.explanation.contains("Fonts.ID"))
+      #expect(fonts.count == 0)
+    }
+  }
+
   @Test("a file of a newer version is refused, with its number")
   func newer() throws {
     try withFolder { folder in

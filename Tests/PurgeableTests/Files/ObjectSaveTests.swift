@@ -288,6 +288,34 @@ struct ObjectSaveTests {
     }
   }
 
+  @Test("the contents of PurgeableData come back idle; what is discarded is skipped, and later versions are")
+  func contents() throws {
+    try withFolder { folder in
+      let path = folder.path + "/contents"
+      let saved = try ObjectCache<Int, PurgeableData>()
+      for key in 0..<3 { saved[key] = try PurgeableData([UInt8](repeating: UInt8(key), count: 5000 * key)) }
+      saved.evictsEntriesWithDiscardedContent = false
+      let lost = try PurgeableData([9])
+      lost.endContentAccess()
+      saved[3] = lost
+      lost.discardContentIfPossible()
+      let report = try saved.save(to: path, format: .contents(version: 2))
+      #expect(report.entryCount == 3)
+      let restored = try ObjectCache<Int, PurgeableData>()
+      #expect(try restored.restore(from: path, format: .contents()).skippedCount == 3)
+      #expect(try restored.restore(from: path, format: .contents(version: 2)).entryCount == 3)
+      for key in 0..<3 {
+        let object = try #require(restored[key])
+        #expect(object.accessCount == 0)
+        #expect(
+          object.withBytes { unsafe $0.withUnsafeBytes { unsafe [UInt8]($0) } }
+            == [UInt8](repeating: UInt8(key), count: 5000 * key))
+        object.discardContentIfPossible()
+        #expect(object.isContentDiscarded)
+      }
+    }
+  }
+
   @Test("handlers of changes hear of what is restored; files of caches of bytes can be read")
   func others() throws {
     try withFolder { folder in

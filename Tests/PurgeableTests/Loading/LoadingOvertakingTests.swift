@@ -40,4 +40,39 @@ struct LoadingOvertakingTests {
       }
     }
   }
+
+  @Test("a load that begins while removeAll() is on its way, and finds no value any more, is not kept", arguments: [false, true])
+  func begunDuringRemoval(isOfObjects: Bool) throws {
+    let begin = Mutex<(@Sendable () -> Void)?>(nil)
+    let clock = ManualClock()
+    // Told of within the removal, before the last entries go: one whose time is over, or any.
+    let handler: @Sendable (Departure<Int, [UInt8]>) -> Void = { _ in
+      let begins = begin.withLock { begin in
+        defer { begin = nil }
+        return begin
+      }
+      begins?()
+    }
+    var options = CacheOptions()
+    options.clock = clock
+    if isOfObjects { options.expiry = .sinceCreation(.seconds(1)) }
+    let cache: any LoadingCache<Int> =
+      isOfObjects ? try ObjectCache(options, onDeparture: handler) : try PurgeableCache(options, onDeparture: handler)
+    for key in 0..<10 { cache.set([1], key) }
+    clock.advance(by: .seconds(2))
+    let load = Mutex<HeldLoad?>(nil)
+    begin.withLock {
+      $0 = {
+        let held = HeldLoad(cache, 100, [7])
+        #expect(held.began.blocks())
+        load.withLock { $0 = held }
+      }
+    }
+    cache.removeAll()
+    let held = try #require(load.withLock { $0 })
+    held.goesOn()
+    #expect(held.join() == [7])
+    #expect(cache.peekValue(forKey: 100) == nil)
+    begin.withLock { $0 = nil }
+  }
 }

@@ -105,6 +105,18 @@ struct ObjectHandlerTests {
     #expect(cache.count == 10)
   }
 
+  @Test("a veto that removes others and agrees leaves the entry where the limit holds by then")
+  func removedWhenAsked() throws {
+    let cache = try ObjectCache<Int, Int>(countLimit: 10)
+    for key in 0..<10 { cache[key] = key }
+    cache.shouldEvict = { [weak cache] key, _ in
+      cache?.remove(forKey: 9)
+      return true
+    }
+    cache[10] = 10
+    #expect(cache.count == 10 && cache[0] == 0 && cache[9] == nil && cache[10] == 10)
+  }
+
   @Test("a veto that stores, pins or sets limits is not asked inside of itself, and limits hold when the call returns")
   func changedWhenAsked() throws {
     let cache = try ObjectCache<Int, Int>(countLimit: 10)

@@ -93,7 +93,7 @@ final class KeyTeller<Key: Hashable & Sendable, Value: Sendable>: Teller, Engine
       defer { handler = new }
       return handler
     }
-    _ = old
+    withExtendedLifetime(old) {}
   }
 
   var notKeptCount: UInt64 { notKept.load(ordering: .relaxed) }

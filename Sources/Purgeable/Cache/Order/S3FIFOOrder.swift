@@ -155,7 +155,9 @@ struct S3FIFOOrder: Sendable {
     if probation == 0 { return .main }
     let parts = UInt128(probationParts)
     guard let limit else { return probation * parts > probation + main ? .probation : .main }
-    return main > limit - min(limit, max(1, limit / parts)) ? .main : .probation
+    // A division of 128 bits takes as long as all the rest.
+    let part = limit >> 64 == 0 ? UInt128(UInt64(truncatingIfNeeded: limit) / UInt64(probationParts)) : limit / parts
+    return main > limit - min(limit, max(1, part)) ? .main : .probation
   }
 
   /// Whether one entry goes before another, where only these two are compared.

@@ -141,10 +141,10 @@ final class CacheBase: Sendable {
 
   /// What a large entry takes where there is no other: whole pages with its witnesses, and bookkeeping. That is what a first
   /// entry takes; notes of each slab that the entry spans, up to a chunk of slabs, beyond which it has a mapping of its own; and
-  /// what other shards take, if it has them open. A 32nd is more than was measured at any length, and so are 832 KiB.
+  /// what other shards take, if it has them open. A 28th is more than was measured at any length, and so is a mebibyte.
   private func bytesAlone(ofLarge byteCount: Int) -> Int {
     let page = Int(purgeable_page_size_bytes())
-    let bookkeeping = Self.firstEntryBytes + Self.firstKeyBytes + min(byteCount / 32, 832 << 10)
+    let bookkeeping = Self.firstEntryBytes + Self.firstKeyBytes + min(byteCount / 28, 1 << 20)
     return byteCount + byteCount / page * 2 + page + bookkeeping
   }
 
@@ -175,9 +175,9 @@ final class CacheBase: Sendable {
     return head
   }
 
-  /// The moment to note as an entry's last use; nil where it does not matter.
+  /// The moment to note as an entry's last use; nil where it does not matter. Exact where the entry's time hangs on it.
   @inline(__always) func useMoment(_ head: EntryHead) -> UInt64? {
-    head.sinceLastUse != nil || notesUses.load(ordering: .relaxed) ? clock.now() : nil
+    head.sinceLastUse != nil ? clock.now() : notesUses.load(ordering: .relaxed) ? clock.recent : nil
   }
 
   /// When the time of an entry is over, which was last used at a moment, unless it is used again; nil: never. `now` is asked for

@@ -27,7 +27,8 @@ extension HeldShard {
   private mutating func timedLane(_ queue: EvictionQueue, _ head: EntryHead) -> Lane {
     if head.sinceLastUse != nil { keepLastUses() }
     base.hasDeadlines.store(true, ordering: .relaxed)
-    let now = base.clock.now()
+    // Where the deadline is known, it only chooses the lane.
+    let now = head.sinceLastUse == nil ? base.clock.recent : base.clock.now()
     let deadline = base.end(head, UseTime(now), asOf: now) ?? .max
     nextSearch = min(nextSearch, deadline)
     // In a small cache, open slabs of many lanes would leave no room.

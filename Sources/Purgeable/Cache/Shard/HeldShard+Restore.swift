@@ -35,9 +35,13 @@ extension HeldShard {
     if size.isTooLong || base.exceedsWholeLimit(size.cost, size.byteCount) { return .tooLarge }
     // Who has lost its value has a place.
     let added = isHollow(key) ? 0 : 1
-    guard base.count + added <= base.limits.count.load(ordering: .relaxed),
-      base.totalCost + UInt128(size.cost) <= base.limits.mostCost,
-      size.byteCount <= base.growthLimit - min(base.growthLimit, base.chargedBytes), hasIndexRoom
+    // Sums over all shards, so only those with a limit.
+    let (countLimit, costLimit, growthLimit) = (
+      base.limits.count.load(ordering: .relaxed), base.limits.cost.load(ordering: .relaxed), base.growthLimit
+    )
+    guard countLimit == .max || base.count + added <= countLimit,
+      costLimit == .max || base.totalCost + UInt128(size.cost) <= UInt128(costLimit),
+      growthLimit == .max || size.byteCount <= growthLimit - min(growthLimit, base.chargedBytes), hasIndexRoom
     else { return .full }
     // One that may not be pinned is a normal one.
     var (queue, reserved) = (entryOrder != nil || rank.isMain ? EvictionQueue.main : .probation, 0)

@@ -20,11 +20,12 @@ struct ShardBooks: ~Copyable {
 
   subscript(queue: EvictionQueue) -> QueueSums { sums[queue.rawValue] }
 
-  var count: Int { sum { $0.count } }
+  // Inlined: to call one of these, all of the books would be copied.
+  @inline(__always) var count: Int { sum { $0.count } }
   /// With the lost entries that stay.
-  var entryCount: Int { count + lostCount }
-  var cost: UInt128 { sum { $0.cost } }
-  var byteCount: Int { sum { $0.byteCount } }
+  @inline(__always) var entryCount: Int { count + lostCount }
+  @inline(__always) var cost: UInt128 { sum { $0.cost } }
+  @inline(__always) var byteCount: Int { sum { $0.byteCount } }
 
   @inline(__always) private func sum<Part: AdditiveArithmetic>(_ part: (QueueSums) -> Part) -> Part {
     var sum = Part.zero
@@ -85,7 +86,7 @@ struct ShardBooks: ~Copyable {
     publish()
   }
 
-  private func publish() { index.publish(count: entryCount, cost: cost) }
+  @inline(__always) private func publish() { index.publish(count: entryCount, cost: cost) }
 
   /// Called when a lost entry that stays comes, or leaves.
   mutating func addLost(_ count: Int) {

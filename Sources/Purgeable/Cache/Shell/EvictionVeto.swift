@@ -31,7 +31,7 @@ final class EvictionVeto<Key: Hashable & Sendable, Value: PurgeableValue>: Askin
       defer { inForce = new }
       return inForce
     }
-    _ = old
+    withExtendedLifetime(old) {}
   }
 
   override func enforceLimits(sparing key: EngineKey?) {

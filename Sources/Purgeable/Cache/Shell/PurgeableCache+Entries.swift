@@ -48,7 +48,8 @@ extension PurgeableCache {
   /// Stores values, each as `setValue(_:forKey:expiry:priority:)`. Returns what was refused: empty where all are stored.
   ///
   /// A `snapshot()` of another thread sees all or none of them, and so do `changes(every:)`; a look-up of one key may see its new
-  /// value earlier. They wait for the call, a second at most: of a batch that takes longer they see a part. Any thread.
+  /// value earlier. They wait for the call, a second at most: of a batch that takes longer they see a part. Other calls that
+  /// store or remove many wait as long. Any thread.
   @discardableResult
   public func setValues(
     _ values: [Key: Value], expiry: Expiry? = nil, priority: EntryPriority? = nil

@@ -10,6 +10,11 @@ extension PurgeableCache {
     switch form {
     case .integer:
       // Safe here and below: the spans are valid for the length of the closures.
+      if MemoryLayout<Key>.size == 8 {
+        // Not generic: as an integer of that size, which it is.
+        let word = unsafe unsafeBitCast(key, to: UInt64.self)
+        return unsafe withUnsafeBytes(of: word) { unsafe bytes(engine.base.elements.keys.key(prefix: $0.bytes), $0.bytes) }
+      }
       return unsafe withUnsafeBytes(of: key) { unsafe bytes(engine.base.elements.keys.key(prefix: $0.bytes), $0.bytes) }
     case .string:
       // Safe: Key is String, as was found out at creation.

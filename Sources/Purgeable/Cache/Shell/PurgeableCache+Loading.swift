@@ -211,10 +211,10 @@ extension PurgeableCache: Loading {
     encoding(value, forKey: key, cost: terms.cost) { bytes in
       if terms.lifetime?.isOver == true { return refuseAtOnce(key, if: condition) }
       if VersionLimit.isExceeded(by: terms.version) { return .notEncodable }
-      let now = moment
+      let now = terms.notesAge ? moment : nil
       var head = engine.base.head(cost: terms.cost, lifetime: terms.lifetime, recomputeCost: recomputeCost, at: now)
       // Wraps round where the clock does not reach back so far.
-      if terms.notesAge { head.made = now &- terms.age }
+      if let now { head.made = now &- terms.age }
       return store(bytes, forKey: key, head, terms.version, if: condition)
     } ?? .replaced
   }

@@ -42,10 +42,11 @@ extension PurgeableCache {
   /// Removes every entry, and forgets why earlier entries left: the next look-up of any key says `.unknown`. The slabs'
   /// memory has gone back when it returns, except for locked slabs; some bookkeeping stays, which `byteCount` tells. A
   /// `snapshot()` of another thread sees all or none of it, and so do `changes(every:)`; they wait for the call, a second at
-  /// most. Any thread.
+  /// most, as calls that store or remove many do. Any thread.
   public func removeAll() {
     engine.lazy.batches.run {
       loads.overtakeAll()
+      defer { loads.overtakeAll() }
       engine.removeAll()
     }
   }

@@ -123,7 +123,8 @@ extension PurgeableCache {
     let (start, moment) = (WallTime.now, clock.now())
     return {
       let now = clock.now()
-      return start + Int64(clamping: now - min(now, moment))
+      let (sum, isBeyond) = start.addingReportingOverflow(Int64(clamping: now - min(now, moment)))
+      return isBeyond ? .max : sum
     }
   }
 

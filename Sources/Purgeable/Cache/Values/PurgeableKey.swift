@@ -94,10 +94,10 @@ extension String {
 }
 
 /// Whether the memory of a trivially copyable key is the key, all of it and nothing else.
-enum KeyPadding {
+package enum KeyPadding {
   /// Whether two equal keys of a type may differ in memory, as far as the type tells: by padding between members, or by members
   /// that have several forms of one value. False for types that are not trivially copyable, which write their bytes themselves.
-  static func isPossible<Key>(in key: Key.Type) -> Bool { _isPOD(key) && !isDense(key) }
+  package static func isPossible<Key>(in key: Key.Type) -> Bool { _isPOD(key) && !isDense(key) }
 
   /// Whether each byte of a type belongs to an integer, a Bool, or an enum of a single byte.
   private static func isDense<T>(_ type: T.Type) -> Bool {

@@ -42,11 +42,11 @@ enum ImageCache {
     let memory = try PurgeableCache<String, [UInt8]>(name: "thumbnails")
     let store = try PurgeableStore("thumbnails", directory: words[2], cache: memory, options: options)
     repeat {
-      var (count, read, kept) = (0, store.statistics.hitCount, memory.statistics.hitCount)
-      for name in try FileManager.default.contentsOfDirectory(atPath: words[1]).sorted() where name.hasSuffix(".ppm") {
-        let path = "\(words[1])/\(name)"
-        let changed = try? FileManager.default.attributesOfItem(atPath: path)[.modificationDate] as? Date
-        let found = try? store.value(forKey: path, version: "\(changed?.timeIntervalSince1970 ?? 0)") { () throws -> [UInt8] in
+      var (count, read, kept, status) = (0, store.statistics.hitCount, memory.statistics.hitCount, stat())
+      for path in try FileManager.default.contentsOfDirectory(atPath: words[1]).sorted().map({ "\(words[1])/\($0)" })
+      where path.hasSuffix(".ppm") && stat(path, &status) == 0 {
+        let state = "\(status.st_ino) \(status.st_size) \(status.st_mtim.tv_sec).\(status.st_mtim.tv_nsec)"
+        let found = try? store.value(forKey: path, version: state) { () throws -> [UInt8] in
           try Image(ppm: [UInt8](Data(contentsOf: URL(fileURLWithPath: path)))).thumbnail
         }
         count += found == nil ? 0 : 1  // what cannot be read, or is no image, is left out
@@ -55,6 +55,6 @@ enum ImageCache {
       print("\(count) thumbnails: made \(count - read - kept), from the database \(read), from memory \(kept)")
       fflush(nil)
     } while words.count > 3 && sleep(UInt32(words[3]) ?? 1) == 0
-    try store.close()
+    try store.close()  // as a service has to, when it is told to end
   }
 }

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 enum { SIDE = 256, HEAD_BYTES = 15, PREVIEW_BYTES = HEAD_BYTES + SIDE * SIDE };
-enum { BUCKETS = 1 << 16, NAME_BYTES = 256, LIFETIME_S = 86400 };
+enum { BUCKETS = 1 << 16, NAME_BYTES = 256, DAY_S = 86400 };
 
 // A changed file has another state.
 typedef struct { char name[NAME_BYTES]; uint64_t state[4], sum; int64_t used; } facts_t;
@@ -68,12 +68,13 @@ static bool copy(const preview_t *preview, char *bytes) {
   return purgeable_heap_read(heap, preview->reference, bytes, PREVIEW_BYTES, &length) == purgeable_outcome_intact;
 }
 
-// Once a second: what is idle goes on offer, and previews go that the kernel took, or that nobody has wanted for a day.
+// Once a second: what is idle goes on offer, and previews go that nobody has wanted for a day, or that are found to be taken.
 static void tend(void) {
-  purgeable_upkeep(NULL);
+  purgeable_upkeep_result_t found;
+  bool lost = !purgeable_upkeep(&found) && found.discarded_bytes;
   for (int i = 0; i < BUCKETS; i++)
     for (preview_t **slot = &buckets[i], *p; (p = *slot);)
-      if (p->facts.used < time(NULL) - LIFETIME_S || purgeable_heap_check(heap, p->reference) == purgeable_outcome_discarded)
+      if (p->facts.used < time(NULL) - DAY_S || (lost && purgeable_heap_check(heap, p->reference) == purgeable_outcome_discarded))
         drop(slot);
       else slot = &p->next;
 }
@@ -89,9 +90,8 @@ static bool render(const char *path, size_t size, char *bytes) {
     for (size_t i = start; i < end; i++) sum += all[i];
     bytes[HEAD_BYTES + point] = (char)(end > start ? sum / (end - start) : 0);
   }
-  free(all);
   posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);  // read once: its pages are worth less than previews
-  close(file);
+  free(all), close(file);
   return is_read;
 }
 
@@ -99,7 +99,7 @@ static bool preview(const char *folder, const char *name, char *bytes) {
   char path[8192];
   struct stat s;
   if (name[0] != '/' || strstr(name, "..") || snprintf(path, sizeof path, "%s%s", folder, name) < 0) return false;
-  if (stat(path, &s) || !S_ISREG(s.st_mode) || strlen(name) >= NAME_BYTES) return false;
+  if (stat(path, &s) || !S_ISREG(s.st_mode) || s.st_size > 64 << 20 || strlen(name) >= NAME_BYTES) return false;
   facts_t facts = {.state = {s.st_ino, (uint64_t)s.st_size, (uint64_t)s.st_mtim.tv_sec, (uint64_t)s.st_mtim.tv_nsec}};
   preview_t **slot = find(strcpy(facts.name, name));
   facts.used = time(NULL);
@@ -145,7 +145,7 @@ static void restore(const char *path) {
   FILE *file = fopen(path, "r");
   while (file && fread(&facts, sizeof facts, 1, file) && fread(bytes, PREVIEW_BYTES, 1, file))
     if (!facts.name[NAME_BYTES - 1] && hash(bytes, PREVIEW_BYTES) == facts.sum && !*find(facts.name)) keep(&facts, bytes);
-  if (file) fclose(file);
+  if (file) posix_fadvise(fileno(file), 0, 0, POSIX_FADV_DONTNEED), fclose(file);
 }
 
 int main(int words, char **word) {
@@ -153,7 +153,7 @@ int main(int words, char **word) {
   if (words != 4 || strlen(word[2]) >= sizeof address.sun_path) return puts("usage: preview-server-c FOLDER SOCKET SAVED"), 2;
   sigset_t before, blocked;
   sigfillset(&blocked), sigprocmask(SIG_BLOCK, &blocked, &before);
-  signal(SIGTERM, end), signal(SIGINT, end), signal(SIGPIPE, SIG_IGN);
+  signal(SIGTERM, end), signal(SIGINT, end), signal(SIGPIPE, SIG_IGN), umask(077);
   if (purgeable_heap_create(NULL, &heap)) err(1, "heap");
   restore(word[3]);
   struct pollfd listener = {socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), POLLIN, 0};

@@ -60,8 +60,8 @@ struct Previews: Sendable {  // without a limit: in what nobody else needs
 
   func serve(_ client: Int32) {
     let file = FileHandle(fileDescriptor: client, closeOnDealloc: true)
-    var patience = timeval(tv_sec: 10, tv_usec: 0)
-    setsockopt(client, SOL_SOCKET, SO_RCVTIMEO, &patience, socklen_t(MemoryLayout<timeval>.size))
+    var limit = timeval(tv_sec: 10, tv_usec: 0)
+    for way in [SO_RCVTIMEO, SO_SNDTIMEO] { setsockopt(client, SOL_SOCKET, way, &limit, socklen_t(MemoryLayout<timeval>.size)) }
     var buffer = [UInt8](repeating: 0, count: 8192)
     let count = max(0, read(client, &buffer, buffer.count))
     let (status, body) = answer(String(decoding: buffer[..<count], as: UTF8.self))
@@ -109,9 +109,9 @@ enum PreviewServer {
         if client >= 0 { Thread.detachNewThread { previews.serve(client) } } else { usleep(10_000) }
       }
     }
-    // Warm after a restart: hits come while it runs.
-    Thread.detachNewThread { do { print(try previews.cache.restore(from: saved)) } catch { print(error) } }
-    try previews.cache.setAutosave(to: saved, every: .seconds(60)) { if case .failed(let error) = $0 { print(error) } }
+    // Warm after a restart: hits come while it runs. Before anything that saves, which would write what is there so far.
+    do { print(try previews.cache.restore(from: saved)) } catch { print(error) }
+    try previews.cache.setAutosave(to: saved, every: .seconds(600)) { if case .failed(let error) = $0 { print(error) } }
 
     sigwaitinfo(&ends, nil)
     previews.cache.removeAutosave()
