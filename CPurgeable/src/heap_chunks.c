@@ -6,7 +6,7 @@
 //            |u|u|u|...|u|   |one element of 100 MiB  |                      |u|u|u|...|u|
 //
 //   directory:  ... slab 2 | slab 1 | slab 0 | chunk, lossy, used | record 0 | record 1 ...
-//                                   ^ the first ten slabs, the chunk and the first records share a page: all that a small heap
+//                                   ^ the first slabs, the chunk and the first records share a page: all that a small heap
 //                                     touches
 //
 // Readers without a lock may look at any place at any time, and nobody knows of them. What that allows:
@@ -24,7 +24,7 @@
 
 enum {
   // Slabs that share a page with their chunk and are never forgotten.
-  SLABS_KEPT = 10,
+  SLABS_KEPT = SLABS_TOGETHER,
   CHUNK_HEAD_BYTES = 128,
   EMPTY_ROUNDS = 2,
 };
@@ -55,7 +55,7 @@ void purgeable__reset_bits(const purgeable_heap_t *heap, purgeable__chunk_t *chu
   chunk->used_count = 0;
 }
 
-// Where the chunk's page begins: before it all slabs but the first ten.
+// Where the chunk's page begins: before it all slabs but the first sixteen.
 static size_t head_page(const purgeable_heap_t *heap) {
   size_t slabs = heap->units_per_chunk > SLABS_KEPT ? heap->units_per_chunk - SLABS_KEPT : 0;
   return purgeable__round_up(slabs * sizeof(purgeable__slab_t), heap->page_bytes);

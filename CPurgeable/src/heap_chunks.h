@@ -18,9 +18,17 @@ typedef struct purgeable__spot {
   char *unit_base;      // of the unit: the header of its first granule
 } purgeable__spot_t;
 
-// The slab of a unit: they lie in front of the chunk, the first one next to it.
+// Slabs in front of the chunk, by unit, for each sixteen (in front of those, units 16 to 31 in the same order, and so on):
+//
+//   9 2 11 4 13 6 15 8 1 10 3 12 5 14 7 0 | chunk
+//
+// Threads fill neighbouring units at the same time. So slabs that lie side by side, and may share a line of the processor's
+// cache, are those of units that are seven apart, or nine.
+enum { SLABS_TOGETHER = 16 };
+
 static inline purgeable__slab_t *purgeable__slab_at(const purgeable__chunk_t *chunk, uint32_t unit) {
-  return (purgeable__slab_t *)(uintptr_t)chunk - 1 - unit;
+  uint32_t place = unit / SLABS_TOGETHER * SLABS_TOGETHER + unit * 7 % SLABS_TOGETHER;
+  return (purgeable__slab_t *)(uintptr_t)chunk - 1 - place;
 }
 
 // Where the header of a unit's first granule is.

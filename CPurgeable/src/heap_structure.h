@@ -2,7 +2,7 @@
 // What a slab heap is made of: who guards which field, and the order in which mutexes are taken.
 //
 //   heap --- chunks[] ---> chunk: one mapping, `units_per_chunk` units of `slab_bytes`, and for each unit, in ordinary memory:
-//     |                      slab        128 bytes: the lock word, masks of pages, counters, the links of its stream
+//     |                      slab        80 bytes: the lock word, counters, masks of pages, the links of its stream
 //     |                      living      a bit per granule: an element that is committed and not freed begins here
 //     |                      page_bytes  for each page: payload of living elements whose header lies in it
 //     |                      ages, tags  where the heap keeps them: 16 bytes, and the address of a table
@@ -48,18 +48,10 @@ typedef enum purgeable__trait {
   trait_refused = 4,
 } purgeable__trait_t;
 
-enum { LINE_BYTES = 64 };
-
-// Two lines of the processor's cache, shared with no other slab: threads fill neighbours at the same time. What changes as
-// elements come and go is in the first.
+// What changes as elements come and go is in front.
 typedef struct purgeable__slab {
   // Read and changed by heap_word.h and heap_word.c only.
-  _Alignas(2 * LINE_BYTES) _Atomic uint64_t word;
-  // A bit per page (`purgeable__page_bit`): an offer was made of it; the kernel may have skipped it. Set under OFFERING,
-  // cleared by lockers that rescued.
-  _Atomic uint64_t offered;
-  // A bit per page: known to be gone. Set while the slab is pinned by a count or the heap's mutex, cleared when it is given back.
-  _Atomic uint64_t lost;
+  _Atomic uint64_t word;
   // Payload of living elements; 32 bits hold the largest element.
   _Atomic uint32_t payload_bytes;
   _Atomic uint32_t element_count;
@@ -70,34 +62,39 @@ typedef struct purgeable__slab {
   _Atomic uint8_t state;
   // What holds for this life: bits of `purgeable__trait_t`. Relaxed.
   _Atomic uint8_t traits;
-  // How often the whole sealed slab was offered: 0, 1, 2. Written under OFFERING.
-  _Atomic uint8_t offer_count;
   // Pages that are booked as waiting for an offer, and whether for the first (heap_books.c). 0: none.
   _Atomic uint8_t waiting;
+  // Since the last wipe: how many pages at the front earlier lives have written to, and whether any page was ever on offer
+  // (heap_kept.h). The count is written under the stream's mutex while open, and before the life begins; the flag under OFFERING.
+  _Atomic uint8_t standing;
   // The stream it belongs to. Heap's mutex; read without it by statistics.
   _Atomic uint16_t stream;
   // A number of the thread that filled it, 0 for several. Stream's mutex while open, constant afterwards; relaxed: a hint.
   _Atomic uint16_t filler;
-  // Since the last wipe: how many pages at the front earlier lives have written to, and whether any page was ever on offer
-  // (heap_kept.h). The count is written under the stream's mutex while open, and before the life begins; the flag under OFFERING.
-  _Atomic uint8_t standing;
+  // A bit per page (`purgeable__page_bit`): an offer was made of it; the kernel may have skipped it. Set under OFFERING,
+  // cleared by lockers that rescued.
+  _Atomic uint64_t offered;
+  // A bit per page: known to be gone. Set while the slab is pinned by a count or the heap's mutex, cleared when it is given back.
+  _Atomic uint64_t lost;
+  // A bit per page, of those on offer: the kernel has taken note. Set under OFFERING. Means nothing where `offered` is clear.
+  _Atomic uint64_t settled;
+  // Unit numbers + 1, 0 for none. Heap's mutex.
+  uint32_t next, previous;
+  // The generation of the first life. When it comes round, the slab retires.
+  uint32_t first_generation;
+  // Units of the run: 1, more for a large element. Written under the heap's mutex before the life begins.
+  _Atomic uint32_t unit_count;
+  // Pages known to be gone.
+  _Atomic uint32_t lost_pages;
+  // How often the whole sealed slab was offered: 0, 1, 2. Written under OFFERING.
+  _Atomic uint8_t offer_count;
   // Offers in a row that found the slab locked although pages of it were waiting. Relaxed: a hint.
   _Atomic uint8_t busy_round_count;
   // By how many living elements a compaction had to leave it, in short (heap_compact.c): it does not come again while that is so.
   // 0 for none. Relaxed: a hint.
   _Atomic uint16_t stuck;
-  // Units of the run: 1, more for a large element. Written under the heap's mutex before the life begins.
-  _Atomic uint32_t unit_count;
-  // A bit per page, of those on offer: the kernel has taken note. Set under OFFERING. Means nothing where `offered` is clear.
-  _Alignas(LINE_BYTES) _Atomic uint64_t settled;
-  // Unit numbers + 1, 0 for none. Heap's mutex.
-  uint32_t next, previous;
-  // The generation of the first life. When it comes round, the slab retires.
-  uint32_t first_generation;
-  // Pages known to be gone.
-  _Atomic uint32_t lost_pages;
 } purgeable__slab_t;
-static_assert(sizeof(purgeable__slab_t) == 2 * LINE_BYTES, "a heap of small slabs has many of these");
+static_assert(sizeof(purgeable__slab_t) == 80, "a heap of small slabs has many of these");
 
 // What the owner notes of a slab's age (`purgeable_slab_note_age`). Relaxed: only its owner reads it.
 typedef struct purgeable__ages {
@@ -173,7 +170,7 @@ typedef struct purgeable__stream {
 // How many slabs a heap keeps unwiped at most, and how many bytes of them.
 enum { KEPT_MAX = 16, KEPT_BYTES_MAX = 1 << 20 };
 
-enum { STREAM_MUTEX_COUNT = 48, STREAM_FIRST = 8, STREAM_BLOCK = 64, TALLY_COUNT = 4 };
+enum { STREAM_MUTEX_COUNT = 48, STREAM_FIRST = 8, STREAM_BLOCK = 64, TALLY_COUNT = 4, LINE_BYTES = 64 };
 enum { STREAM_BLOCKS = (PURGEABLE_STREAM_COUNT_MAX + STREAM_BLOCK - 1) / STREAM_BLOCK };
 
 // What every element changes as it comes and goes. Each thread counts in the tally of its processor, so that threads share no

@@ -69,7 +69,8 @@ static void figures_beside_mappings(case_report_t *report) {
 
 // MARK: A directory that goes back while an offer is on its way
 
-enum { UNITS = 16, ELEMENTS = 2 * UNITS };
+// More than the slabs that are never forgotten.
+enum { UNITS = 32, ELEMENTS = 2 * UNITS };
 
 static struct {
   purgeable_heap_t *heap;

@@ -211,7 +211,7 @@ struct AdviceReport {
       switch advice {
       case .purge: "making an object again, times the chance that it is asked for, costs less than paging it"
       case .swap: "paging an object costs less than making it again, times the chance that it is asked for"
-      case .keep: "what would be swapped instead is less likely to be used, or no more so"
+      case .keep: "what would be swapped instead is no more likely to be used"
       }
     let verb = advice.rawValue.prefix(1).uppercased() + advice.rawValue.dropFirst()
     let share = Double(requests(bestWith: advice)) / Double(all.requests)

@@ -141,10 +141,10 @@ final class CacheBase: Sendable {
 
   /// What a large entry takes where there is no other: whole pages with its witnesses, and bookkeeping. That is what a first
   /// entry takes; notes of each slab that the entry spans, up to a chunk of slabs, beyond which it has a mapping of its own; and
-  /// what other shards take, if it has them open. A 28th is more than was measured at any length, and so is a mebibyte.
+  /// what other shards take, if it has them open. A 32nd is more than was measured at any length, and so are 832 KiB.
   private func bytesAlone(ofLarge byteCount: Int) -> Int {
     let page = Int(purgeable_page_size_bytes())
-    let bookkeeping = Self.firstEntryBytes + Self.firstKeyBytes + min(byteCount / 28, 1 << 20)
+    let bookkeeping = Self.firstEntryBytes + Self.firstKeyBytes + min(byteCount / 32, 832 << 10)
     return byteCount + byteCount / page * 2 + page + bookkeeping
   }
 
