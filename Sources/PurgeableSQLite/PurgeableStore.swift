@@ -81,12 +81,7 @@
     ) throws(PurgeableError) {
       let operation = "PurgeableStore '\(name)'.init"
       let limits = try options.limits(in: operation)
-      if KeyPadding.isPossible(in: Key.self) {
-        throw PurgeableError(
-          .invalidArgument("cache"), in: operation,
-          explanation: "equal keys of type \(Key.self) may have different bytes, by padding or two zeros, and so two records: "
-            + "take keys that are a String, an integer, or a struct of integers without gaps")
-      }
+      try StoreKey.check(Key.self, in: operation)
       guard cache.takeForTier() else {
         throw PurgeableError(
           .invalidArgument("cache"), in: operation, explanation: "another store has this cache: give each one of its own")

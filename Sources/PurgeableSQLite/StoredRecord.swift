@@ -106,6 +106,15 @@
       (self.bytes, number) = (bytes, hasher.finalize())
     }
 
+    /// Throws where equal keys of a type may have different bytes.
+    static func check<Key>(_ type: Key.Type, in operation: String) throws(PurgeableError) {
+      guard KeyPadding.isPossible(in: type) else { return }
+      throw PurgeableError(
+        .invalidArgument("cache"), in: operation,
+        explanation: "equal keys of type \(type) may have different bytes, by padding or two zeros, and so two records: "
+          + "take keys that are a String, an integer, or a struct of integers without gaps")
+    }
+
     func hash(into hasher: inout Hasher) { hasher.combine(number) }
     static func == (a: StoreKey, b: StoreKey) -> Bool { a.number == b.number && a.bytes == b.bytes }
   }

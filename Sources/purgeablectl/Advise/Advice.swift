@@ -70,7 +70,6 @@ struct ChoiceCosts: Equatable, Sendable {
     func mean(_ choice: Choice) -> Double {
       classes.reduce(0) { $0 + Double($1.sums.requests) * $1.costs[choice] } / max(1, requests)
     }
-    (purge, swap, keep) = (0, 0, 0)
     (purge, swap, keep) = (mean(.purge), mean(.swap), mean(.keep))
   }
 
