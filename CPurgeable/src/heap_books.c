@@ -14,6 +14,9 @@
 
 // MARK: What waits
 
+// So much of a heap may wait for a first offer whatever the others have.
+#define UNOFFERED_LEAST_BYTES ((uint64_t)256 << 10)
+
 // What `waiting` says: at most 64 pages of a slab, or all pages of a run, and whether the slab was never on offer.
 enum { ALL_WAIT = 0x7F, UNOFFERED = 0x80 };
 
@@ -31,6 +34,7 @@ static void set_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab, uint8_t
   if (((now | before) & UNOFFERED) != 0) {
     uint64_t unoffered = (now & UNOFFERED) != 0 ? bytes : 0, unoffered_before = (before & UNOFFERED) != 0 ? bytes_before : 0;
     add_relaxed(&heap->unoffered_bytes, unoffered - unoffered_before);
+    purgeable__note_unoffered((int64_t)(unoffered - unoffered_before));
   }
   if (bytes <= bytes_before) return;
   if (quietly || purgeable__waits_beyond(heap, 1)) store_relaxed(&heap->overdue, true);
@@ -44,7 +48,9 @@ uint64_t purgeable__bytes_waiting(const purgeable_heap_t *heap, purgeable__slab_
 
 bool purgeable__waits_beyond(const purgeable_heap_t *heap, uint64_t share) {
   uint64_t limit = purgeable__pending_byte_limit();
-  if (load_relaxed(&heap->unoffered_bytes) > limit / share) return true;
+  uint64_t unoffered = load_relaxed(&heap->unoffered_bytes);
+  if (unoffered > limit / share) return true;
+  if (unoffered > UNOFFERED_LEAST_BYTES && purgeable__unoffered_bytes() > limit / share) return true;
   uint64_t waiting = load_relaxed(&heap->waiting_bytes);
   return waiting > limit / share && waiting > purgeable__pending_byte_limit_in_all(limit) / share;
 }

@@ -10,7 +10,8 @@
 static inline bool purgeable__is_waiting(const purgeable__slab_t *slab) { return load_relaxed(&slab->waiting) != 0; }
 // How much of a slab waits; and whether it waits for its first offer.
 uint64_t purgeable__bytes_waiting(const purgeable_heap_t *heap, purgeable__slab_t *slab, bool *is_unoffered);
-// Whether more than this share of what may wait does: for a first offer, or in all. 1: the whole, 2: half of it.
+// Whether more than this share of what may wait does: for a first offer, of this heap or of all together where some of it is
+// this one's; or of this heap in all. 1: the whole, 2: half of it.
 bool purgeable__waits_beyond(const purgeable_heap_t *heap, uint64_t share);
 // Whether what was just booked is to be offered at once.
 static inline bool purgeable__nothing_may_wait(const purgeable_heap_t *heap) {

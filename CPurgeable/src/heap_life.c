@@ -110,6 +110,7 @@ int purgeable_heap_destroy(purgeable_heap_t *heap) {
   purgeable__enter(heap);
   int error = purgeable__heap_unregister(heap);
   if (error != 0) return error;
+  purgeable__note_unoffered(-(int64_t)load_relaxed(&heap->unoffered_bytes));
   int first_error = purgeable__chunks_destroy(heap);
   for (uint32_t i = 0; i < atomic_load(&heap->stream_count); i++) free(purgeable__stream(heap, i)->spare_tags);
   for (uint32_t i = 0; i < STREAM_BLOCKS; i++) free(heap->stream_blocks[i]);

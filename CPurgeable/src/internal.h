@@ -151,9 +151,12 @@ size_t purgeable__pair_bytes(void);
 // and again at most every 5 seconds, some 20 system calls; else an atomic load and the coarse clock. Keeps errno.
 uint64_t purgeable__memory_byte_limit(void);
 // How many bytes of idle memory may wait for a call of the host: what `purgeable_set_pending_byte_limit` says, by default a share
-// of the memory limit; UINT64_MAX is no bound. Regions, and each heap, compare their own pending bytes with this bound where
-// memory begins to wait.
+// of the memory limit; UINT64_MAX is no bound. Regions and heaps compare what waits of theirs with this bound where memory begins
+// to wait.
 uint64_t purgeable__pending_byte_limit(void);
+// How much of all heaps waits for its first offer.
+void purgeable__note_unoffered(int64_t change);
+uint64_t purgeable__unoffered_bytes(void);
 // How many bytes of a heap may wait in all where that is the bound for first offers.
 uint64_t purgeable__pending_byte_limit_in_all(uint64_t byte_limit);
 // One more thread that tends the memory, or one less. 0, ENOMEM, ESRCH.

@@ -135,6 +135,16 @@ void purgeable_set_pending_byte_limit(uint64_t byte_limit) {
   store_relaxed(&pending_setting, byte_limit);
 }
 
+// Signed: a fork may copy it in the middle of a change, and it is a little off in the child.
+static _Atomic int64_t unoffered_bytes;
+
+void purgeable__note_unoffered(int64_t change) { add_relaxed(&unoffered_bytes, change); }
+
+uint64_t purgeable__unoffered_bytes(void) {
+  int64_t bytes = load_relaxed(&unoffered_bytes);
+  return bytes < 0 ? 0 : (uint64_t)bytes;
+}
+
 uint64_t purgeable_pending_byte_limit(void) { return purgeable__pending_byte_limit(); }
 
 uint64_t purgeable_pending_byte_limit_in_all(void) {

@@ -149,4 +149,19 @@ struct RealPressureTests {
       group.leave()
     }
   }
+
+  @Test("many caches that grow at once go on offer as they grow: in a small group nobody is killed", arguments: [false, true])
+  func manyGrow(hasThread: Bool) async throws {
+    try needGroup(MemoryGroup.current()?.version ?? .v1, limitBytes: Self.smallLimit)
+    await #expect(processExitsWith: .success) { [hasThread] in
+      let (group, reason) = TestGroup.make(version: MemoryGroup.current()!.version, limitBytes: Self.smallLimit)
+      guard let group else { fatalError(reason) }
+      if hasThread { hearThisMachine() } else { keepLibraryThreadAway() }
+      let caches = try (0..<48).map { _ in try PurgeableCache<Int, [UInt8]>() }
+      let value = [UInt8](repeating: 7, count: 1000)
+      for key in 0..<3000 { for cache in caches { cache[key] = value } }
+      require(caches.allSatisfy { !$0.isEmpty }, "\(caches)")
+      group.leave()
+    }
+  }
 }

@@ -27,7 +27,7 @@ extension CacheEngine {
     while true {
       let stored = shards.hold(homeOf: key) { held -> (StoreOutcome, DueAfterStore)? in
         if let condition, !condition.holds(key, prefix, in: &held) { return nil }
-        return (held.store(key, prefix, value, head, among: shards), held.takeDue(prefix.byteCount + value.byteCount))
+        return (held.store(key, prefix, value, head, among: shards), held.takeDue())
       }
       guard let (outcome, due) = stored else { return nil }
       if makesRoom(key, outcome, due, &search) { continue }
@@ -65,7 +65,6 @@ extension CacheEngine {
     // Compaction comes after the store: it may find the new value lost, and a store tells of one departure of its key only, the
     // old value's.
     if due.isCompaction { shards.hold(shards.shard(of: key)) { $0.compactIfDue() } }
-    if due.storedByteCount > 0 { offerIfMuchIsIdle(due.storedByteCount) }
     // Of two stores in two shards that exceed a limit together, one sees what the other has published.
     if base.limits.areStrict { atomicMemoryFence(ordering: .sequentiallyConsistent) }
     // Before the limits are looked at: other shards take bookkeeping.
@@ -81,22 +80,6 @@ extension CacheEngine {
     }
     // Entries that fit in the slabs of fewer shards wait for those to close (`evict`).
     repeat { asker.load()?.enforceLimits(sparing: key) } while base.isOverByteLimit && shards.closeIfTooMany()
-  }
-
-  /// A program may fill memory faster than the library's thread offers it, and memory that is not on offer cannot be discarded: a
-  /// small control group would run out of memory. So a store offers what is idle once a mebibyte, and a 32nd of what is held, has
-  /// been stored, if the cache has grown meanwhile. Shards tell what was stored in portions, so that stores share no counter.
-  ///
-  /// A cache at its limit does not grow. What it holds goes on offer by the library's thread, and as soon as more waits than the
-  /// core's pending limit. A slab that ends before that is filled again without a wipe.
-  private func offerIfMuchIsIdle(_ byteCount: Int) {
-    let stored = storedSinceOffer.add(byteCount, ordering: .relaxed).newValue
-    guard stored >= 1 << 20 else { return }
-    let held = base.heldBytes
-    guard stored >= held / 32 else { return }
-    storedSinceOffer.store(0, ordering: .relaxed)
-    let grown = held - heldAtLastLook.exchange(held, ordering: .relaxed)
-    if grown >= stored / 4 { offerIdle() }
   }
 
   // MARK: Removing

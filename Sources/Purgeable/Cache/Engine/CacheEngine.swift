@@ -44,9 +44,6 @@ final class CacheEngine: ForkProtected {
   let lazy = LazyParts()
   /// The heap of `base`, one load nearer for reads.
   let heap: SlabHeap
-  /// Bytes stored since a store last looked whether the cache has grown, and what was held then.
-  let storedSinceOffer = Atomic<Int>(0)
-  let heldAtLastLook = Atomic<Int>(0)
   /// The engine's link in the list of those that the library's thread works for.
   let link = ClientLink<UnownedClient>()
   /// The bytes that were held when the last reaction began to give back.

@@ -86,7 +86,7 @@ import Glibc
   /// Makes room and allocates; nil, with what `run` returns in `failure`, where that fails.
   func begin(in engine: CacheEngine, _ failure: inout StoreOutcome?, _ due: inout DueAfterStore) -> FreshElement? {
     engine.shards.hold(homeOf: key) { held -> FreshElement? in
-      defer { due = held.takeDue(0) }
+      defer { due = held.takeDue() }
       if let condition, unsafe !condition.mayHold(key, prefix.bytes, in: &held) {
         failure = nil
         return nil
@@ -114,7 +114,7 @@ import Glibc
   func end(_ element: FreshElement, in engine: CacheEngine) -> StoreOutcome? {
     var due = DueAfterStore()
     let outcome = engine.shards.hold(homeOf: key) { held -> StoreOutcome? in
-      defer { due = unsafe held.takeDue(prefix.count + value.count) }
+      defer { due = held.takeDue() }
       if let condition, unsafe !condition.holds(key, prefix.bytes, in: &held) {
         held.heap.free(element.reference)
         return nil

@@ -308,16 +308,9 @@ extension HeldShard {
   /// Whether a slab's worth of bytes was stored since the last search for sparse slabs.
   var isCompactionDue: Bool { compaction.stored >= heap.slabBytes }
 
-  /// What is due after a store of so many bytes, when the mutex has been released.
-  mutating func takeDue(_ byteCount: Int) -> DueAfterStore {
-    unofferedByteCount += byteCount
-    var due = DueAfterStore(isCompaction: isCompactionDue, missedRoom: missedRoom)
-    missedRoom = false
-    if unofferedByteCount >= DueAfterStore.portion {
-      due.storedByteCount = unofferedByteCount
-      unofferedByteCount = 0
-    }
-    return due
+  /// What is due after a store, when the mutex has been released.
+  mutating func takeDue() -> DueAfterStore {
+    DueAfterStore(isCompaction: isCompactionDue, missedRoom: exchange(&missedRoom, with: false))
   }
 
   // MARK: The index

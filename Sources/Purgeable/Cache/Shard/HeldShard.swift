@@ -35,10 +35,6 @@ struct DueAfterStore {
   var isCompaction = false
   /// The store got no memory for something that another thread did at that moment (`CacheEngine.makesRoom`).
   var missedRoom = false
-  /// Bytes that the shard's stores have added up to, told in portions; else 0.
-  var storedByteCount = 0
-
-  static let portion = 16 << 10
 }
 
 /// Counts of a shard's events since the cache was made.
@@ -82,8 +78,6 @@ struct HeldShard: ~Copyable {
   var compaction = CompactionProgress()
   /// Lost entries that evictions took off the books or came upon again, since the slots of lost entries were dropped last.
   var passedLostCount = 0
-  /// Bytes that were stored since the last portion was told (`DueAfterStore`).
-  var unofferedByteCount = 0
   /// Of the last allocation: as in `DueAfterStore`.
   var missedRoom = false
 

@@ -134,7 +134,7 @@ extension PurgeableCache {
         engineKey, prefix, held -> ((StoreOutcome?, DueAfterStore), Bool) in
         let isWanted = condition?.holds(engineKey, prefix, in: &held) ?? true
         let outcome = isWanted ? held.store(engineKey, prefix, value, head, among: engine.shards) : nil
-        return ((outcome, held.takeDue(value.byteCount)), outcome?.isStored ?? false)
+        return ((outcome, held.takeDue()), outcome?.isStored ?? false)
       }
       guard let (outcome, due) = result else {
         // There is no memory for another key: one leaves for it.

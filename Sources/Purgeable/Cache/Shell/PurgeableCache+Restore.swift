@@ -161,7 +161,7 @@ extension PurgeableCache where Key: PurgeableValue {
     return encode(key) { engineKey, prefix in
       let (outcome, due) = engine.shards.hold(homeOf: engineKey) { held in
         let outcome = overtaken.has(hashValue) ? .present : held.restore(engineKey, prefix, value, head, rank)
-        return (outcome, held.takeDue(prefix.byteCount + value.byteCount))
+        return (outcome, held.takeDue())
       }
       engine.finishStore(engineKey, .stored, due)
       return outcome
@@ -170,7 +170,7 @@ extension PurgeableCache where Key: PurgeableValue {
       let result = withStore(of: key, hash: hash, cost: cost) {
         engineKey, prefix, held -> ((RestoreOutcome, DueAfterStore), Bool) in
         let outcome = overtaken.has(hashValue) ? .present : held.restore(engineKey, prefix, value, head, rank)
-        return ((outcome, held.takeDue(value.byteCount)), outcome == .stored)
+        return ((outcome, held.takeDue()), outcome == .stored)
       }
       guard let (outcome, due) = result else { return .full }
       engine.finishStore(EngineKey(hash: hash), .stored, due)
