@@ -159,7 +159,9 @@ open class PurgeableNSCache<KeyType: AnyObject, ObjectType: AnyObject>: NSObject
   open var statistics: CacheStatistics { core.objects.statistics }
 
   /// Name, objects and cost in one line, for messages.
-  open override var description: String { "PurgeableNSCache \"\(name)\": \(count) objects, cost \(totalCost)" }
+  open override var description: String {
+    "PurgeableNSCache \"\(name)\": \(count) \(count == 1 ? "object" : "objects"), cost \(totalCost)"
+  }
 
   // MARK: Inside
 

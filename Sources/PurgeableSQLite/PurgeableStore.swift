@@ -62,10 +62,10 @@
     ///     opening on, and else by the machine's time of the day.
     ///   - options: limits of the database, and how it is written.
     ///   - format: how values are written. Values of another version are converted when they are read, and replaced.
-    /// - Throws: `PurgeableError` of kind `invalidArgument`; `invalidFile` for a database of a newer version, of keys of another
-    ///   type, or of values of another type where both are written as `purgeableBytes`: it is left as it is; `notSupported` on a
-    ///   network's file system, and in a forked child whose parent has a database open; `systemCallFailed`, `busy`,
-    ///   `outOfMemory`.
+    /// - Throws: `PurgeableError` of kind `invalidArgument`, also for a folder that has other files; `invalidFile` for a database
+    ///   of a newer version, of keys of another type, or of values of another type where both are written as `purgeableBytes`: it
+    ///   is left as it is; `notSupported` on a network's file system, and in a forked child whose parent has a database open;
+    ///   `systemCallFailed`, `busy`, `outOfMemory`.
     public convenience init(
       _ name: String, directory: String? = nil, cache: PurgeableCache<Key, Value>,
       options: PurgeableStoreOptions = PurgeableStoreOptions(), format: StoredFormat<Value> = .purgeableBytes
@@ -332,7 +332,8 @@
     // MARK: The database
 
     /// Waits until what was stored before is on the disk. Throws the first failure since the last flush: values that could not be
-    /// written, or were given up because too much waited; a damaged database that was put aside, with what it had. Where the disk
+    /// written, or were given up because too much waited; a damaged database that was put aside, with what it had (found at the
+    /// opening, it is in `statistics` alone). Where the disk
     /// has failed to keep what it was given, each flush throws until the store is opened anew. `notSupported` after `close()`,
     /// and in a forked child, which has no database; `busy` in code of a key that the store's own thread runs. So with the
     /// functions below.
@@ -422,22 +423,23 @@
       found.expiry = Expiry(
         sinceCreation: record.deadline.map { .nanoseconds(max(1, $0 - now)) }, sinceLastUse: record.idle.map { .nanoseconds($0) })
       found.announce = { [database] in database.isUnchanged(key, since: number) }
-      if record.format != UInt32(format.version) {
-        found.announce = conversion(of: value, record, key, number) ?? found.announce
+      if record.format != UInt32(format.version) || record.hasBegunAnew {
+        found.announce = rewriting(of: value, record, key, number) ?? found.announce
       }
       return (.found(found), number)
     }
 
-    /// A value of another version takes the form of this one, with all that it had beside.
-    private func conversion(
+    /// A value of another version takes the form of this one, with all that it had beside; and a record a new life.
+    private func rewriting(
       of value: Value, _ record: StoredRecord, _ key: StoreKey, _ number: UInt32
     ) -> (@Sendable () -> Bool)? {
       guard let bytes = try? format.encode(value) else { return nil }
       var record = record
+      let isConversion = record.format != UInt32(format.version)
       (record.value, record.format, record.used) = (bytes, UInt32(format.version), database.now())
       return { [record, database] in
-        guard database.change(key, .put(record), ifUnchangedSince: number, isConversion: true) else { return false }
-        database.convertedCount.add(1, ordering: .relaxed)
+        guard database.change(key, .put(record), ifUnchangedSince: number, isRewriting: true) else { return false }
+        if isConversion { database.convertedCount.add(1, ordering: .relaxed) }
         return true
       }
     }

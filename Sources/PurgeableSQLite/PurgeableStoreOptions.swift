@@ -1,29 +1,31 @@
 // SPDX-License-Identifier: MIT
 // What a store is given, and what it tells.
 
+public import Purgeable
+
+/// Limits of a store's database, and how it is written.
+public struct PurgeableStoreOptions: Sendable, Hashable {
+  /// The most bytes of keys and values, with 100 for each record beside: 1 KiB or more, 0 for none; nil: no limit. Above 95 %
+  /// of it the least recently used go, down to 90 %. A value of more than an eighth of it is in memory alone.
+  public var byteLimit: Int?
+  /// The most records, kept in the same way.
+  public var countLimit: Int?
+  /// How long values are valid that are stored without an expiry of their own; nil: as the cache says.
+  public var expiry: Expiry?
+  /// Values of more bytes are files beside the database, removed with their record; those below 16 KiB never are. At most
+  /// 512 MiB: a row of the database cannot be much longer.
+  public var fileThresholdBytes = 128 << 10
+  /// Changes are written together, at most this much later; 0: each as soon as the one before is written.
+  public var writeInterval = Duration.seconds(1)
+
+  /// No limits but those given.
+  public init(byteLimit: Int? = nil, countLimit: Int? = nil, expiry: Expiry? = nil) {
+    (self.byteLimit, self.countLimit, self.expiry) = (byteLimit, countLimit, expiry)
+  }
+}
+
 #if SQLite
-  public import Purgeable
-
-  /// Limits of a store's database, and how it is written.
-  public struct PurgeableStoreOptions: Sendable, Hashable {
-    /// The most bytes of keys and values, with 100 for each record beside: 1 KiB or more, 0 for none; nil: no limit. Above 95 %
-    /// of it the least recently used go, down to 90 %. A value of more than an eighth of it is in memory alone.
-    public var byteLimit: Int?
-    /// The most records, kept in the same way.
-    public var countLimit: Int?
-    /// How long values are valid that are stored without an expiry of their own; nil: as the cache says.
-    public var expiry: Expiry?
-    /// Values of more bytes are files beside the database, removed with their record; those below 16 KiB never are. At most
-    /// 512 MiB: a row of the database cannot be much longer.
-    public var fileThresholdBytes = 128 << 10
-    /// Changes are written together, at most this much later; 0: each as soon as the one before is written.
-    public var writeInterval = Duration.seconds(1)
-
-    /// No limits but those given.
-    public init(byteLimit: Int? = nil, countLimit: Int? = nil, expiry: Expiry? = nil) {
-      (self.byteLimit, self.countLimit, self.expiry) = (byteLimit, countLimit, expiry)
-    }
-
+  extension PurgeableStoreOptions {
     func limits(in operation: String) throws(PurgeableError) -> StoreLimits {
       func check(_ holds: Bool, _ name: String, _ explanation: String) throws(PurgeableError) {
         if !holds { throw PurgeableError(.invalidArgument(name), in: operation, explanation: explanation) }
@@ -68,6 +70,8 @@
     public internal(set) var missCount = 0
     /// Changes that were written.
     public internal(set) var writeCount = 0
+    /// Records that had to go before their time was over: for a limit, for a trim, or for room on a full disk.
+    public internal(set) var evictedCount = 0
     /// Values of an older format that were read, and replaced.
     public internal(set) var convertedCount = 0
     /// Reads and writes that went wrong, values that were damaged, and values that were not written for want of room.

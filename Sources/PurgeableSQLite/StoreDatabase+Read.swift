@@ -40,13 +40,7 @@
             damage = seen
             continue
           }
-          // A clock that was set back gives no record a longer life than it began with.
-          if let idle = found.record.idle, found.record.used > now {
-            found.record.deadline = min(found.record.deadline ?? .max, now + idle)
-          }
-          if let deadline = found.record.deadline, found.record.made > now {
-            found.record.deadline = min(deadline, now + max(0, deadline - found.record.made))
-          }
+          found.record.beginAnew(ifAheadOf: now)
           noteRead(found, at: now)
           return found.record
         }

@@ -108,7 +108,7 @@
         }
       }
       if failure == nil, !hasReserve { remakeReserve() }
-      if let writer { note(writer.total) }
+      if let writer { noteNumbers(of: writer) }
       let first = failure.map { PurgeableError($0, in: "PurgeableStore '\(name)'") }
       let isTold = work.requests.contains { $0.tellsAll }
       let known = mutex.withLock { () -> PurgeableError? in

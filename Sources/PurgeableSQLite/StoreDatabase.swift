@@ -205,7 +205,7 @@
           }
           if let left, left.file == file { made.disk = left.disk }
           (writer, self.file) = (made, file)
-          note(made.total)
+          noteNumbers(of: made)
           return
         } catch {
           guard error.isDamage || error.isFull, !hasMended else { throw error }
@@ -239,21 +239,24 @@
       closeWriter()
     }
 
-    func note(_ total: Total) {
-      mutex.withLock { (numbers.recordCount, numbers.byteCount) = (Int(total.recordCount), Int(total.byteCount)) }
+    func noteNumbers(of writer: StoreWriter) {
+      mutex.withLock {
+        (numbers.recordCount, numbers.byteCount) = (Int(writer.total.recordCount), Int(writer.total.byteCount))
+        numbers.evictedCount += writer.takeEvictedCount()
+      }
     }
 
     // MARK: Changes
 
     /// From now on reads answer this. Called under mutexes of the cache. `number`: false, and nothing changes, where the key has
-    /// changed since. `isConversion`: of a record that is in the database as well; where it finds no room, that stays as it is.
+    /// changed since. `isRewriting`: of a record that is in the database as well; where it finds no room, that stays as it is.
     @discardableResult
     func change(
-      _ key: StoreKey, _ change: Change, ifUnchangedSince number: UInt32? = nil, isConversion: Bool = false
+      _ key: StoreKey, _ change: Change, ifUnchangedSince number: UInt32? = nil, isRewriting: Bool = false
     ) -> Bool {
       guard isOurs else { return true }
       return mutex.withLock {
-        if isConversion, case .put(let record) = change, !(isWanted(record, key) && hasRoom(for: record, key)) {
+        if isRewriting, case .put(let record) = change, !(isWanted(record, key) && hasRoom(for: record, key)) {
           return changeNumbers[key] == number
         }
         // After the end, too: what a read has found must not go to memory behind a change.

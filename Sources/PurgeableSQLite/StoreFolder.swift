@@ -49,8 +49,26 @@
         throw refusal("directory", "neither XDG_CACHE_HOME nor HOME is set: give a directory")
       }
       let path = "\(base)/\(name)"
+      guard isOurs(path) else {
+        throw refusal("name", "\(path) has files that are no store's: give another name, or another directory")
+      }
       do { try StoreFolder(path: path).prepare() } catch { throw PurgeableError(error, in: operation) }
       return StoreFolder(existing: path)
+    }
+
+    /// Whether all that is in the folder is a store's: with what is damaged goes whatever lies beside it.
+    private static func isOurs(_ path: String) -> Bool {
+      let file = unsafe Glibc.open("\(path)/CACHEDIR.TAG", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)
+      if file >= 0 {
+        defer { close(file) }
+        let start = unsafe [UInt8](unsafeUninitializedCapacity: tag.utf8.count) {
+          unsafe $1 = max(0, read(file, $0.baseAddress!, $0.count))
+        }
+        if start.elementsEqual(tag.utf8) { return true }
+      }
+      // Somebody may have removed the tag.
+      return names(in: path).allSatisfy { ["lock", "data", "CACHEDIR.TAG"].contains($0) }
+        && names(in: "\(path)/data").allSatisfy { $0 == "values" || $0 == "reserve" || $0.hasPrefix("database") }
     }
 
     private init(path: String) { self.path = path }
@@ -202,12 +220,14 @@
       return isTooMuch ? .max : max(free, free &+ Int64(logByteCount))
     }
 
-    /// The names in `data` are on the disk when this returns.
-    func synchronizeNames() throws(StoreFailure) {
-      let directory = unsafe Glibc.open(data, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
-      guard directory >= 0 else { throw .system("open", "\(data) cannot be opened") }
-      defer { close(directory) }
-      if fsync(directory) != 0 { throw .system("fsync", "\(data) cannot be brought to the disk") }
+    /// The names that lead to the database are on the disk when this returns; those above it too, where they are `new`.
+    func synchronizeNames(new: Bool) throws(StoreFailure) {
+      for folder in [data] + (new ? [path, "\(path)/.."] : []) {
+        let directory = unsafe Glibc.open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+        guard directory >= 0 else { throw .system("open", "\(folder) cannot be opened") }
+        defer { close(directory) }
+        if fsync(directory) != 0 { throw .system("fsync", "\(folder) cannot be brought to the disk") }
+      }
     }
 
     // MARK: Values in files

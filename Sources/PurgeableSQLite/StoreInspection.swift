@@ -9,6 +9,8 @@
   /// For one thread. Makes no store, and puts nothing aside: what is no store, or another version's, is an error.
   package final class StoreInspection {
     package let folder: String
+    /// As the database has it; nil where it says nothing.
+    package let keyType: String?
 
     private let place: StoreFolder
     private let operation: String
@@ -38,6 +40,7 @@
       do throws(StoreFailure) {
         let place = place
         (connection, total) = try place.named { () throws(StoreFailure) in try Self.open(place) }
+        keyType = try StoreKinds.ofKeys(in: connection)
       } catch {
         var error = error
         if error.isDamage { error.message += "; the next program that opens the store begins a new one" }

@@ -344,6 +344,11 @@
       return count
     }
 
+    private var evictedCount = 0
+
+    /// Since the last time that it was asked.
+    func takeEvictedCount() -> Int { exchange(&evictedCount, with: 0) }
+
     /// Removes the least recently used until no more than so much is left. `cutsLog`: on a full disk, in steps that become
     /// smaller until they find room.
     func evict(
@@ -362,6 +367,7 @@
           sliceCount /= 4
           continue
         }
+        evictedCount += Int(clamping: before - total.recordCount)
         if cutsLog { try cutLog() }
         if total.recordCount >= before { return }
       }
@@ -485,7 +491,8 @@
       guard let log = try openLog() else { return }
       defer { close(log) }
       if fsync(log) != 0 { throw .system("fsync", "the log cannot be brought to the disk") }
-      try folder.synchronizeNames()
+      try folder.synchronizeNames(new: disk.hasNewFolder)
+      disk.hasNewFolder = false
     }
   }
 #endif

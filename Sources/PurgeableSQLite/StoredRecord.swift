@@ -18,6 +18,16 @@
     var deadline: Int64?
     var idle: Int64?
 
+    /// Its life has begun anew, which is to be written.
+    private(set) var hasBegunAnew = false
+
+    /// A clock that was set back gives no record a longer life than it began with.
+    mutating func beginAnew(ifAheadOf now: Int64) {
+      guard made > now && deadline != nil || used > now && idle != nil else { return }
+      if made > now { (deadline, made) = (deadline.map { now + max(0, $0 - made) }, now) }
+      (used, hasBegunAnew) = (min(used, now), true)
+    }
+
     var expires: Int64? {
       guard let idle else { return deadline }
       let (end, isFar) = used.addingReportingOverflow(idle)
@@ -58,6 +68,20 @@
       return "\(type) \(String(StoredRecord.sum(of: Array(text.utf8), after: 0), radix: 16))"
     }
 
+    /// What a database calls the type of its keys, if that is undamaged.
+    static func ofKeys(in connection: Connection) throws(StoreFailure) -> String? {
+      let read = try connection.prepare(Schema.readKind)
+      read.bind(1, "keys")
+      var its: String?
+      try read.run { its = read.text(0) }
+      return its.flatMap { name(in: $0, of: "keys") }
+    }
+
+    private static func name(in marked: String, of what: String) -> String? {
+      let name = marked.split(separator: " ").dropLast().joined(separator: " ")
+      return marked == Self.marked(name, of: what) ? name : nil
+    }
+
     /// What of it a database does not say yet. Throws where the database says something else.
     func unsaid(in connection: Connection) throws(StoreFailure) -> [(what: String, type: String)] {
       let read = try connection.prepare(Schema.readKind)
@@ -72,8 +96,7 @@
           continue
         }
         if its != Self.marked(type, of: what) {
-          let name = its.split(separator: " ").dropLast().joined(separator: " ")
-          guard its == Self.marked(name, of: what) else {
+          guard let name = Self.name(in: its, of: what) else {
             throw StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_step", message: "the type of \(what) is damaged")
           }
           throw StoreFailure(

@@ -4,6 +4,7 @@
 #if !SQLite
   @_exported public import Purgeable
 
+  /// With the form of the real one: where a call did not fit, the compiler would speak of that instead.
   @available(
     *, unavailable,
     message: """
@@ -11,5 +12,12 @@
       within the package itself; it needs libsqlite3-dev
       """
   )
-  public enum PurgeableStore<Key, Value> {}
+  public final class PurgeableStore<Key: Hashable & PurgeableValue, Value: PurgeableValue>: Sendable {
+    public init(
+      _ name: String, directory: String? = nil, cache: PurgeableCache<Key, Value>,
+      options: PurgeableStoreOptions = PurgeableStoreOptions(), format: StoredFormat<Value> = .purgeableBytes
+    ) throws(PurgeableError) {
+      throw PurgeableError(.notSupported, in: "PurgeableStore.init", explanation: "built without the trait SQLite")
+    }
+  }
 #endif

@@ -25,6 +25,8 @@
     struct Disk {
       /// Files of values were made since the last time that all were brought to the disk.
       var hasNewFiles = false
+      /// The names of the database's folders may not be on the disk.
+      var hasNewFolder = true
       /// Whether all changes are on the disk.
       var isSynchronized = true
       /// Why that is not known. For good: the kernel has given up the pages that it could not write, and would say that all is

@@ -99,6 +99,9 @@ struct AdviseTests {
       #expect(object["traceRequests"] as? Int == (name == "cold" ? 450 : 1000) && object["window"] as? Int == 10)
       let sentence = try #require(object["sentence"] as? String)
       #expect(sentence.lowercased().hasPrefix(advice + ":"))
+      let costs = try ["purge", "swap", "keep"].map { try #require(object[$0] as? Double) }
+      let isDearer = try #require(object[advice] as? Double) > costs.min()!
+      #expect(sentence.contains(" As one choice for all of them, ") == isDearer, "\(sentence)")
       // It is what is best for most of the requests, and each class's is the cheapest there.
       let classes = try #require(object["classes"] as? [[String: Any]])
       var requests: [String: Int] = [:]

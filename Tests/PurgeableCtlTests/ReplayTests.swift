@@ -491,4 +491,26 @@ struct ReplayTests {
     }
     #expect(error?.message.contains("have no bytes; write a number") == true)
   }
+
+  @Test("a batch has no more than some megabytes of objects, so that a replay of large ones is seen to go on")
+  func batches() throws {
+    let root = try FakeRoot([
+      "large.csv": "key,bytes\n" + (0..<1000).map { "\($0),1048576\n" }.joined(),
+      "small.csv": "key,bytes\n" + (0..<1000).map { "\($0),10\n" }.joined(),
+      "huge.csv": "key,bytes\n0,1073741824\n1,1073741824\n",
+    ])
+    defer { root.remove() }
+    for (name, counts) in [("large", Array(repeating: 16, count: 62) + [8]), ("small", [1000]), ("huge", [1, 1])] {
+      let trace = try TraceFile("\(root.path)/\(name).csv")
+      var (requests, found, keys) = ([TraceRequest](), [Int](), 0)
+      while try trace.next(&requests) {
+        found.append(requests.count)
+        for request in requests {
+          #expect(request.key == keys)
+          keys += 1
+        }
+      }
+      #expect(found == counts, "\(name)")
+    }
+  }
 }

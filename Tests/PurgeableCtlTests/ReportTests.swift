@@ -76,7 +76,7 @@ struct ReportTests {
     let words = try #require(elements.first("desc")?.text)
     for part in [
       "up to 781.3 KiB in memory, and 390.6 KiB at the end", "Up to 781.3 KiB of that is on offer.",
-      "taken up to 683.6 KiB of it", "limit is 976.6 KiB",
+      "Up to 683.6 KiB of what it holds is not in memory.", "limit is 976.6 KiB",
       "At 2.0 s: a neighbour arrives.", "50.0 % of 200 reads were hits", "0 wrong bytes.",
     ] { #expect(words.contains(part), "\(words)") }
     #expect(elements.first("style")?.text.contains("prefers-color-scheme: dark") == true)

@@ -17,7 +17,7 @@ struct NSCacheTests {
     #expect(cache.count == 0 && cache.totalCost == 0 && cache.allKeys.isEmpty && cache.object(forKey: "a") == nil)
     cache.name = "images"
     cache.setObject(Item(1), forKey: "a", cost: 7)
-    #expect(cache.name == "images" && "\(cache)" == "PurgeableNSCache \"images\": 1 objects, cost 7")
+    #expect(cache.name == "images" && "\(cache)" == "PurgeableNSCache \"images\": 1 object, cost 7")
   }
 
   @Test("a limit of 0 or less is none, and admits everything")

@@ -79,6 +79,20 @@
       }
     }
 
+    @Test("keys of integers are told as numbers")
+    func integers() throws {
+      try withPlace { place in
+        let store = try PurgeableStore("store", directory: place.folder.path, cache: PurgeableCache<Int, [UInt8]>())
+        store.setValue([1], forKey: -3699)
+        try store.close()
+        try place.run("UPDATE record SET cost=1")
+        let child = try Self.run([place.path, "--list", "3", "--check"])
+        #expect(child.output.contains("\n-3699 ") && child.output.contains("  -3699: its checksum"), "\(child.output)")
+        let json = try Self.run([place.path, "--list", "3", "--json"])
+        #expect(json.output.contains("\"key\": -3699"), "\(json.output)")
+      }
+    }
+
     @Test("a check names each record that is not what was written, and the exit status is 1; the others are still there")
     func checks() throws {
       try withPlace { place in
@@ -285,6 +299,14 @@
       #expect(StoreReport.text([0xFF, 1]) == "0xff01")
       #expect(StoreReport.text(Array(String(repeating: "k", count: 90).utf8)).count == 60)
       #expect(StoreReport.text([UInt8](repeating: 0, count: 90)).count <= 62)
+      for (key, type, text) in [
+        ([0xFE], "Int8", "-2"), ([0xFE, 0xFF], "Int16", "-2"), ([0xFE, 0xFF, 0xFF, 0xFF], "Int32", "-2"),
+        ([0, 0, 0, 0, 0, 0, 0, 0x80], "Int", "\(Int.min)"), ([1, 2, 0, 0, 0, 0, 0, 0], "Int64", "513"), ([0xFE], "UInt8", "254"),
+        ([0, 0, 0, 0, 0, 0, 0, 0x80], "UInt64", "9223372036854775808"), ([1, 2], "Int", nil), ([1], "String", nil),
+        ([1], nil, nil),
+      ] as [([UInt8], String?, String?)] {
+        #expect(StoreReport.number(key, type)?.text == text)
+      }
     }
   }
 #endif

@@ -101,6 +101,15 @@
             #expect(try #require(entry.remainingTime) <= .seconds(100))
           }
         }
+        // Once: it is not read again and again until the clock is where it was.
+        place.clock.pass(.seconds(60))
+        try place.withStore { store in
+          #expect(store.value(forKey: "a") == [1] && store.value(forKey: "c") == [3] && store.statistics.convertedCount == 0)
+        }
+        place.clock.pass(.seconds(60))
+        try place.withStore { store in
+          #expect(store.value(forKey: "a") == [1] && store.value(forKey: "c") == nil && store.value(forKey: "b") == [2])
+        }
         place.clock.pass(.seconds(2 * 365 * 86_400))
         try place.withStore { store in #expect(store.value(forKey: "a") == nil && store.value(forKey: "b") == [2]) }
       }
@@ -122,9 +131,10 @@
           try store.flush()
           #expect(store.statistics.recordCount == 91)
           place.clock.pass(.seconds(2))
+          #expect(store.statistics.evictedCount == 0)
           for key in 90..<97 { store.setValue([UInt8(key)], forKey: "\(key)") }
           try store.flush()
-          #expect(store.statistics.recordCount == 90)
+          #expect(store.statistics.recordCount == 90 && store.statistics.evictedCount == 7, "\(store.statistics)")
           store.cache.removeAll()
           let left = (0..<97).filter { store.value(forKey: "\($0)") != nil }
           // Those that were read stay; of the others the oldest have gone.

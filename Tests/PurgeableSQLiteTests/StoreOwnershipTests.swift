@@ -28,6 +28,29 @@
       }
     }
 
+    @Test("a folder with files that are no store's is refused, and left as it is; one that is empty, or without its tag, is not")
+    func foreignFolder() throws {
+      let manager = FileManager.default
+      for (folder, file) in [("data", "notes.txt"), ("pictures", "a.png"), ("damaged.1", "a")] {
+        try withPlace { place in
+          try manager.createDirectory(atPath: "\(place.path)/\(folder)", withIntermediateDirectories: true)
+          try "mine".write(toFile: "\(place.path)/\(folder)/\(file)", atomically: true, encoding: .utf8)
+          let error = try #require(throws: PurgeableError.self) { try place.open().close() }
+          #expect(error.kind == .invalidArgument("name") && error.explanation.contains(place.path), "\(error)")
+          #expect(try manager.subpathsOfDirectory(atPath: place.path).sorted() == [folder, "\(folder)/\(file)"])
+        }
+      }
+      try withPlace { place in
+        try manager.createDirectory(atPath: place.path, withIntermediateDirectories: true)
+        try place.withStore { store in store.setValue([1], forKey: "a") }
+        try manager.removeItem(atPath: place.path + "/CACHEDIR.TAG")
+        try place.withStore { store in #expect(store.value(forKey: "a") == [1]) }
+        // With its tag, whatever else somebody has put there.
+        try "mine".write(toFile: place.path + "/notes.txt", atomically: true, encoding: .utf8)
+        try place.withStore { store in #expect(store.value(forKey: "a") == [1]) }
+      }
+    }
+
     @Test("with no directory given it is where XDG_CACHE_HOME says, else in HOME's .cache; without either it says so")
     func cacheDirectory() async {
       await #expect(processExitsWith: .success) {
@@ -214,6 +237,10 @@
         store.cache.removeAll()
         #expect(store.value(forKey: "a", version: "2") { find(nil) } == nil && calls.value == 3)
         #expect(store.value(forKey: "a") == [1], "the older one stays, as in memory")
+        store.cache.removeAll()
+        #expect(store.value(forKey: "a", version: "2", keepingNilFor: .seconds(5)) { find(nil) } == nil && calls.value == 4)
+        #expect(
+          store.value(forKey: "a", keepingNilFor: .seconds(5)) { find(nil) } == [1] && calls.value == 4, "of another version")
         store.setValue([7], forKey: "b")
         try store.flush()
         #expect(try place.number("SELECT count(*) FROM record") == 2)

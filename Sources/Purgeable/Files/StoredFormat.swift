@@ -106,10 +106,10 @@ public struct FileReport: Sendable, Hashable {
 }
 
 extension FileReport: CustomStringConvertible {
-  /// In one line: "12001 entries, 38.2 MiB, 3 expired, 1 skipped (first: cat.jpg: it has no bytes), 20 left out". Parts that are
-  /// zero are left out.
+  /// In one line: "12001 entries, file of 38.2 MiB, 3 expired, 1 skipped (first: cat.jpg: it has no bytes), 20 left out". Parts
+  /// that are zero are left out.
   public var description: String {
-    var text = "\(entryCount) \(entryCount == 1 ? "entry" : "entries"), \(CacheStatistics.mebibytes(byteCount)) MiB"
+    var text = "\(entryCount) \(entryCount == 1 ? "entry" : "entries"), file of \(CacheStatistics.mebibytes(byteCount)) MiB"
     if expiredCount > 0 { text += ", \(expiredCount) expired" }
     if skippedCount > 0 { text += ", \(skippedCount) skipped" + (skipped.first.map { " (first: \($0))" } ?? "") }
     if leftOutCount > 0 { text += ", \(leftOutCount) left out" }

@@ -73,12 +73,10 @@ import Synchronization
 
   // MARK: Under the mutex
 
-  /// The key that is noted for a hash, if its time is not over. `version`: nil for any.
-  func key(_ hash: Int, _ version: String?, at now: UInt64) -> Key? {
-    guard let place = place(of: hash), let note = notes[place], now < note.end,
-      version == nil || VersionLimit.isSame(version, note.version)
-    else { return nil }
-    return note.key
+  /// What is noted for a hash, if its time is not over.
+  func note(_ hash: Int, at now: UInt64) -> Note? {
+    guard let place = place(of: hash), let note = notes[place], now < note.end else { return nil }
+    return note
   }
 
   /// The bytes of all, with one more key.

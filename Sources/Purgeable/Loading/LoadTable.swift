@@ -298,22 +298,27 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   /// runtime for the types that it names as soon as it is called.
   private var hasAbsent: Bool { activity.load(ordering: .relaxed) & 1 != 0 }
 
-  /// Whether the key is remembered as one without a value. `version`: of the load that found nothing; nil for any. Counts the
-  /// answer.
+  /// Whether the key is remembered as one without a value, by a load of any version where `version` is nil. Counts the answer.
   @usableFromInline
   func isAbsent(_ key: Key, version: String? = nil, at now: @autoclosure () -> UInt64) -> Bool {
-    hasAbsent && isNoted(key, version, at: now)
+    hasAbsent && isNoted(key, at: now) { version == nil || VersionLimit.isSame(version, $0) }
   }
 
-  private func isNoted(_ key: Key, _ version: String?, at now: () -> UInt64) -> Bool {
+  /// Whether a load of the same version, or of the same want of one, has found nothing: another may find something.
+  @usableFromInline
+  func hasFoundNothing(_ key: Key, version: String?, at now: @autoclosure () -> UInt64) -> Bool {
+    hasAbsent && isNoted(key, at: now) { VersionLimit.isSame(version, $0) }
+  }
+
+  private func isNoted(_ key: Key, at now: () -> UInt64, by isMeant: (_ version: String?) -> Bool) -> Bool {
     guard let absent = lazyAbsent.load() else { return false }
     let hash = key.hashValue
     guard absent.mayHave(hash) else { return false }
     let now = now()
-    let (noted, stale) = locked { _ in (absent.key(hash, version, at: now), absent.removeStale()) }
+    let (noted, stale) = locked { _ in (absent.note(hash, at: now), absent.removeStale()) }
     withExtendedLifetime(stale) {}
     // Under no mutex: the program's code.
-    guard let noted, noted == key else { return false }
+    guard let noted, isMeant(noted.version), noted.key == key else { return false }
     absentCount.add(1, ordering: .relaxed)
     return true
   }

@@ -42,7 +42,7 @@ extension Loading {
   /// for that one. `takesNil` as below. Compiled into callers, as the stores are: for any type it would take three times as long.
   @inlinable
   func load<E: Error>(_ key: Key, _ terms: LoadTerms, takesNil: Bool, _ load: () throws(E) -> Value?) throws(E) -> Value? {
-    while !(takesNil && loads.isAbsent(key, version: terms.version, at: moment)) {
+    while !(takesNil && loads.hasFoundNothing(key, version: terms.version, at: moment)) {
       // Nobody leaves before the load has ended.
       let seat = loads.join(key, 0, terms, for: .ofThisThread, within: nil)
       if !seat.isOwn {
@@ -75,7 +75,7 @@ extension Loading {
     _ keys: [Key], _ terms: LoadTerms, takesNil: Bool, _ load: ([Key]) throws(E) -> [Value?]
   ) throws(E) -> [Value?] {
     var values = [Value?](repeating: nil, count: keys.count)
-    var left = keys.indices.filter { !(takesNil && loads.isAbsent(keys[$0], version: terms.version, at: moment)) }
+    var left = keys.indices.filter { !(takesNil && loads.hasFoundNothing(keys[$0], version: terms.version, at: moment)) }
     while !left.isEmpty {
       let call = LoadCall.ofThisThread
       let seats = left.map { loads.join(keys[$0], $0, terms, for: call, within: nil) }
@@ -106,7 +106,7 @@ extension Loading {
     // Who cannot throw this cannot leave.
     let cancellation = (CancellationError() as any Error) as? E
     var values = [Value?](repeating: nil, count: keys.count)
-    var left = keys.indices.filter { !(takesNil && loads.isAbsent(keys[$0], version: terms.version, at: moment)) }
+    var left = keys.indices.filter { !(takesNil && loads.hasFoundNothing(keys[$0], version: terms.version, at: moment)) }
     while !left.isEmpty {
       if let cancellation, Task.isCancelled { throw cancellation }
       let call = LoadCall(thread: nil)
@@ -185,7 +185,7 @@ extension Loading {
   @inlinable
   func endIfKnown(_ seat: LoadSeat, _ key: Key, _ terms: LoadTerms, _ takesNil: Bool) -> Bool {
     let value = peekValue(forKey: key, version: terms.version)
-    guard value != nil || takesNil && loads.isAbsent(key, version: terms.version, at: moment) else { return false }
+    guard value != nil || takesNil && loads.hasFoundNothing(key, version: terms.version, at: moment) else { return false }
     loads.end(seat.flight, .success(value.map { $0 as Any }))
     return true
   }

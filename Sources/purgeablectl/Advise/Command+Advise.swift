@@ -17,7 +17,8 @@ extension Command {
         swap    page-out + chance x page-in
         keep    page-out + chance of what is swapped instead x page-in
 
-      The sentence below the table says what is cheapest for most requests.
+      The sentence below the table says what is cheapest for the most requests, and what is, as one choice for all, where that
+      is something else.
 
       The chance is that of another request for the object within the window, of requests with all of their window in the trace;
       that of what is swapped instead is the mean of all objects, unless told. Costs of paging are measured on the disk of a
@@ -153,7 +154,7 @@ struct AdviceReport {
     known.reduce(0) { $0 + (costs($1.1).best == choice ? $1.1.requests : 0) }
   }
 
-  /// What is cheapest for most requests; of two with as many, what costs less for all.
+  /// What is cheapest for the most requests; of two with as many, what costs less for all.
   private var advice: Choice {
     let costs = costsOfAll
     func rank(_ choice: Choice) -> (requests: Int64, cost: Double) { (-Int64(requests(bestWith: choice)), costs[choice]) }
@@ -179,7 +180,7 @@ struct AdviceReport {
       let costs = costs(sums)
       rows.append([ObjectClass.sizeNames[one.size], ObjectClass.useNames[one.uses]] + cells(sums, costs, costs.best.rawValue))
     }
-    if known.count > 1 { rows.append(["all", ""] + cells(sums.all, costsOfAll, "")) }
+    if known.count > 1 { rows.append(["all", ""] + cells(sums.all, costsOfAll, costsOfAll.best.rawValue)) }
     let measured = sums.costs.directory.map { ", measured in \($0)" } ?? ""
     func page(_ cost: Double, _ told: Double?) -> String {
       Self.time(cost) + (told == nil || measured.isEmpty ? "" : " (told)")
@@ -216,7 +217,9 @@ struct AdviceReport {
     let verb = advice.rawValue.prefix(1).uppercased() + advice.rawValue.dropFirst()
     let share = Double(requests(bestWith: advice)) / Double(all.requests)
     let rest = share < 1 ? "; so it is for \(Self.percent(share)) of the requests, and the table has the others" : ""
-    return "\(verb): \(reason)\(rest)."
+    let (costs, best) = (costsOfAll, costsOfAll.best)
+    let otherwise = costs[advice] > costs[best] ? " As one choice for all of them, \(best.rawValue) costs least." : ""
+    return "\(verb): \(reason)\(rest).\(otherwise)"
   }
 
   // MARK: JSON

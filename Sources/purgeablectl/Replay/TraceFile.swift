@@ -63,6 +63,8 @@ final class TraceFile {
   /// Of all sizes together: no sum of some of them overflows, nor twice one of them.
   private static let requestedLimit: UInt64 = 1 << 60
   static let recordBytes = 24
+  /// Of the objects of one batch, but for the last one.
+  private static let mostBatchBytes: UInt64 = 16 << 20
   private static let mostCost = 1e12
 
   /// For tables.
@@ -121,7 +123,11 @@ final class TraceFile {
         return false
       }
       let unparsed = rest.count
-      while var request = try format == .csv ? nextOfLines() : nextOfRecords() {
+      let bytesBefore = requestedBytes
+      // Of large objects some at a time, so that there is something to be seen of a batch that takes its time.
+      while requestedBytes - bytesBefore < Self.mostBatchBytes,
+        var request = try format == .csv ? nextOfLines() : nextOfRecords()
+      {
         if cost == .equal { request.cost = 1 }
         guard request.size <= Self.requestedLimit - requestedBytes else {
           throw wrong("the sizes up to here add up to more than 2^60 bytes; this is no trace of bytes")

@@ -219,12 +219,12 @@ struct RunChart {
     if let last = resident.last, let most = resident.max() {
       sentences.append("The cache has up to \(ByteSize(most)) in memory, and \(ByteSize(last)) at the end.")
     }
-    let taken = record.samples.compactMap { sample -> UInt64? in
+    let missing = record.samples.compactMap { sample -> UInt64? in
       guard let held = sample.heldBytes, let resident = sample.residentBytes else { return nil }
       return held - min(held, resident)
     }
     if let most = offered.map(\.value).max() { sentences.append("Up to \(Self.size(most)) of that is on offer.") }
-    if let taken = taken.max(), taken > 0 { sentences.append("The kernel has taken up to \(ByteSize(taken)) of it.") }
+    if let most = missing.max(), most > 0 { sentences.append("Up to \(ByteSize(most)) of what it holds is not in memory.") }
     if let limit = record.header.limitBytes { sentences.append("The group's limit is \(ByteSize(limit)).") }
     for sample in record.samples {
       if let event = sample.event { sentences.append("At \(Self.text(sample.seconds)) s: \(event).") }

@@ -74,11 +74,12 @@ struct StoreOptions: Equatable, Sendable {
     let summary: StoreInspection.Summary?
     /// nil: not asked for.
     let records: [StoreInspection.Record]?
+    private let keyType: String?
     private let now = WallTime.now
 
     init(_ options: StoreOptions) throws {
       let store = try StoreInspection(options.path)
-      folder = store.folder
+      (folder, keyType) = (store.folder, store.keyType)
       trimmedCount = try options.trimBytes.map { try store.trim(toBytes: $0) }
       var progress = Progress()
       defer { progress.end() }
@@ -100,7 +101,22 @@ struct StoreOptions: Equatable, Sendable {
     private static func count(_ number: Int) -> String { Figures.count(UInt64(max(0, number))) }
     private static func size(_ bytes: Int) -> String { ByteSize(UInt64(max(0, bytes))).description }
 
-    /// A key as people read it: its text, else its bytes.
+    /// A key of a type of integers.
+    static func number(_ key: [UInt8], _ type: String?) -> JSON? {
+      let bits = key.reversed().reduce(UInt64(0)) { $0 << 8 | UInt64($1) }
+      return switch (type, key.count) {
+      case ("Int8", 1): .integer(Int64(Int8(truncatingIfNeeded: bits)))
+      case ("Int16", 2): .integer(Int64(Int16(truncatingIfNeeded: bits)))
+      case ("Int32", 4): .integer(Int64(Int32(truncatingIfNeeded: bits)))
+      case ("Int", 8), ("Int64", 8): .integer(Int64(bitPattern: bits))
+      case ("UInt8", 1), ("UInt16", 2), ("UInt32", 4), ("UInt", 8), ("UInt64", 8): .unsigned(bits)
+      default: nil
+      }
+    }
+
+    private func text(ofKey key: [UInt8]) -> String { Self.number(key, keyType)?.text ?? Self.text(key) }
+
+    /// As people read it: text, else bytes.
     static func text(_ key: [UInt8], most: Int = 60) -> String {
       if let text = String(validating: key, as: UTF8.self), text.unicodeScalars.allSatisfy({ $0.properties.isPrintable }) {
         let scalars = text.unicodeScalars
@@ -149,7 +165,7 @@ struct StoreOptions: Equatable, Sendable {
       let width = columnWidths(rows)[0]
       var lines = [folder] + rows.map { "  \($0[0].padded(to: width))  \($0[1])" }
       for fault in check?.faults ?? [] {
-        lines.append("  \(fault.key.map { "\(Self.text($0)): " } ?? "")\(Self.text(Array(fault.explanation.utf8), most: 200))")
+        lines.append("  \(fault.key.map { "\(text(ofKey: $0)): " } ?? "")\(Self.text(Array(fault.explanation.utf8), most: 200))")
       }
       if let check, check.faultCount > check.faults.count {
         lines.append("  and \(Self.count(check.faultCount - check.faults.count)) more")
@@ -162,7 +178,7 @@ struct StoreOptions: Equatable, Sendable {
       var rows = [["key", "bytes", "cost", "version", "stored", "used", "expires in"]]
       for record in records {
         rows.append([
-          Self.text(record.key), Self.count(record.valueByteCount) + (record.isFile ? " (file)" : ""),
+          text(ofKey: record.key), Self.count(record.valueByteCount) + (record.isFile ? " (file)" : ""),
           record.cost.map(String.init) ?? "", record.version.map { Self.text(Array($0.utf8)) } ?? "", age(record.made) + " ago",
           age(record.used) + " ago",
           record.expires.map { $0 <= now ? "expired" : age(2 * now - $0) } ?? "never",
@@ -204,7 +220,7 @@ struct StoreOptions: Equatable, Sendable {
       if let trimmedCount { members.append(("removed", Self.number(trimmedCount))) }
       if let check {
         let faults = check.faults.map { fault in
-          JSON.object([fault.key.map(Self.member) ?? ("key", .null), ("explanation", .string(fault.explanation))])
+          JSON.object([fault.key.map(member) ?? ("key", .null), ("explanation", .string(fault.explanation))])
         }
         members.append(
           (
@@ -219,16 +235,17 @@ struct StoreOptions: Equatable, Sendable {
       return .object(members)
     }
 
-    /// The whole key: what is no text by its bytes.
-    private static func member(_ key: [UInt8]) -> (name: String, value: JSON) {
+    /// The whole key: what is neither a number nor text by its bytes.
+    private func member(_ key: [UInt8]) -> (name: String, value: JSON) {
+      if let number = Self.number(key, keyType) { return ("key", number) }
       if let text = String(validating: key, as: UTF8.self) { return ("key", .string(text)) }
-      return ("keyHex", .string(digits(key)))
+      return ("keyHex", .string(Self.digits(key)))
     }
 
     private func json(_ record: StoreInspection.Record) -> JSON {
       func seconds(_ moment: Int64) -> JSON { .number(Double(moment) / 1e9) }
       return .object([
-        Self.member(record.key), ("bytes", Self.number(record.valueByteCount)), ("isFile", .bool(record.isFile)),
+        member(record.key), ("bytes", Self.number(record.valueByteCount)), ("isFile", .bool(record.isFile)),
         ("cost", record.cost.map(Self.number) ?? .null), ("version", record.version.map { .string($0) } ?? .null),
         ("stored", seconds(record.made)), ("used", seconds(record.used)), ("expires", record.expires.map(seconds) ?? .null),
       ])

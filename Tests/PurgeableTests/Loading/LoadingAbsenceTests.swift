@@ -112,6 +112,24 @@ struct LoadingAbsenceTests {
     #expect(statistics.missesByReason.values.reduce(0, +) == 11, "\(statistics.missesByReason)")
   }
 
+  @Test("that a load of one version found nothing says nothing of a load that takes any", arguments: CacheKind.allCases)
+  func versions(_ kind: CacheKind) async throws {
+    let cache = try kind.make(clock: ManualClock())
+    let loads = LoadCounter()
+    func ask(_ version: String?) -> [UInt8]? {
+      func find() -> [UInt8]? {
+        loads.next()
+        return nil
+      }
+      guard let version else { return cache.loadIfAny(1, .seconds(10), find) }
+      return cache.load(1, version: version, .seconds(10), find)
+    }
+    for _ in 0..<2 { #expect(ask("1") == nil && loads.value == 1) }
+    #expect(MissReason.of(cache.lookUpValue(forKey: 1)) == .absent)
+    for _ in 0..<2 { #expect(ask(nil) == nil && loads.value == 2) }
+    #expect(ask("1") == nil && loads.value == 3, "the last one is remembered")
+  }
+
   @Test("a miss has one reason, also where there is an entry of another version")
   func oneReasonOfVersions() throws {
     let cache = try PurgeableCache<Int, [UInt8]>()

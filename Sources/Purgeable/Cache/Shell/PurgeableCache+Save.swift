@@ -6,8 +6,8 @@ extension PurgeableCache where Key: PurgeableValue {
   /// Writes all entries to a new file, the hottest first, and puts it in place of the old one when it is whole and on the disk. A
   /// kill, a full disk or a power cut at any moment leaves the old file or the new one.
   ///
-  /// Each entry is one that was there during the save; they are not an image of one moment. It counts as no use. What
-  /// the kernel took, or left meanwhile, is left out, and counted. Values that do not encode, and a key that does not, are
+  /// Each entry is one that was there during the save; they are not an image of one moment. It counts as no use. What the kernel
+  /// took, left meanwhile, or has expired is left out, and counted. Values that do not encode, and a key that does not, are
   /// skipped and named.
   ///
   /// Cost: one pass over the index and 8 bytes of ordinary memory for each entry, as a loop over `keys`; a buffer of a mebibyte,
