@@ -437,6 +437,7 @@
       var record = record
       let isConversion = record.format != UInt32(format.version)
       (record.value, record.format, record.used) = (bytes, UInt32(format.version), database.now())
+      record.hasBegunAnew = false
       return { [record, database] in
         guard database.change(key, .put(record), ifUnchangedSince: number, isRewriting: true) else { return false }
         if isConversion { database.convertedCount.add(1, ordering: .relaxed) }

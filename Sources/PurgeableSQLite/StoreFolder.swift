@@ -67,7 +67,7 @@
         if start.elementsEqual(tag.utf8) { return true }
       }
       // Somebody may have removed the tag.
-      return names(in: path).allSatisfy { ["lock", "data", "CACHEDIR.TAG"].contains($0) }
+      return names(in: path).allSatisfy { ["lock", "data", "CACHEDIR.TAG", "lost+found"].contains($0) }
         && names(in: "\(path)/data").allSatisfy { $0 == "values" || $0 == "reserve" || $0.hasPrefix("database") }
     }
 
@@ -220,10 +220,13 @@
       return isTooMuch ? .max : max(free, free &+ Int64(logByteCount))
     }
 
-    /// The names that lead to the database are on the disk when this returns; those above it too, where they are `new`.
+    /// The names that lead to the database are on the disk when this returns; those above it too, where they are `new`, and the
+    /// directory is this user's to read.
     func synchronizeNames(new: Bool) throws(StoreFailure) {
-      for folder in [data] + (new ? [path, "\(path)/.."] : []) {
+      let above = "\(path)/.."
+      for folder in [data] + (new ? [path, above] : []) {
         let directory = unsafe Glibc.open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+        if directory < 0, errno == EACCES, folder == above { continue }
         guard directory >= 0 else { throw .system("open", "\(folder) cannot be opened") }
         defer { close(directory) }
         if fsync(directory) != 0 { throw .system("fsync", "\(folder) cannot be brought to the disk") }

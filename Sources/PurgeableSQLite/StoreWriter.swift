@@ -367,7 +367,7 @@
           sliceCount /= 4
           continue
         }
-        evictedCount += Int(clamping: before - total.recordCount)
+        evictedCount += max(0, Int(before - total.recordCount))
         if cutsLog { try cutLog() }
         if total.recordCount >= before { return }
       }

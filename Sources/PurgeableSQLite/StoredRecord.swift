@@ -19,7 +19,7 @@
     var idle: Int64?
 
     /// Its life has begun anew, which is to be written.
-    private(set) var hasBegunAnew = false
+    var hasBegunAnew = false
 
     /// A clock that was set back gives no record a longer life than it began with.
     mutating func beginAnew(ifAheadOf now: Int64) {

@@ -74,6 +74,12 @@
         permit(place.path, 0o500)
         _ = refusal()
         permit(place.path, 0o700)
+        // In a directory that others may not list: its own names cannot be brought to the disk.
+        permit(place.folder.path, 0o300)
+        guard let hidden = try? place.open(.withFiles) else { fatalError("a store in a directory without names") }
+        hidden.setValue(mixedContent(0), forKey: "0")
+        demand((try? hidden.flush()) != nil && (try? hidden.close()) != nil, "a flush there")
+        permit(place.folder.path, 0o700)
         guard let again = try? place.open(.withFiles) else { fatalError("a store again") }
         demand(has(0..<61, again) && again.statistics.failureCount == 0, "all is there")
         try? again.close()

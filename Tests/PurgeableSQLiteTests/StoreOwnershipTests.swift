@@ -41,7 +41,8 @@
         }
       }
       try withPlace { place in
-        try manager.createDirectory(atPath: place.path, withIntermediateDirectories: true)
+        // As where a disk is mounted.
+        try manager.createDirectory(atPath: place.path + "/lost+found", withIntermediateDirectories: true)
         try place.withStore { store in store.setValue([1], forKey: "a") }
         try manager.removeItem(atPath: place.path + "/CACHEDIR.TAG")
         try place.withStore { store in #expect(store.value(forKey: "a") == [1]) }
