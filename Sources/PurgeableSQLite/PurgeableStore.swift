@@ -333,10 +333,9 @@
 
     /// Waits until what was stored before is on the disk. Throws the first failure since the last flush: values that could not be
     /// written, or were given up because too much waited; a damaged database that was put aside, with what it had (found at the
-    /// opening, it is in `statistics` alone). Where the disk
-    /// has failed to keep what it was given, each flush throws until the store is opened anew. `notSupported` after `close()`,
-    /// and in a forked child, which has no database; `busy` in code of a key that the store's own thread runs. So with the
-    /// functions below.
+    /// opening, it is in `statistics` alone). Where the disk has failed to keep what it was given, each flush throws until the
+    /// store is opened anew. `notSupported` after `close()`, and in a forked child, which has no database; `busy` in code of a
+    /// key that the store's own thread runs. So with the functions below.
     public func flush() throws(PurgeableError) { try database.flush(in: operation("flush")) }
 
     /// As the form without `async`, with the task suspended.

@@ -70,11 +70,15 @@
 
     /// What a database calls the type of its keys, if that is undamaged.
     static func ofKeys(in connection: Connection) throws(StoreFailure) -> String? {
+      try said(of: "keys", in: connection).flatMap { name(in: $0, of: "keys") }
+    }
+
+    private static func said(of what: String, in connection: Connection) throws(StoreFailure) -> String? {
       let read = try connection.prepare(Schema.readKind)
-      read.bind(1, "keys")
+      read.bind(1, what)
       var its: String?
       try read.run { its = read.text(0) }
-      return its.flatMap { name(in: $0, of: "keys") }
+      return its
     }
 
     private static func name(in marked: String, of what: String) -> String? {
@@ -84,14 +88,10 @@
 
     /// What of it a database does not say yet. Throws where the database says something else.
     func unsaid(in connection: Connection) throws(StoreFailure) -> [(what: String, type: String)] {
-      let read = try connection.prepare(Schema.readKind)
       var unsaid: [(String, String)] = []
       for (what, type) in [("keys", keys), ("values", values)] {
         guard let type else { continue }
-        read.bind(1, what)
-        var its: String?
-        try read.run { its = read.text(0) }
-        guard let its else {
+        guard let its = try Self.said(of: what, in: connection) else {
           unsaid.append((what, Self.marked(type, of: what)))
           continue
         }

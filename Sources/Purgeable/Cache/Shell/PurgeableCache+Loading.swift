@@ -56,12 +56,12 @@ extension PurgeableCache: Loading {
   ///
   /// `keepingNilFor`: how long, by the cache's clock, it is remembered that there is nothing; nil, or 0 or less, stands for not
   /// at all. For that time this and the other forms for loads that may find nothing, and those for many keys, return nil without
-  /// a load, and `lookUpValue(forKey:)` says `MissReason.absent`. A store under the key or a removal ends it at once, and wins
-  /// over a load that is under way; so does a load that always makes a value. What is remembered is no entry: it is in no count,
-  /// cost or list, and limits do not evict it. It is forgotten when memory is short, in a forked child, and where more is asked
-  /// for than can be remembered: 4,096 keys at most, of 256 bytes at most. They take a sixteenth of the byte limit at most,
-  /// and no more than 1 MiB, of ordinary memory, which counts; with a limit of less than 256 KiB nothing is remembered.
-  /// Cost: none for a hit, a short mutex for a miss.
+  /// a load where they ask for the same `version` (nil: for any), and `lookUpValue(forKey:)` says `MissReason.absent`. A store
+  /// under the key or a removal ends it at once, and wins over a load that is under way; so does a load that always makes a
+  /// value. What is remembered is no entry: it is in no count, cost or list, and limits do not evict it. It is forgotten when
+  /// memory is short, in a forked child, and where more is asked for than can be remembered: 4,096 keys at most, of 256 bytes at
+  /// most. They take a sixteenth of the byte limit at most, and no more than 1 MiB, of ordinary memory, which counts; with a
+  /// limit of less than 256 KiB nothing is remembered. Cost: none for a hit, a short mutex for a miss.
   @_disfavoredOverload
   @inlinable
   public func value<E: Error>(
