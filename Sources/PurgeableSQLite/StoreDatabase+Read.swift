@@ -26,7 +26,7 @@
       case .unchanged: break
       }
       do {
-        var damage: Damage?
+        var damage: ReadRow?
         // What is damaged is read again: a file may have gone with its record, in whose place there is another.
         while true {
           guard let found = try readers.withReader({ (reader) throws(StoreFailure) in try reader.read(key) }), var found else {
@@ -34,12 +34,13 @@
           }
           if let expires = found.expires, expires <= now { return nil }
           if let file = found.file { found.record.value = try folder.readValue(file, byteCount: found.valueByteCount) ?? [] }
+          let row = ReadRow(id: found.id, sum: found.sum, file: found.file)
           guard found.record.sum(key) == found.sum else {
-            let seen = Damage(id: found.id, sum: found.sum, file: found.file)
-            if damage == seen { return reject(seen) }
-            damage = seen
+            if damage == row { return reject(row) }
+            damage = row
             continue
           }
+          found.record.row = row
           found.record.beginAnew(ifAheadOf: now)
           noteRead(found, at: now)
           return found.record
@@ -65,7 +66,7 @@
     }
 
     /// A value that is not what was written is none, and goes.
-    private func reject(_ damage: Damage) -> StoredRecord? {
+    private func reject(_ damage: ReadRow) -> StoredRecord? {
       noteFailure(.invalidFile, "a record is not what was written, and goes")
       mutex.withLock {
         damaged.insert(damage)

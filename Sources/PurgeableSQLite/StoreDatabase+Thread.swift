@@ -11,7 +11,7 @@
     private struct Work {
       var changes = Changes()
       var touches: [Int64: Int64] = [:]
-      var damaged: Set<Damage> = []
+      var damaged: Set<ReadRow> = []
       var requests: [Request] = []
       var isDamaged = false
       var asksForUses = false
@@ -151,6 +151,12 @@
           return nil
         } catch {
           if error.isFull, removeDamaged() { continue }
+          // What is there already, and when it was used, is worth no other record.
+          if error.isFull, work.changes.forgetRewritings() || !work.touches.isEmpty {
+            (batch, work.touches) = (work.changes, [:])
+            mutex.withLock { writing = batch }
+            continue
+          }
           if error.isFull, giveUpTooLarge(&work.changes, error) {
             batch = work.changes
             continue
@@ -253,7 +259,8 @@
     /// pauses.
     private func tidyUp() {
       (isTidy, tidiedAt) = (true, MonotonicTime.now)
-      guard let writer, let file else { return }
+      // Another folder may be in its place: what is written next finds out.
+      guard let writer, let file, folder.leads(to: file) else { return }
       do throws(StoreFailure) {
         try writer.vacuum { isFree }
         isTidy = try writer.cutLog() && isFree
@@ -396,6 +403,7 @@
           // Without a database nothing is read; so it is opened again soon, whether anything waits or not.
           isSuspect = isSuspect || writer == nil
         } else {
+          rest.forgetRewritings()
           numbers.failureCount += max(0, rest.putCount - 1)
           rest.forgetValues()
           isOffUntil = MonotonicTime.now + Self.retryTime

@@ -29,8 +29,8 @@
     let forEachKey: @Sendable (_ moment: UInt64, _ body: ([UInt8], UInt64) -> Bool) -> Void
   }
 
-  /// A row whose value is not what was written, as long as it is the same row.
-  struct Damage: Hashable, Sendable {
+  /// A row as it was read, to do something about it as long as it is the same row.
+  struct ReadRow: Hashable, Sendable {
     let id: Int64
     let sum: Int64
     /// A row that comes in the place of the last one has its number and, with the same value, its sum; but never its file.
@@ -94,7 +94,7 @@
     var touchedSince: UInt64?
     /// Moments of use by row.
     var touches: [Int64: Int64] = [:]
-    var damaged: Set<Damage> = []
+    var damaged: Set<ReadRow> = []
     var requests: [Request] = []
     /// A reader has found a page that cannot be.
     var isDamaged = false
@@ -224,6 +224,7 @@
     /// `isGone`: so is the database, and another may get its number.
     func closeWriter(isGone: Bool = false) {
       if let writer, let file { left = isGone ? nil : (file, writer.disk) }
+      if let writer { mutex.withLock { numbers.evictedCount += writer.takeEvictedCount() } }
       writer = nil
       if let file { OpenDatabases.shared.remove(file) }
       file = nil
@@ -231,10 +232,12 @@
 
     func closeAll() {
       readers.end()
-      // While nobody can put another database in its place.
-      try? folder.locked { () throws(StoreFailure) in
-        if let file, folder.leads(to: file) { writer?.connection.leaveLogAtEnd(false) }
-        closeWriter()
+      // While nobody can put another database in its place. Where somebody has, nothing is made in that folder.
+      if let file, folder.leads(to: file) {
+        try? folder.locked { () throws(StoreFailure) in
+          if folder.leads(to: file) { writer?.connection.leaveLogAtEnd(false) }
+          closeWriter()
+        }
       }
       closeWriter()
     }

@@ -49,29 +49,57 @@
         throw refusal("directory", "neither XDG_CACHE_HOME nor HOME is set: give a directory")
       }
       let path = "\(base)/\(name)"
-      guard isOurs(path) else {
-        throw refusal("name", "\(path) has files that are no store's: give another name, or another directory")
-      }
-      do { try StoreFolder(path: path).prepare() } catch { throw PurgeableError(error, in: operation) }
+      let folder = StoreFolder(path: path)
+      let isOurs: Bool
+      do { isOurs = try folder.isOurs() } catch { throw PurgeableError(error, in: operation) }
+      guard isOurs else { throw refusal("name", folder.refusal) }
+      do { try folder.prepare() } catch { throw PurgeableError(error, in: operation) }
       return StoreFolder(existing: path)
     }
 
-    /// Whether all that is in the folder is a store's: with what is damaged goes whatever lies beside it.
-    private static func isOurs(_ path: String) -> Bool {
-      let file = unsafe Glibc.open("\(path)/CACHEDIR.TAG", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)
-      if file >= 0 {
-        defer { close(file) }
-        let start = unsafe [UInt8](unsafeUninitializedCapacity: tag.utf8.count) {
-          unsafe $1 = max(0, read(file, $0.baseAddress!, $0.count))
-        }
-        if start.elementsEqual(tag.utf8) { return true }
-      }
-      // Somebody may have removed the tag.
-      return names(in: path).allSatisfy { ["lock", "data", "CACHEDIR.TAG", "lost+found"].contains($0) }
-        && names(in: "\(path)/data").allSatisfy { $0 == "values" || $0 == "reserve" || $0.hasPrefix("database") }
-    }
+    private var refusal: String { "\(path) has files that are no store's: give another name, or another directory" }
 
     private init(path: String) { self.path = path }
+
+    // MARK: Whose it is
+
+    /// Whether all that is in the folder is a store's: with what is damaged goes whatever lies beside it.
+    private func isOurs() throws(StoreFailure) -> Bool {
+      if hasTag { return true }
+      // Somebody may have removed the tag, or a power cut.
+      let (names, dataNames) = (try Self.knownNames(in: path), try Self.knownNames(in: data))
+      guard [nil, S_IFREG].contains(Self.kind(lock)), [nil, S_IFDIR].contains(Self.kind(data)), let database = databaseOwner
+      else { return false }
+      return names.allSatisfy {
+        ["lock", "data", "CACHEDIR.TAG", "lost+found"].contains($0) || database == .this && $0.hasPrefix("damaged.")
+      } && dataNames.allSatisfy { ["values", "reserve"].contains($0) || Self.databaseNames.contains($0) }
+    }
+
+    private static let databaseNames = ["", "-wal", "-shm", "-journal"].map { "database\($0)" }
+
+    private var hasTag: Bool { Self.start(of: "\(path)/CACHEDIR.TAG", Self.tag.utf8.count).elementsEqual(Self.tag.utf8) }
+
+    private enum Owner { case nobody, this }
+
+    /// Whose the database is by its header; nil: another program's. One that was just begun may have its number in the log alone.
+    private var databaseOwner: Owner? {
+      let header = Self.start(of: database, 100)
+      if header.isEmpty { return [nil, S_IFREG].contains(Self.kind(database)) && Self.byteCount(database) == 0 ? .nobody : nil }
+      guard header.count == 100 else { return nil }
+      if header[68..<72].elementsEqual("PRGS".utf8) { return .this }
+      let isBegun = header[16..<18].elementsEqual([UInt8(Schema.pageByteCount >> 8), 0])
+      return isBegun && Self.byteCount(database) <= Schema.pageByteCount ? .nobody : nil
+    }
+
+    /// The first bytes of a file; none of what is no file, or may not be read.
+    private static func start(of path: String, _ count: Int) -> [UInt8] {
+      let file = unsafe Glibc.open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)
+      if file < 0 { return [] }
+      defer { close(file) }
+      return unsafe [UInt8](unsafeUninitializedCapacity: count) {
+        unsafe $1 = max(0, read(file, $0.baseAddress!, $0.count))
+      }
+    }
 
     /// SQLite is told to follow no links, of which there may be some on the way here.
     init(existing path: String) {
@@ -85,6 +113,8 @@
 
     /// Makes what is missing, and puts aside what is none of a store's files where one belongs.
     func prepare() throws(StoreFailure) {
+      // Another folder may have come in its place.
+      guard try isOurs() else { throw StoreFailure(number: EEXIST, call: "open", message: refusal) }
       try makeDirectories(path)
       if Self.isOnNetwork(path) {
         throw StoreFailure(
@@ -138,12 +168,11 @@
     private static let making = O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC
 
     private func writeTag() throws(StoreFailure) {
+      // One that a kill or a full disk has left in part is written again.
+      if hasTag { return }
       let file = unsafe Glibc.open("\(path)/CACHEDIR.TAG", Self.making, 0o600)
       guard file >= 0 else { return }
       defer { close(file) }
-      // One that a kill or a full disk has left in part is written again.
-      var status = stat()
-      if unsafe fstat(file, &status) == 0, Int(status.st_size) >= Self.tag.utf8.count { return }
       try Self.writeAll(Array(Self.tag.utf8), to: file, "CACHEDIR.TAG")
     }
 
@@ -229,7 +258,10 @@
         if directory < 0, errno == EACCES, folder == above { continue }
         guard directory >= 0 else { throw .system("open", "\(folder) cannot be opened") }
         defer { close(directory) }
-        if fsync(directory) != 0 { throw .system("fsync", "\(folder) cannot be brought to the disk") }
+        // What is above a mounted disk may be of a kind that has nothing to bring.
+        if fsync(directory) != 0, folder != above || errno != EINVAL && errno != EROFS {
+          throw .system("fsync", "\(folder) cannot be brought to the disk")
+        }
       }
     }
 
@@ -366,8 +398,14 @@
       return unsafe stat(path, &status) == 0 ? Int(status.st_size) : 0
     }
 
-    private static func names(in folder: String) -> [String] {
-      guard let list = unsafe opendir(folder) else { return [] }
+    private static func names(in folder: String) -> [String] { (try? knownNames(in: folder)) ?? [] }
+
+    /// None of what is no directory.
+    private static func knownNames(in folder: String) throws(StoreFailure) -> [String] {
+      guard let list = unsafe opendir(folder) else {
+        if errno == ENOENT || errno == ENOTDIR { return [] }
+        throw .system("opendir", "\(folder) cannot be read")
+      }
       defer { unsafe closedir(list) }
       var names: [String] = []
       while let entry = unsafe readdir(list) {

@@ -217,6 +217,8 @@
             identify.bind(1, hash)
             identify.bind(2, key)
           }
+          // Another store, or process, may have stored or removed the key since it was read.
+          if case .put(let record) = change, let row = record.row, try !isStill(row) { continue }
           for id in ids { try remove(id, &files) }
           if case .put(let record) = change { try insert(record, key, hash, &files) }
         }
@@ -299,15 +301,18 @@
     }
 
     /// Removes damaged rows; one that is another by now stays.
-    func remove(_ damaged: Set<Damage>) throws(StoreFailure) {
+    func remove(_ damaged: Set<ReadRow>) throws(StoreFailure) {
       try transaction { (files) throws(StoreFailure) in
-        for row in damaged {
-          readSum.bind(1, row.id)
-          var isSame = false
-          try readSum.run { isSame = readSum.number(0) == row.sum && readSum.optionalNumber(1) == row.file }
-          if isSame { try remove(row.id, &files) }
-        }
+        for row in damaged where try isStill(row) { try remove(row.id, &files) }
       }
+    }
+
+    /// Whether a row is the one that was read.
+    private func isStill(_ row: ReadRow) throws(StoreFailure) -> Bool {
+      readSum.bind(1, row.id)
+      var isSame = false
+      try readSum.run { isSame = readSum.number(0) == row.sum && readSum.optionalNumber(1) == row.file }
+      return isSame
     }
 
     /// Removes records without a row of their life, which only damage leaves.

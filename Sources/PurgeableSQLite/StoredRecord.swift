@@ -20,6 +20,8 @@
 
     /// Its life has begun anew, which is to be written.
     var hasBegunAnew = false
+    /// Of a record that was read: the row that it is written in place of, if that is still there.
+    var row: ReadRow?
 
     /// A clock that was set back gives no record a longer life than it began with.
     mutating func beginAnew(ifAheadOf now: Int64) {
@@ -196,6 +198,18 @@
       if isCleared { return }
       isCleared = earlier.isCleared
       for (key, change) in earlier.byKey where byKey[key] == nil { set(change, key) }
+    }
+
+    /// Gives up what is in the database as well. Whether there was any.
+    @discardableResult
+    mutating func forgetRewritings() -> Bool {
+      let before = byKey.count
+      for (key, change) in byKey {
+        guard case .put(let record) = change, record.row != nil else { continue }
+        byKey[key] = nil
+        count(change, key.bytes, -1)
+      }
+      return byKey.count < before
     }
 
     /// Gives values up, and keeps what makes sure that older ones are not returned. Returns how many.

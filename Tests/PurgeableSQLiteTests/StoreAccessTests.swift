@@ -134,5 +134,27 @@
         for store in stores { try store.close() }
       }
     }
+
+    @Test("what is read in one store and written anew is not written over what another one has stored or removed meanwhile")
+    func changedMeanwhile() throws {
+      for (isConversion, isReplaced) in [(true, true), (true, false), (false, true), (false, false)] {
+        try withPlace { place in
+          var options = PurgeableStoreOptions()
+          options.writeInterval = .seconds(3600)
+          let first = try place.open(of: [UInt8].self, versionedFormat(1))
+          let second = try place.open(options, of: [UInt8].self, versionedFormat(isConversion ? 2 : 1))
+          first.setValue([1], forKey: "k", expiry: .sinceCreation(.seconds(1000)))
+          try first.flush()
+          if !isConversion { place.clock.pass(.seconds(-60)) }
+          #expect(second.value(forKey: "k") == [1] && second.statistics.pendingCount == 1)
+          if isReplaced { first.setValue([2], forKey: "k") } else { first.remove(forKey: "k") }
+          try first.flush()
+          try second.flush()
+          first.cache.removeAll()
+          #expect(first.value(forKey: "k") == (isReplaced ? [2] : nil), "conversion: \(isConversion)")
+          for store in [first, second] { try store.close() }
+        }
+      }
+    }
   }
 #endif

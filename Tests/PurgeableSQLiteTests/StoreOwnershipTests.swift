@@ -31,13 +31,34 @@
     @Test("a folder with files that are no store's is refused, and left as it is; one that is empty, or without its tag, is not")
     func foreignFolder() throws {
       let manager = FileManager.default
-      for (folder, file) in [("data", "notes.txt"), ("pictures", "a.png"), ("damaged.1", "a")] {
+      func makeForeign(_ place: StorePlace, _ file: String) throws -> [String] {
+        let path = "\(place.path)/\(file)"
+        try manager.createDirectory(atPath: (path as NSString).deletingLastPathComponent, withIntermediateDirectories: true)
+        // As long as a database's header.
+        try String(repeating: "mine", count: 50).write(toFile: path, atomically: true, encoding: .utf8)
+        return try manager.subpathsOfDirectory(atPath: place.path).sorted()
+      }
+      for file in [
+        "data/notes.txt", "pictures/a.png", "damaged.1/a", "lock/a", "data", "data/database", "data/database_backup/a",
+      ] {
         try withPlace { place in
-          try manager.createDirectory(atPath: "\(place.path)/\(folder)", withIntermediateDirectories: true)
-          try "mine".write(toFile: "\(place.path)/\(folder)/\(file)", atomically: true, encoding: .utf8)
+          let names = try makeForeign(place, file)
           let error = try #require(throws: PurgeableError.self) { try place.open().close() }
-          #expect(error.kind == .invalidArgument("name") && error.explanation.contains(place.path), "\(error)")
-          #expect(try manager.subpathsOfDirectory(atPath: place.path).sorted() == [folder, "\(folder)/\(file)"])
+          #expect(error.kind == .invalidArgument("name") && error.explanation.contains(place.path), "\(file): \(error)")
+          #expect(try manager.subpathsOfDirectory(atPath: place.path).sorted() == names)
+        }
+        // One that comes in the place of a store's that is open.
+        try withPlace { place in
+          let store = try place.open()
+          // The thread has looked at its folder.
+          try store.flush()
+          try manager.moveItem(atPath: place.path, toPath: place.path + ".old")
+          let names = try makeForeign(place, file)
+          store.setValue([1], forKey: "a")
+          #expect(throws: PurgeableError.self, "\(file)") { try store.flush() }
+          #expect(try manager.subpathsOfDirectory(atPath: place.path).sorted() == names, "\(file)")
+          _ = try? store.close()
+          #expect(try manager.subpathsOfDirectory(atPath: place.path).sorted() == names, "\(file)")
         }
       }
       try withPlace { place in
@@ -45,6 +66,8 @@
         try manager.createDirectory(atPath: place.path + "/lost+found", withIntermediateDirectories: true)
         try place.withStore { store in store.setValue([1], forKey: "a") }
         try manager.removeItem(atPath: place.path + "/CACHEDIR.TAG")
+        // What is on its way to be deleted is known by the database beside it.
+        try manager.createDirectory(atPath: place.path + "/damaged.1", withIntermediateDirectories: true)
         try place.withStore { store in #expect(store.value(forKey: "a") == [1]) }
         // With its tag, whatever else somebody has put there.
         try "mine".write(toFile: place.path + "/notes.txt", atomically: true, encoding: .utf8)

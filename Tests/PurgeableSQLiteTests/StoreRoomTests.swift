@@ -195,5 +195,47 @@
         demand((try? store.close()) != nil, "the end")
       }
     }
+
+    @Test(
+      "records that are read on a full disk stay, though there is no room to write them anew",
+      .enabled(if: geteuid() == 0, "only root can mount a small disk"))
+    func rewriting() throws {
+      try withSmallDisk(12) { place in
+        let keys = 500
+        let first = try place.open(of: [UInt8].self, versionedFormat(1))
+        for key in 0..<keys { first.setValue(content(key), forKey: "\(key)") }
+        try first.close()
+        let store = try place.open(of: [UInt8].self, versionedFormat(2))
+        fill(place)
+        for key in 0..<keys { #expect(store.value(forKey: "\(key)") == content(key)) }
+        try store.flush()
+        #expect(store.statistics.recordCount == keys && store.statistics.failureCount == 0, "\(store.statistics)")
+        empty(place)
+        store.cache.removeAll()
+        for key in 0..<keys { #expect(store.value(forKey: "\(key)") == content(key)) }
+        try store.close()
+        #expect(try place.number("SELECT count(*) FROM record WHERE format=2") == Int64(keys))
+      }
+    }
+
+    @Test(
+      "a disk of its own, mounted where what lies above has nothing to bring to the disk, is flushed",
+      .enabled(if: geteuid() == 0, "only root can mount a disk"))
+    func mounted() throws {
+      try withPlace { place in
+        let above = place.folder.path
+        defer { for path in ["\(above)/fs", above] { _ = try? ChildProcess.run("/usr/bin/env", ["umount", "-l", path]) } }
+        for (kind, path) in [("proc", above), ("tmpfs", "\(above)/fs")] {
+          let mounted = try ChildProcess.run("/usr/bin/env", ["mount", "-t", kind, "none", path])
+          if mounted.status != 0 { try Test.cancel("\(kind) cannot be mounted here: \(mounted.errors)") }
+        }
+        let store = try BytesStore("fs", directory: above, cache: PurgeableCache())
+        store.setValue([1], forKey: "a")
+        try store.flush()
+        store.cache.removeAll()
+        #expect(store.value(forKey: "a") == [1])
+        try store.close()
+      }
+    }
   }
 #endif

@@ -134,12 +134,12 @@ import Testing
         func store() throws {
           try place.withStore(options) { $0.setValue(value, forKey: "k") }
         }
-        func row() throws -> Damage {
-          Damage(
+        func row() throws -> ReadRow {
+          ReadRow(
             id: try place.number("SELECT id FROM record") ?? 0, sum: try place.number("SELECT sum FROM record") ?? 0,
             file: try place.number("SELECT file FROM record"))
         }
-        func remove(_ damage: Damage) throws {
+        func remove(_ damage: ReadRow) throws {
           let folder = StoreFolder(existing: place.path)
           let writer = try folder.locked { () throws(StoreFailure) in try StoreWriter(folder, fileThreshold: 16 << 10) }
           try writer.remove([damage])
