@@ -192,10 +192,11 @@ size_t purgeable_page_size_bytes(void);
 #define PURGEABLE_PENDING_BYTE_LIMIT_DEFAULT (UINT64_MAX - 1)
 
 /// The most bytes that wait for an offer. For regions together: `byte_limit`. For heaps, of sealed slabs: `byte_limit` for the
-/// first offers of all together, but 256 KiB for each; and for each four times `byte_limit` in all, with what locks have taken
-/// off offer. The call that makes idle what is beyond the bound (an unlock, a commit, a seal, an allocation that begins a slab)
-/// offers before it returns: all regions that wait; of its own heap, until half of the bound waits. So the heap's next calls make
-/// no offer until as much waits again. While one thread offers, others may go beyond the bound by what they make idle.
+/// first offers of all together, but 256 KiB or two slabs for each; and for each four times `byte_limit` in all, with what locks
+/// have taken off offer. The call that makes idle what is beyond the bound (an unlock, a commit, a seal, an allocation that
+/// begins a slab) offers before it returns: all regions that wait; of its own heap, until half of the bound waits. So the heap's
+/// next calls make no offer until as much waits again. While one thread offers, others may go beyond the bound by what they make
+/// idle.
 ///
 /// Where no limit is set and a thread tends the memory (`purgeable_upkeep.h`), which comes within a second, a quarter of the
 /// memory limit may wait in all, at most 1 GiB, if that is more than four times `byte_limit`.

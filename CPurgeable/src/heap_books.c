@@ -14,7 +14,7 @@
 
 // MARK: What waits
 
-// So much of a heap may wait for a first offer whatever the others have.
+// So much of a heap may wait for a first offer whatever the others have, or two slabs.
 #define UNOFFERED_LEAST_BYTES ((uint64_t)256 << 10)
 
 // What `waiting` says: at most 64 pages of a slab, or all pages of a run, and whether the slab was never on offer.
@@ -50,7 +50,8 @@ bool purgeable__waits_beyond(const purgeable_heap_t *heap, uint64_t share) {
   uint64_t limit = purgeable__pending_byte_limit();
   uint64_t unoffered = load_relaxed(&heap->unoffered_bytes);
   if (unoffered > limit / share) return true;
-  if (unoffered > UNOFFERED_LEAST_BYTES && purgeable__unoffered_bytes() > limit / share) return true;
+  uint64_t least = 2 * heap->slab_bytes > UNOFFERED_LEAST_BYTES ? 2 * heap->slab_bytes : UNOFFERED_LEAST_BYTES;
+  if (unoffered > least / share && purgeable__unoffered_bytes() > limit / share) return true;
   uint64_t waiting = load_relaxed(&heap->waiting_bytes);
   return waiting > limit / share && waiting > purgeable__pending_byte_limit_in_all(limit) / share;
 }

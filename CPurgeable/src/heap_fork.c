@@ -50,7 +50,6 @@ static void begin_anew(purgeable_heap_t *heap) {
   atomic_store(&heap->lossy_count, 0);
   atomic_store(&heap->lost_bytes, 0);
   atomic_store(&heap->waiting_bytes, 0);
-  purgeable__note_unoffered(-(int64_t)load_relaxed(&heap->unoffered_bytes));
   atomic_store(&heap->unoffered_bytes, 0);
   memset(heap->control->tallies, 0, sizeof heap->control->tallies);
   atomic_store(&heap->locked_bytes, 0);

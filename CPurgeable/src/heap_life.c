@@ -65,6 +65,7 @@ int purgeable_heap_create(const purgeable_heap_options_t *options, purgeable_hea
   purgeable_heap_t *heap = purgeable__allocate(1, sizeof *heap);
   if (heap == NULL) return ENOMEM;
   int error = choose_sizes(heap, options);
+  if (error == 0) error = purgeable__make_common();
   if (error == 0) heap->control = purgeable__pair_take(&error);
   if (error != 0) {
     free(heap);

@@ -36,8 +36,12 @@ static size_t collect_run(purgeable_heap_t *heap, uint32_t *unit, purgeable__spo
     uint64_t all = purgeable__pages_mask(slab, purgeable__offerable_pages(heap, slab));
     bool wants = (all & ~load_relaxed(&slab->offered)) != 0;
     bool idle = purgeable__is_idle(word);
-    // A locked slab does not wait for a call of the host.
-    if (!idle) purgeable__stop_waiting_if_held(heap, slab);
+    // A locked slab does not wait for a call of the host, nor does one that is withheld by now.
+    if (!idle) {
+      purgeable__stop_waiting_if_held(heap, slab);
+    } else if (all == 0 && purgeable__is_waiting(slab)) {
+      purgeable__stop_waiting(heap, slab);
+    }
     bool empty = sealed && load_relaxed(&slab->element_count) == 0;
     // Later offers go by address, before this. What was locked since then comes next time.
     bool is_first = (!sealed || load_relaxed(&slab->offer_count) == 0) && !purgeable__rests_refused(heap, slab);

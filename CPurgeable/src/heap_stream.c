@@ -51,7 +51,8 @@ int purgeable_stream_withhold(purgeable_heap_t *heap, purgeable_stream_t stream,
   purgeable__enter(heap);
   if (!purgeable__is_stream(heap, stream)) return EINVAL;
   store_relaxed(&purgeable__stream(heap, stream)->is_withheld, withholds);
-  if (!withholds) purgeable__note_pending(heap);
+  // There is something to offer; or what waited waits no more.
+  purgeable__note_pending(heap);
   return 0;
 }
 

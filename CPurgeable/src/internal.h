@@ -154,7 +154,9 @@ uint64_t purgeable__memory_byte_limit(void);
 // of the memory limit; UINT64_MAX is no bound. Regions and heaps compare what waits of theirs with this bound where memory begins
 // to wait.
 uint64_t purgeable__pending_byte_limit(void);
-// How much of all heaps waits for its first offer.
+// Makes what all heaps of a process share; before the first of them. 0 or ENOMEM.
+int purgeable__make_common(void);
+// How much of all heaps waits for its first offer. There is a heap.
 void purgeable__note_unoffered(int64_t change);
 uint64_t purgeable__unoffered_bytes(void);
 // How many bytes of a heap may wait in all where that is the bound for first offers.

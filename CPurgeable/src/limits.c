@@ -84,36 +84,47 @@ uint64_t purgeable__memory_byte_limit(void) {
   return limit;
 }
 
-// How many threads tend the memory: in a page, so that a forked child finds 0. Relaxed: decides nothing but how much waits.
-static _Atomic uint64_t *_Atomic tenders;
+// What all heaps and threads share: in a page, so that a forked child, which nobody tends and where nothing waits yet, finds
+// zeros. Relaxed: decides nothing but how much waits.
+typedef struct common {
+  // How many threads tend the memory.
+  _Atomic uint64_t tenders;
+  // What waits for a first offer. Signed: a thread may note that it waits no more before another has noted that it waits.
+  _Atomic int64_t unoffered_bytes;
+} common_t;
+static common_t *_Atomic common;
+
+int purgeable__make_common(void) {
+  common_t *known = load_acquire(&common);
+  if (known != NULL) return 0;
+  int error;
+  common_t *fresh = purgeable__pair_take(&error);
+  if (fresh == NULL) return error;
+  // Sequentially consistent; partner: the acquires.
+  if (!atomic_compare_exchange_strong(&common, &known, fresh)) purgeable__pair_return(fresh);
+  return 0;
+}
 
 int purgeable__tend(bool begins) {
-  // Acquire: pairs with the exchange below.
-  _Atomic uint64_t *count = load_acquire(&tenders);
-  int error;
-  if (count == NULL && begins) {
-    _Atomic uint64_t *fresh = purgeable__pair_take(&error);
-    if (fresh == NULL) return error;
-    if (atomic_compare_exchange_strong(&tenders, &count, fresh)) {
-      count = fresh;
-    } else {
-      purgeable__pair_return((void *)fresh);
-    }
-  }
+  int error = begins ? purgeable__make_common() : 0;
+  if (error != 0) return error;
+  common_t *known = load_acquire(&common);
   if (begins) {
-    add_relaxed(count, 1);
+    add_relaxed(&known->tenders, 1);
     return 0;
   }
-  uint64_t before = count == NULL ? 0 : load_relaxed(count);
+  uint64_t before = known == NULL ? 0 : load_relaxed(&known->tenders);
   while (before != 0) {
-    if (atomic_compare_exchange_weak_explicit(count, &before, before - 1, memory_order_relaxed, memory_order_relaxed)) return 0;
+    if (atomic_compare_exchange_weak_explicit(&known->tenders, &before, before - 1, memory_order_relaxed, memory_order_relaxed)) {
+      return 0;
+    }
   }
   return ESRCH;
 }
 
 static bool is_tended(void) {
-  _Atomic uint64_t *count = load_acquire(&tenders);
-  return count != NULL && load_relaxed(count) != 0;
+  common_t *known = load_acquire(&common);
+  return known != NULL && load_relaxed(&known->tenders) != 0;
 }
 
 uint64_t purgeable__pending_byte_limit_in_all(uint64_t byte_limit) {
@@ -135,13 +146,11 @@ void purgeable_set_pending_byte_limit(uint64_t byte_limit) {
   store_relaxed(&pending_setting, byte_limit);
 }
 
-// Signed: a fork may copy it in the middle of a change, and it is a little off in the child.
-static _Atomic int64_t unoffered_bytes;
-
-void purgeable__note_unoffered(int64_t change) { add_relaxed(&unoffered_bytes, change); }
+// There is a heap, so what is common was made.
+void purgeable__note_unoffered(int64_t change) { add_relaxed(&load_acquire(&common)->unoffered_bytes, change); }
 
 uint64_t purgeable__unoffered_bytes(void) {
-  int64_t bytes = load_relaxed(&unoffered_bytes);
+  int64_t bytes = load_relaxed(&load_acquire(&common)->unoffered_bytes);
   return bytes < 0 ? 0 : (uint64_t)bytes;
 }
 

@@ -15,8 +15,8 @@ static const test_case_t *const groups[] = {
     harness_cases, region_cases, region_fill_cases, region_again_cases, region_storm_cases, region_fill_storm_cases,
     region_mixed_storm_cases, heap_cases, stream_cases, heap_storm_cases, heap_mixed_storm_cases, stale_cases, fault_cases,
     fault_table_cases, fork_cases, bounded_cases, bounded_region_cases,
-    budget_cases, pending_cases, chunk_cases, chunk_race_cases, book_cases, limit_cases, map_cases, pressure_cases, upkeep_cases,
-    kept_cases, kept_rule_cases, heap_doubt_cases,
+    budget_cases, pending_cases, shared_bound_cases, chunk_cases, chunk_race_cases, book_cases, limit_cases, map_cases,
+    pressure_cases, upkeep_cases, kept_cases, kept_rule_cases, heap_doubt_cases,
 };
 
 static const test_case_t *find(size_t index) {

@@ -187,6 +187,7 @@ extern const test_case_t region_again_cases[];
 extern const test_case_t heap_cases[];
 extern const test_case_t stream_cases[];
 extern const test_case_t pending_cases[];
+extern const test_case_t shared_bound_cases[];
 extern const test_case_t chunk_cases[];
 extern const test_case_t chunk_race_cases[];
 extern const test_case_t budget_cases[];

@@ -265,48 +265,6 @@ static void stores_count_apart(case_report_t *report) {
   purgeable_set_pending_byte_limit(before);
 }
 
-// Heaps that grow at the same time share the bound, beside a little for each; what ends, or begins anew in a forked child, leaves
-// its part to the others.
-static void heaps_share_bound(case_report_t *report) {
-  NEED_OFFERS();
-  uint64_t before = purgeable_pending_byte_limit();
-  enum { HEAPS = 16, PER_HEAP = 1 << 20, LENGTH = 4000 };
-  const uint64_t limit = 2 << 20, least = 256 << 10;
-  purgeable_set_pending_byte_limit(limit);
-  for (size_t round = 0; round < 3; round++) {
-    const purgeable_heap_options_t options = {.byte_limit = 0};
-    purgeable_heap_t *heaps[HEAPS];
-    for (size_t i = 0; i < HEAPS; i++) REQUIRE(purgeable_heap_create(&options, &heaps[i]) == 0);
-    const uint64_t slab = purgeable_heap_slab_bytes(heaps[0]);
-    element_t element;
-    uint64_t most = 0;
-    // The first may have as much as it likes, beside others that have nothing.
-    for (size_t n = 0; n < PER_HEAP / LENGTH; n++) REQUIRE(make(heaps[0], LENGTH, n, &element) == 0);
-    EXPECT(heap_statistics(heaps[0]).memory.pending_bytes > PER_HEAP - 2 * slab);
-    for (size_t n = 0; n < PER_HEAP / LENGTH; n++) {
-      for (size_t i = 1; i < HEAPS; i++) REQUIRE(make(heaps[i], LENGTH, n, &element) == 0);
-      uint64_t sum = 0;
-      for (size_t i = 0; i < HEAPS; i++) sum += heap_statistics(heaps[i]).memory.pending_bytes;
-      if (sum > most) most = sum;
-    }
-    EXPECT(most > limit && most <= limit + HEAPS * (least + 2 * slab));
-    // Where they had the bound for themselves, nothing would have been offered.
-    EXPECT(most < HEAPS * (PER_HEAP - 2 * slab) / 2);
-    if (round == 1) {
-      // In the child all of them begin anew.
-      pid_t child = fork();
-      if (child == 0) {
-        for (size_t i = 0; i < HEAPS; i++) (void)make(heaps[i], LENGTH, 0, &element);
-        for (size_t n = 0; n < PER_HEAP / LENGTH; n++) (void)make(heaps[0], LENGTH, n, &element);
-        _exit(heap_statistics(heaps[0]).memory.pending_bytes > PER_HEAP - 2 * slab ? 0 : 1);
-      }
-      EXPECT_EQUAL(wait_for_child(child), 0);
-    }
-    for (size_t i = 0; i < HEAPS; i++) EXPECT_EQUAL(purgeable_heap_destroy(heaps[i]), 0);
-  }
-  purgeable_set_pending_byte_limit(before);
-}
-
 // Limit 0: each unlock offers what it made idle, and looks for nothing else, however large the heap is.
 static void nothing_waits(case_report_t *report) {
   NEED_DISCARDS();
@@ -433,7 +391,6 @@ const test_case_t pending_cases[] = {
     CASE("pending: what a read lets go of last waits for the next call, not for the upkeep", reads_that_let_go_last),
     CASE("pending: unlocks beyond the bound share their calls", unlocks_share_calls),
     CASE("pending: stores do not offer what locks took off offer", stores_count_apart),
-    CASE("pending: heaps that grow at the same time share the bound", heaps_share_bound),
     CASE("pending: with limit 0 an unlock offers its own slab alone", nothing_waits),
     CASE("pending: what another thread filled counts from its second offer on", filled_by_another_thread),
     CASE("pending: what is known to be gone is not charged", lost_pages_are_not_charged),
