@@ -118,7 +118,7 @@
           }
         }
         #expect(await store.value(forKey: "a", refreshAfter: .zero) { _ in .absent() } == ToldValue(1))
-        #expect(await TestRun.comes { store.cache.statistics.loadCount == 2 && store.cache.loads.waiterCount(of: "a") == 0 })
+        #expect(await TestRun.comes { store.cache.statistics.loadCount == 2 && store.cache.loads.counts(of: "a").waiters == 0 })
         ToldValue.isMade.withLock { $0 = nil }
         #expect(count.value >= 2 && store.cache.peekValue(forKey: "a") == ToldValue(2))
         try await store.flush()

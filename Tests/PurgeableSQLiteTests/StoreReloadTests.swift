@@ -29,7 +29,7 @@
 
     /// So many loads have ended.
     private func hasEnded(_ count: Int, _ store: BytesStore) async -> Bool {
-      await TestRun.comes { store.cache.statistics.loadCount == count && store.cache.loads.waiterCount(of: "a") == 0 }
+      await TestRun.comes { store.cache.statistics.loadCount == count && store.cache.loads.counts(of: "a").waiters == 0 }
     }
 
     @Test("what was read back by a look-up that loads nothing is loaded anew when it is due")

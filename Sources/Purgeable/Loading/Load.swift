@@ -9,16 +9,6 @@
 import Glibc
 import Synchronization
 
-/// What has come between a key's loads and their end: `step` for each store and removal of the program's, 1 for each loaded value
-/// that was kept.
-final class Overtakings: Sendable {
-  static let step = 1 << 32
-  let count = Atomic<Int>(0)
-
-  /// Partner: `LoadPermit.take`.
-  func add() { count.add(Self.step, ordering: .acquiringAndReleasing) }
-}
-
 /// The right to keep what was loaded: lost when something else is stored under the key, or the key is removed, after the load
 /// began.
 ///
@@ -29,31 +19,31 @@ final class Overtakings: Sendable {
 /// overtaken the other.
 @usableFromInline
 struct LoadPermit: Sendable {
-  private let overtakings: Overtakings
+  private let key: LoadedKey
   private let count: Int
 
-  /// From now on whatever overtakes `overtakings` counts. Made before the load begins.
-  init(_ overtakings: Overtakings) {
-    self.overtakings = overtakings
-    count = overtakings.count.load(ordering: .relaxed)
+  /// From now on whatever overtakes the key counts. Made before the load begins.
+  init(_ key: LoadedKey) {
+    self.key = key
+    count = key.overtakings.load(ordering: .relaxed)
   }
 
   /// Whether nothing has overtaken the load; its value may have been kept already. Who asks between the two, and looks for a
   /// value without the mutex, may find none: he has to wait for this load, and not to begin another.
-  var isCurrent: Bool { overtakings.count.load(ordering: .relaxed) - count < Overtakings.step }
+  var isCurrent: Bool { key.overtakings.load(ordering: .relaxed) - count < LoadedKey.overtaking }
 
   /// Whether `take` would say yes now.
-  var mayBeTaken: Bool { overtakings.count.load(ordering: .relaxed) == count }
+  var mayBeTaken: Bool { key.overtakings.load(ordering: .relaxed) == count }
 
   /// Whether nothing has come since `take` said yes.
-  var isKept: Bool { overtakings.count.load(ordering: .relaxed) == count + 1 }
+  var isKept: Bool { key.overtakings.load(ordering: .relaxed) == count + 1 }
 
   /// Whether the loaded value may be stored now. Called once, under the mutex under which it is stored then.
   ///
-  /// Acquire and release pair with `Overtakings.add`.
+  /// Acquire and release pair with `LoadedKey.overtake`.
   @usableFromInline
   func take() -> Bool {
-    overtakings.count.compareExchange(expected: count, desired: count + 1, ordering: .acquiringAndReleasing).exchanged
+    key.overtakings.compareExchange(expected: count, desired: count + 1, ordering: .acquiringAndReleasing).exchanged
   }
 
   /// The same where a second tier is asked last.
@@ -64,28 +54,54 @@ struct LoadPermit: Sendable {
 @usableFromInline
 struct NothingLoaded: Error {}
 
-/// A key that is being loaded.
+/// A key that is being loaded, and its flights, until the last of them has ended.
+@usableFromInline
 class LoadedKey: @unchecked Sendable {
   let hash: Int
-  let overtakings = Overtakings()
+  /// What has come between the key's loads and their end: `overtaking` for each store and removal of the program's, 1 for each
+  /// loaded value that was kept.
+  let overtakings = Atomic<Int>(0)
+  static let overtaking = 1 << 32
   /// The table numbers keys as they come. 0: not in the table yet.
   var number: UInt64 = 0
   /// The next older key with the same hash.
   var next: LoadedKey?
   var isListed = false
-  /// The flights that have not ended, the youngest last.
-  var flights: [Flight] = []
+  var youngest: Flight?
 
-  init(hash: Int) { self.hash = hash }
+  @usableFromInline init(hash: Int) { self.hash = hash }
+
+  /// Partner: `LoadPermit.take`.
+  func overtake() { overtakings.add(Self.overtaking, ordering: .acquiringAndReleasing) }
+
+  func add(_ flight: Flight) { (flight.older, youngest) = (youngest, flight) }
+
+  func remove(_ flight: Flight) {
+    var younger: Flight?
+    var next = youngest
+    while let one = next, one !== flight { (younger, next) = (one, one.older) }
+    if let younger { younger.older = flight.older } else { youngest = flight.older }
+    flight.older = nil
+  }
+
+  /// The youngest flight of which `isMeant` says so.
+  func flight(_ isMeant: (Flight) -> Bool) -> Flight? {
+    var next = youngest
+    while let flight = next, !isMeant(flight) { next = flight.older }
+    return next
+  }
 }
 
 /// The key of a table whose keys are of this type.
+@usableFromInline
 final class TypedLoadedKey<Key: Hashable & Sendable>: LoadedKey, @unchecked Sendable {
-  let key: Key
+  @usableFromInline let key: Key
 
-  init(_ key: Key, hash: Int) {
+  /// Compiled into callers, who know the type.
+  @inlinable
+  init(_ key: Key) {
     self.key = key
-    super.init(hash: hash)
+    super.init(hash: key.hashValue)
   }
 }
 
@@ -101,6 +117,8 @@ final class Flight: @unchecked Sendable {
   @usableFromInline let permit: LoadPermit
   /// How many files had been restored when it began.
   let restoreCount: Int
+  /// The key's next older one.
+  var older: Flight?
   var waiters: [LoadWaiter] = []
   /// nil until the load has ended; the same from then on. Read by who waited, after the wait. A value is of the cache's type.
   @usableFromInline var outcome: Result<Any?, any Error>?
@@ -110,7 +128,7 @@ final class Flight: @unchecked Sendable {
     self.call = call
     (version, isLookUp) = (terms.version, terms.isLookUp)
     (self.isInner, self.restoreCount) = (isInner, restoreCount)
-    permit = LoadPermit(loaded.overtakings)
+    permit = LoadPermit(loaded)
   }
 
   func addWaiter(blocks: Bool) -> LoadWaiter {

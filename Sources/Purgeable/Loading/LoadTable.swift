@@ -97,16 +97,20 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   /// Under the mutex. The flight keeps the key alive.
   private func end(_ flight: Flight, in books: inout LoadBooks) {
     let loaded = flight.loaded
-    loaded.flights.removeAll { $0 === flight }
-    guard loaded.flights.isEmpty, loaded.isListed else { return }
+    loaded.remove(flight)
+    guard loaded.youngest == nil, loaded.isListed else { return }
     loaded.isListed = false
     activity.subtract(4, ordering: .relaxed)
-    if let first = books.youngest[loaded.hash], first !== loaded {
-      var younger = first
+    // A listed key is there.
+    let at = books.youngest.index(forKey: loaded.hash)!
+    var younger = books.youngest.values[at]
+    if younger !== loaded {
       while let next = younger.next, next !== loaded { younger = next }
       younger.next = loaded.next
+    } else if let next = loaded.next {
+      books.youngest.values[at] = next
     } else {
-      books.youngest[loaded.hash] = loaded.next
+      books.youngest.remove(at: at)
     }
     loaded.next = nil
     // After many loads at a time, the memory goes back.
@@ -118,17 +122,16 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   /// Gives the asker a place at the key's load, or has it load.
   @usableFromInline
   func join(
-    _ key: Key, _ index: Int, _ terms: LoadTerms = LoadTerms(), for call: LoadCall, within outer: EnclosingLoads?
+    _ key: TypedLoadedKey<Key>, _ index: Int, _ terms: LoadTerms = LoadTerms(), for call: LoadCall, within outer: EnclosingLoads?
   ) -> LoadSeat {
-    let hash = key.hashValue
     var seat: LoadSeat?
-    withKey(key, hash: hash, fresh: TypedLoadedKey(key, hash: hash)) { loaded in
+    withKey(key.key, hash: key.hash, fresh: key) { loaded in
       let isTask = call.thread == nil
-      let isWithin = loaded.flights.contains { isTask ? outer?.contains($0.call) ?? false : $0.call.thread == call.thread }
+      let isWithin = loaded.flight { isTask ? outer?.contains($0.call) ?? false : $0.call.thread == call.thread } != nil
       // Who comes after a store or a removal does not get what was loaded before it, and nobody gets another version, or waits
       // for one who looks in fewer places.
       func open(ofTasks: Bool) -> Flight? {
-        loaded.flights.last {
+        loaded.flight {
           ($0.call.thread == nil) == ofTasks && !$0.isInner && !$0.call.isCancelled.load(ordering: .relaxed)
             && $0.permit.isCurrent
             && VersionLimit.isSame($0.version, terms.version) && (terms.isLookUp || !$0.isLookUp)
@@ -139,7 +142,7 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
         return
       }
       let flight = Flight(loaded, call, terms, isInner: isWithin, restoreCount: restoreCount.load(ordering: .relaxed))
-      loaded.flights.append(flight)
+      loaded.add(flight)
       seat = LoadSeat(index: index, flight: flight, waiter: isTask ? flight.addWaiter(blocks: false) : nil, isOwn: true)
     }
     guard let seat else { preconditionFailure("LoadTable: a key that was put there is not there") }
@@ -201,18 +204,16 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
     for waiter in waiters { waiter.wake() }
   }
 
-  /// For tests: how many askers wait for the key.
-  func waiterCount(of key: Key) -> Int {
-    var count = 0
-    withKey(key, hash: key.hashValue, fresh: nil) { count = $0.flights.reduce(0) { $0 + $1.waiters.count } }
-    return count
-  }
-
-  /// For tests: how many loads of the key have not ended.
-  func flightCount(of key: Key) -> Int {
-    var count = 0
-    withKey(key, hash: key.hashValue, fresh: nil) { count = $0.flights.count }
-    return count
+  /// For tests: how many loads of the key have not ended, and how many askers wait for them.
+  func counts(of key: Key) -> (flights: Int, waiters: Int) {
+    var counts = (flights: 0, waiters: 0)
+    withKey(key, hash: key.hashValue, fresh: nil) { loaded in
+      _ = loaded.flight { flight in
+        counts = (counts.flights + 1, counts.waiters + flight.waiters.count)
+        return false
+      }
+    }
+    return counts
   }
 
   // MARK: Overtaking
@@ -234,7 +235,7 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
 
   private func overtakeListed(_ key: Key) {
     let hash = key.hashValue
-    if activity.load(ordering: .relaxed) > 3 { withKey(key, hash: hash, fresh: nil) { $0.overtakings.add() } }
+    if activity.load(ordering: .relaxed) > 3 { withKey(key, hash: hash, fresh: nil) { $0.overtake() } }
     if isRestoring { noteNewer(hash) }
     endAbsence(hash)
   }
@@ -244,7 +245,7 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
     if isIdle { return }
     locked { books in
       books.restoring?.noteAll()
-      Self.forEach(books) { $0.overtakings.add() }
+      Self.forEach(books) { $0.overtake() }
     }
     forgetAbsent(endsKeys: true)
   }
@@ -419,12 +420,12 @@ final class LoadTable<Key: Hashable & Sendable>: AbsenceKeeper {
   func forgetInChild() {
     locked { books in
       Self.forEach(books) { loaded in
-        loaded.overtakings.add()
+        loaded.overtake()
         loaded.isListed = false
-        var at = 0
-        while at < loaded.flights.count {
-          loaded.flights[at].forgetWaiters()
-          at += 1
+        var next = loaded.youngest
+        while let flight = next {
+          flight.forgetWaiters()
+          next = flight.older
         }
       }
       if !books.youngest.isEmpty || books.forgotten.isEmpty { books.forgotten.append(books.youngest) }

@@ -44,7 +44,7 @@ extension Loading {
   func load<E: Error>(_ key: Key, _ terms: LoadTerms, takesNil: Bool, _ load: () throws(E) -> Value?) throws(E) -> Value? {
     while !(takesNil && loads.hasFoundNothing(key, version: terms.version, at: moment)) {
       // Nobody leaves before the load has ended.
-      let seat = loads.join(key, 0, terms, for: .ofThisThread, within: nil)
+      let seat = loads.join(TypedLoadedKey(key), 0, terms, for: .ofThisThread, within: nil)
       if !seat.isOwn {
         loads.block(seat)
       } else if !endIfKnown(seat, key, terms, takesNil) {
@@ -78,7 +78,7 @@ extension Loading {
     var left = keys.indices.filter { !(takesNil && loads.hasFoundNothing(keys[$0], version: terms.version, at: moment)) }
     while !left.isEmpty {
       let call = LoadCall.ofThisThread
-      let seats = left.map { loads.join(keys[$0], $0, terms, for: call, within: nil) }
+      let seats = left.map { loads.join(TypedLoadedKey(keys[$0]), $0, terms, for: call, within: nil) }
       defer { for seat in seats { loads.leave(seat) } }
       let missing = seats.filter { $0.isOwn && !endIfKnown($0, keys[$0.index], terms, takesNil) }
       if !missing.isEmpty {
@@ -111,7 +111,7 @@ extension Loading {
       if let cancellation, Task.isCancelled { throw cancellation }
       let call = LoadCall(thread: nil)
       let outer = EnclosingLoads.current
-      let seats = left.map { loads.join(keys[$0], $0, terms, for: call, within: outer) }
+      let seats = left.map { loads.join(TypedLoadedKey(keys[$0]), $0, terms, for: call, within: outer) }
       defer { for seat in seats { loads.leave(seat) } }
       let missing = seats.filter { $0.isOwn && !endIfKnown($0, keys[$0.index], terms, takesNil) }
       let task = missing.isEmpty ? nil : begin(call, missing, missing.map { keys[$0.index] }, terms, within: outer, load)
@@ -163,7 +163,7 @@ extension Loading {
     guard loads.mayRefresh, isDue(key, terms) else { return }
     let call = LoadCall(thread: nil)
     let outer = EnclosingLoads.current
-    let seat = loads.join(key, 0, terms, for: call, within: outer)
+    let seat = loads.join(TypedLoadedKey(key), 0, terms, for: call, within: outer)
     guard seat.isOwn else { return loads.leave(seat) }
     // Within its own load there is no end to it. And a load may have ended in between.
     guard !seat.flight.isInner, isDue(key, terms), loads.beginRefresh() else {

@@ -216,7 +216,7 @@ struct LoadingAbsenceTests {
     onThreads(4) { _ in
       let value = cache.value(forKey: 1, keepingNilFor: .seconds(100)) { () -> [UInt8]? in
         loads.next()
-        _ = patiently { cache.loads.waiterCount(of: 1) == 3 }
+        _ = patiently { cache.loads.counts(of: 1).waiters == 3 }
         return nil
       }
       #expect(value == nil)

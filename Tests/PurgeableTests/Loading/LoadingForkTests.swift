@@ -77,12 +77,12 @@ struct LoadingForkTests {
           waiters = [1, 2].map { key in
             TestThread { require(cache.value(forKey: key) { [9] } == [UInt8(key)], "the parent's") }
           }
-          require(patiently { cache.loads.waiterCount(of: 1) + cache.loads.waiterCount(of: 2) == 2 }, "both wait")
+          require(patiently { cache.loads.counts(of: 1).waiters + cache.loads.counts(of: 2).waiters == 2 }, "both wait")
           // All that the child does was done here before: types are made under locks of the runtime.
           _ = cache.value(forKey: 3) { [3] }
           let childIsWell = childSays {
             isChild = true
-            return cache.loads.waiterCount(of: 1) == 0
+            return cache.loads.counts(of: 1).waiters == 0
               && cache.value(forKey: 2) { [4] } == [4] && cache.peekValue(forKey: 2) == [4]
               && cache.value(forKey: 1) { [5] } == [5] && cache.peekValue(forKey: 1) == [5]
           }

@@ -33,7 +33,7 @@ private final class Refreshed: Sendable {
 
   /// So many loads have ended, and none is under way.
   func hasEnded(_ count: Int) async -> Bool {
-    await TestRun.comes { self.cache.statistics.loadCount == count && self.cache.loads.waiterCount(of: 1) == 0 }
+    await TestRun.comes { self.cache.statistics.loadCount == count && self.cache.loads.counts(of: 1).waiters == 0 }
   }
 }
 
@@ -90,7 +90,7 @@ struct LoadingRefreshTests {
       modify(1)
       clock.advance(by: .seconds(1000))
       for _ in 0..<3 { #expect(await ask(1) == [0, 7]) }
-      #expect(loads.loadCount.load(ordering: .relaxed) == 1 && loads.waiterCount(of: 1) == 0)
+      #expect(loads.loadCount.load(ordering: .relaxed) == 1 && loads.counts(of: 1).waiters == 0)
     }
     let cache = try kind.make(clock: clock)
     if let cache = cache as? ObjectCache<Int, [UInt8]> {
@@ -224,7 +224,7 @@ struct LoadingRefreshTests {
     #expect(await TestRun.comes { test.began.value == 2 })
     test.cache.trim(toCount: 0)
     let late = Task { await test.ask(refreshAfter: .zero) }
-    #expect(await TestRun.comes { test.cache.loads.waiterCount(of: 1) == 2 })
+    #expect(await TestRun.comes { test.cache.loads.counts(of: 1).waiters == 2 })
     test.allow()
     #expect(await late.value == [2] && test.began.value == 2)
     // The inner asker gets the old value, and begins nothing.

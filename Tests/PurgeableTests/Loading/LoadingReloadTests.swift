@@ -70,7 +70,7 @@ private final class Reloaded: Sendable {
 
   /// So many loads have ended, and none is under way.
   func hasEnded(_ count: Int) async -> Bool {
-    await TestRun.comes { self.cache.statistics.loadCount == count && self.cache.loads.waiterCount(of: 1) == 0 }
+    await TestRun.comes { self.cache.statistics.loadCount == count && self.cache.loads.counts(of: 1).waiters == 0 }
   }
 
   var entry: CacheEntry<Int, [UInt8]>? { cache.peekEntry(forKey: 1) }
@@ -184,7 +184,7 @@ struct LoadingReloadTests {
     #expect(await TestRun.comes { test.began.value == 2 })
     test.cache.trim(toCount: 0)
     let late = Task { await test.ask(.found([9])) }
-    #expect(await TestRun.comes { test.cache.loads.waiterCount(of: 1) == 2 })
+    #expect(await TestRun.comes { test.cache.loads.counts(of: 1).waiters == 2 })
     test.goes.next()
     #expect(await late.value == [5] && test.entry?.version == "a" && test.began.value == 2)
   }

@@ -83,10 +83,10 @@ struct LoadingTaskTests {
         throw LoadError(number: 1)
       }
     }
-    #expect(await TestRun.comes { cache.loads.waiterCount(of: 1) == 1 })
+    #expect(await TestRun.comes { cache.loads.counts(of: 1).waiters == 1 })
     let second = Task { try await cache.value(forKey: 1) { () async throws -> [UInt8] in throw LoadError(number: 2) } }
     let third = Task { await cache.value(forKey: 1) { [3] } }
-    #expect(await TestRun.comes { cache.loads.waiterCount(of: 1) == 3 })
+    #expect(await TestRun.comes { cache.loads.counts(of: 1).waiters == 3 })
     goes.happens()
     await #expect(throws: LoadError(number: 1)) { try await first.value }
     await #expect(throws: LoadError(number: 1)) { try await second.value }
@@ -110,10 +110,10 @@ struct LoadingTaskTests {
     }
     // The first asker, too, may leave.
     let tasks = (0..<3).map { _ in Task { try await cache.value(forKey: 1, loading: load) } }
-    #expect(await TestRun.comes { cache.loads.waiterCount(of: 1) == 3 })
+    #expect(await TestRun.comes { cache.loads.counts(of: 1).waiters == 3 })
     for task in tasks[..<2] { task.cancel() }
     for task in tasks[..<2] { await #expect(throws: CancellationError.self) { try await task.value } }
-    #expect(cache.loads.waiterCount(of: 1) == 1)
+    #expect(cache.loads.counts(of: 1).waiters == 1)
     goes.happens()
     #expect(try await tasks[2].value == [1])
     #expect(cache.statistics.loadCount == 1)
@@ -132,7 +132,7 @@ struct LoadingTaskTests {
         }
       }
     }
-    #expect(await TestRun.comes { cache.loads.waiterCount(of: 1) == 2 })
+    #expect(await TestRun.comes { cache.loads.counts(of: 1).waiters == 2 })
     for task in tasks { task.cancel() }
     for task in tasks { await #expect(throws: CancellationError.self) { try await task.value } }
     #expect(await wasCancelled.comes())
@@ -158,7 +158,7 @@ struct LoadingTaskTests {
     asker.cancel()
     await #expect(throws: CancellationError.self) { try await asker.value }
     goes.happens()
-    #expect(await TestRun.comes { cache.statistics.loadCount == 1 && cache.loads.flightCount(of: 1) == 0 })
+    #expect(await TestRun.comes { cache.statistics.loadCount == 1 && cache.loads.counts(of: 1).flights == 0 })
     #expect(cache.peekValue(forKey: 1) == nil)
     #expect(await cache.loadIfAnyInTask(1, nil) { [2] } == [2] && cache.peekValue(forKey: 1) == [2])
   }
@@ -174,7 +174,7 @@ struct LoadingTaskTests {
         return [1]
       }
     }
-    #expect(await TestRun.comes { cache.loads.waiterCount(of: 1) == 1 })
+    #expect(await TestRun.comes { cache.loads.counts(of: 1).waiters == 1 })
     task.cancel()
     goes.happens()
     #expect(await task.value == [1])
@@ -219,7 +219,7 @@ struct LoadingTaskTests {
         }
       }
     }
-    #expect(await TestRun.comes { cache.loads.waiterCount(of: 1) == 64 })
+    #expect(await TestRun.comes { cache.loads.counts(of: 1).waiters == 64 })
     for key in 2..<100 { #expect(await cache.value(forKey: key) { [UInt8(key)] } == [UInt8(key)]) }
     #expect(await cache.values(forKeys: [2, 200]) { _ in [200: [200]] } == [[2], [200]])
     goes.happens()
@@ -241,7 +241,7 @@ struct LoadingTaskTests {
         return [1]
       }
     }
-    #expect(await TestRun.comes { cache.loads.waiterCount(of: 1) == 1 })
+    #expect(await TestRun.comes { cache.loads.counts(of: 1).waiters == 1 })
     #expect(onThread(cache) { [2] } == [2])
     goes.happens()
     #expect(await task.value == [1], "its own value")
@@ -254,7 +254,7 @@ struct LoadingTaskTests {
     let held = HeldLoad(cache, 1, [1])
     #expect(await held.began.comes())
     let tasks = (0..<8).map { _ in Task { try await cache.value(forKey: 1) { () async throws -> [UInt8] in [2] } } }
-    #expect(await TestRun.comes { cache.loads.waiterCount(of: 1) == 8 })
+    #expect(await TestRun.comes { cache.loads.counts(of: 1).waiters == 8 })
     tasks[0].cancel()
     await #expect(throws: CancellationError.self) { try await tasks[0].value }
     held.goesOn()
@@ -333,9 +333,9 @@ struct LoadingTaskTests {
       }
     }
     let leaver = Task { try await group() }
-    #expect(await TestRun.comes { cache.loads.waiterCount(of: 4) == 1 })
+    #expect(await TestRun.comes { cache.loads.counts(of: 4).waiters == 1 })
     let joiner = Task { try await group() }
-    #expect(await TestRun.comes { cache.loads.waiterCount(of: 4) == 2 && cache.loads.waiterCount(of: 1) == 3 })
+    #expect(await TestRun.comes { cache.loads.counts(of: 4).waiters == 2 && cache.loads.counts(of: 1).waiters == 3 })
     leaver.cancel()
     await #expect(throws: CancellationError.self) { try await leaver.value }
     goes.happens()

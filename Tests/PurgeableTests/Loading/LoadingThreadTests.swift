@@ -18,7 +18,7 @@ struct LoadingThreadTests {
     onThreads(6) { _ in
       let value = cache.value(forKey: 1) {
         loads.next()
-        #expect(patiently { cache.loads.waiterCount(of: 1) == 5 })
+        #expect(patiently { cache.loads.counts(of: 1).waiters == 5 })
         return [7]
       }
       #expect(value == [7])
@@ -75,7 +75,7 @@ struct LoadingThreadTests {
       #expect(throws: LoadError(number: 1)) {
         try cache.value(forKey: 1) { () throws(LoadError) -> [UInt8] in
           began.happens()
-          _ = patiently { cache.loads.waiterCount(of: 1) == 2 }
+          _ = patiently { cache.loads.counts(of: 1).waiters == 2 }
           throw LoadError(number: 1)
         }
       }
@@ -97,7 +97,7 @@ struct LoadingThreadTests {
     let first = TestThread {
       let value = cache.value(forKey: 1) { () -> [UInt8]? in
         began.happens()
-        _ = patiently { cache.loads.waiterCount(of: 1) == 2 }
+        _ = patiently { cache.loads.counts(of: 1).waiters == 2 }
         return nil
       }
       #expect(value == nil)
@@ -278,7 +278,7 @@ struct LoadingThreadTests {
   @Test("who asks between the moment when a load is kept and its end waits for it; after a removal nobody does")
   func keptMeanwhile() async throws {
     let loads = LoadTable<Int>(refreshLimit: 1)
-    func seat() -> LoadSeat { loads.join(1, 0, for: LoadCall(thread: nil), within: nil) }
+    func seat() -> LoadSeat { loads.join(TypedLoadedKey(1), 0, for: LoadCall(thread: nil), within: nil) }
     let first = seat()
     #expect(first.isOwn && first.flight.permit.take() && !seat().isOwn)
     loads.overtake(1)
@@ -293,7 +293,7 @@ struct LoadingThreadTests {
   @Test("a task's load is joined, however many loads of threads were kept meanwhile")
   func keptByOthers() {
     let loads = LoadTable<Int>(refreshLimit: 1)
-    func seat(_ thread: pthread_t?) -> LoadSeat { loads.join(1, 0, for: LoadCall(thread: thread), within: nil) }
+    func seat(_ thread: pthread_t?) -> LoadSeat { loads.join(TypedLoadedKey(1), 0, for: LoadCall(thread: thread), within: nil) }
     let task = seat(nil)
     for _ in 0..<3 {
       let thread = seat(pthread_self())
@@ -389,7 +389,7 @@ struct LoadingThreadTests {
     let first = TestThread {
       let value = cache.value(forKey: 1) {
         one.happens()
-        _ = patiently { cache.loads.waiterCount(of: 1) == 1 }
+        _ = patiently { cache.loads.counts(of: 1).waiters == 1 }
         return [1]
       }
       #expect(value == [1])
@@ -398,7 +398,7 @@ struct LoadingThreadTests {
       #expect(throws: LoadError()) {
         try cache.value(forKey: 2) { () throws(LoadError) -> [UInt8] in
           two.happens()
-          _ = patiently { cache.loads.waiterCount(of: 2) == 1 }
+          _ = patiently { cache.loads.counts(of: 2).waiters == 1 }
           throw LoadError()
         }
       }

@@ -74,7 +74,7 @@ struct ObjectLoadingTests {
             if isOvertaken { cache[1] = 7 }
             return cost
           } == 5)
-        #expect(await TestRun.comes { cache.statistics.loadCount == 2 && cache.loads.waiterCount(of: 1) == 0 })
+        #expect(await TestRun.comes { cache.statistics.loadCount == 2 && cache.loads.counts(of: 1).waiters == 0 })
         #expect(await TestRun.comes { cache.peekValue(forKey: 1) == (isOvertaken ? 7 : nil) }, "\(cost) \(isOvertaken)")
       }
     }
@@ -172,7 +172,7 @@ struct ObjectLoadingTests {
     cache[2] = TestContent(2)
     cache[2]?.discardContentIfPossible()
     // The entry is still there, without content: a peek leaves it alone.
-    let permits = [1, 2].map { cache.loads.join($0, 0, for: LoadCall(thread: nil), within: nil).flight.permit }
+    let permits = [1, 2].map { cache.loads.join(TypedLoadedKey($0), 0, for: LoadCall(thread: nil), within: nil).flight.permit }
     #expect(cache.removeAll { $0.key == 2 } == 1 && cache.keys == [1])
     #expect(permits.map(\.isCurrent) == [true, false])
   }

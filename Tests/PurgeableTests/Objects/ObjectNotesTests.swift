@@ -36,7 +36,7 @@ struct ObjectNotesTests {
 
   /// So many loads have ended, and none of the key is under way.
   private func hasEnded(_ count: Int, _ cache: Cache) async -> Bool {
-    await TestRun.comes { cache.statistics.loadCount == count && cache.loads.waiterCount(of: 1) == 0 }
+    await TestRun.comes { cache.statistics.loadCount == count && cache.loads.counts(of: 1).waiters == 0 }
   }
 
   @Test("who asks for a version gets no other; a store without one takes it away, and modifyValue keeps it")
@@ -247,7 +247,7 @@ struct ObjectNotesTests {
     let content = TestContent(1)
     _ = await cache.value(forKey: 1, refreshAfter: .zero) { (_) async in LoadResult.found(content) }
     _ = await cache.value(forKey: 1, refreshAfter: .zero) { (_) async in LoadResult<TestContent>.unchanged }
-    #expect(await TestRun.comes { cache.statistics.loadCount == 2 && cache.loads.waiterCount(of: 1) == 0 })
+    #expect(await TestRun.comes { cache.statistics.loadCount == 2 && cache.loads.counts(of: 1).waiters == 0 })
     #expect(!content.isContentDiscarded && cache.peekValue(forKey: 1) === content)
   }
 

@@ -96,10 +96,13 @@ import Glibc
         failure = .tooLarge
         return nil
       }
-      // Before anything goes for it. Reserved when it has been written.
-      if head.priority == .pinned, !held.mayPin(size.byteCount, replacing: old) {
-        failure = held.pinRefusal
-        return nil
+      // Before anything goes for it. Reserved again when it has been written.
+      if head.priority == .pinned {
+        guard let reserved = held.reserve(size.byteCount, replacing: old) else {
+          failure = held.pinRefusal
+          return nil
+        }
+        held.base.totals.endReservation(reserved)
       }
       if held.base.exceedsWholeLimit(size.cost, size.byteCount, beside: held.heap.writingBytes) { return nil }
       if held.base.limits.areStrict { held.makeRoom(for: size.cost, of: key, replacing: old) }

@@ -18,6 +18,9 @@ struct EntryFacts {
   }
 }
 
+/// What could be read of an entry: no head without facts.
+typealias EntryParts = (facts: EntryFacts?, head: EntryHead?)
+
 /// A slot and what it held when it was found.
 struct FoundSlot {
   let pointer: SlotPointer
@@ -67,12 +70,23 @@ struct ElementReader: Sendable {
     }
   }
 
-  /// The facts of a slot's element. With keys of one size, only the element's length is read.
+  /// The facts of a slot's element, without its hash: of the key no more is read than its length, where that is not known.
   func facts(of slot: Slot) -> EntryFacts? {
     let reference = heap.reference(slot.place)
-    guard case .fixed(let prefixByteCount) = keys.layout else { return facts(of: reference) }
-    guard let length = length(reference) else { return nil }
+    guard let length = length(reference), let prefixByteCount = prefixByteCount(reference, length) else { return nil }
     return EntryFacts(identity: slot.identity, prefixByteCount: prefixByteCount, payloadByteCount: length)
+  }
+
+  private func prefixByteCount(_ reference: purgeable_reference_t, _ length: Int) -> Int? {
+    if case .fixed(let byteCount) = keys.layout { return byteCount }
+    // As long as what says how long the key is.
+    return withPart(of: reference, from: 0, count: min(length, EntryPrefix.trackedByteCount)) { part in
+      switch EntryPrefix.parse(part, layout: .variable) {
+      case .key(let byteCount, _)?: byteCount
+      case .tracked?: EntryPrefix.trackedByteCount
+      case nil: nil
+      }
+    }
   }
 
   /// An entry's head, which is empty where the slot has none. nil when it is on a lost page.
@@ -87,6 +101,12 @@ struct ElementReader: Sendable {
       head.version?.digest = digest
     }
     return head
+  }
+
+  /// Facts and head of a slot's element; each nil where it is lost. `known`: the facts, where the caller has them.
+  func parts(of slot: Slot, _ known: EntryFacts? = nil) -> EntryParts {
+    guard let facts = known ?? facts(of: slot) else { return (nil, nil) }
+    return (facts, head(of: slot, facts))
   }
 
   private static func digest(of text: RawSpan) -> UInt32 {

@@ -6,7 +6,7 @@
 //
 // A key has a number in its shard, by which the engine's slot and element name it, from its first store until its entry leaves.
 // The node is then out of the table and in a list of departures, linked by `next` as it was in its chain: so a departure needs no
-// memory. The heads grow by linear hashing, one head at a time as nodes are made: no store pays for all of them.
+// memory. The heads grow by linear hashing, one chain at a time as nodes are made: no store pays for all of them.
 
 import Glibc
 import Synchronization
@@ -48,10 +48,10 @@ final class NodeMemory: Sendable {
 @safe struct ShardKeys: @unchecked Sendable {
   private let memory: NodeMemory?
   /// Of a number that is taken: its node's address, with the lowest bit set. Else: the next free number + 1, shifted by one.
-  private var numbers = SegmentedMemory()
+  private var numbers = WordTable()
   private var numberCount = 0
   private var firstFree: UInt = 0
-  private var heads = SegmentedMemory()
+  private var heads = WordTable()
   private var headCount = 0
   private(set) var count = 0
   private var lastStamp: UInt64 = 0
@@ -160,7 +160,7 @@ final class NodeMemory: Sendable {
     defer { memory?.byteCount.add(byteCount - before, ordering: .relaxed) }
     if headCount == 0 {
       guard heads.grow() else { return false }
-      headCount = SegmentedMemory.firstCapacity
+      headCount = WordTable.firstCapacity
     }
     if firstFree == 0 {
       // A number that was never taken.
@@ -205,8 +205,8 @@ final class NodeMemory: Sendable {
     firstFree = UInt(number) + 1
     count -= 1
     assert(count >= 0, "PurgeableCache: more keys leave than came")
-    // The first segments are small, and many a cache needs them again at once.
-    if count == 0, numbers.capacity > SegmentedMemory.firstCapacity { forgetTables() }
+    // The first tables are small, and many a cache needs them again at once.
+    if count == 0, numbers.capacity > WordTable.firstCapacity { forgetTables() }
     return pointer
   }
 

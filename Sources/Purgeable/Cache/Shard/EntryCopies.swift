@@ -93,7 +93,7 @@ struct EntryCopies {
       guard case .key(let count, _)? = unsafe EntryPrefix.parse(start.bytes.extracting(0..<min(length, room)), layout: layout)
       else { return false }
       prefixByteCount = count
-      if count <= room { unsafe bytes.append(contentsOf: start[..<count]) }
+      if count <= room { unsafe bytes.append(contentsOf: UnsafeRawBufferPointer(rebasing: start[..<count])) }
       return true
     }
     return isRead && (prefixByteCount <= room || copyStart(of: reference, elements, count: prefixByteCount))

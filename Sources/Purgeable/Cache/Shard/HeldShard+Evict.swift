@@ -28,7 +28,7 @@ extension HeldShard {
       // The store itself takes the old value's cost off, unless the old value is evicted here first.
       var spared: UInt64 = 0
       if let slot = old?.slot {
-        spared = books.booked(slot, elements.facts(of: heap.reference(slot.place)))?.cost ?? 0
+        spared = books.booked(slot, elements.parts(of: slot))?.cost ?? 0
       }
       while true {
         if let old, !old.isInUse || heap.isLost(old.slot.place) { spared = 0 }

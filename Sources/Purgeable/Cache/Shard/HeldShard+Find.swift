@@ -234,10 +234,9 @@ extension HeldShard {
     if elements.isGone(slot.place) { drop(now, .discarded) } else if isExpired(now.slot) { drop(now, .expired) }
   }
 
-  /// Whether an entry's time is over. `facts`: spares a read of the element where the caller has them.
-  func isExpired(_ slot: Slot, facts known: EntryFacts? = nil) -> Bool {
-    guard slot.hasHead, let facts = known ?? elements.facts(of: slot), let head = elements.head(of: slot, facts)
-    else { return false }
+  /// Whether an entry's time is over.
+  func isExpired(_ slot: Slot) -> Bool {
+    guard slot.hasHead, let head = elements.parts(of: slot).head else { return false }
     return base.isOver(head, lastUse(of: slot))
   }
 }

@@ -76,20 +76,9 @@ extension HeldShard {
   /// Reserves room for a pinned value. nil above the limit, or without memory for the lanes.
   mutating func reserve(_ byteCount: Int, replacing old: FoundSlot? = nil) -> Int? {
     guard makeLanes(for: .pinned, isTimed: false) else { return nil }
-    let wanted = bytes(toPin: byteCount, replacing: old)
-    return base.totals.reservePinned(wanted, limit: base.limits.pinned.load(ordering: .relaxed)) ? wanted : nil
-  }
-
-  /// Whether `reserve` would succeed now.
-  mutating func mayPin(_ byteCount: Int, replacing old: FoundSlot?) -> Bool {
-    guard makeLanes(for: .pinned, isTimed: false) else { return false }
-    return base.totals.hasPinnedRoom(
-      bytes(toPin: byteCount, replacing: old), limit: base.limits.pinned.load(ordering: .relaxed))
-  }
-
-  private func bytes(toPin byteCount: Int, replacing old: FoundSlot?) -> Int {
     let given = old.flatMap { isPinned($0.slot.place) ? elements.length(heap.reference($0.slot.place)) : nil }
-    return max(0, byteCount - (given ?? 0))
+    let wanted = max(0, byteCount - (given ?? 0))
+    return base.totals.reservePinned(wanted, limit: base.limits.pinned.load(ordering: .relaxed)) ? wanted : nil
   }
 
   /// Why there was no destination.

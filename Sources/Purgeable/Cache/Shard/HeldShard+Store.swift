@@ -150,7 +150,7 @@ extension HeldShard {
   private mutating func replace(_ old: FoundSlot, by slot: Slot, _ lastUse: UseTime?) {
     assert(old.slot.identity == slot.identity, "PurgeableCache: another key's entry is replaced")
     let reference = heap.reference(old.slot.place)
-    let copy = unbook(old.slot, elements.facts(of: reference), from: heap.queue(at: old.slot.place), .replaced)
+    let copy = unbook(old.slot, elements.parts(of: old.slot), from: heap.queue(at: old.slot.place), .replaced)
     // Release: a reader that sees the slot sees the committed element.
     old.pointer.store(releasing: slot.bits)
     if let lastUse { index.current().lastUse(of: old.pointer).set(lastUse) }

@@ -153,19 +153,20 @@ struct HeldShard: ~Copyable {
     assert(Slot(bits: found.pointer.relaxed).isSameEntry(as: slot), "PurgeableCache: an entry that has left already")
     let (reference, queue) = (heap.reference(slot.place), heap.queue(at: slot.place))
     let isLost = heap.isLost(slot.place)
-    let facts = isLost ? nil : known ?? elements.facts(of: reference)
+    let parts: EntryParts = isLost ? (nil, nil) : elements.parts(of: slot, known)
     // Whatever it leaves for, it had expired before.
-    let reason = (laneTimes.count > 1 || laneTimes.sharesFirst) && !isLost && isExpired(slot, facts: facts) ? .expired : reason
-    let copy = unbook(slot, facts, from: queue, reason, isLost: isLost)
+    let mayExpire = laneTimes.count > 1 || laneTimes.sharesFirst
+    let reason = mayExpire && parts.head.map { base.isOver($0, lastUse(of: slot)) } ?? false ? .expired : reason
+    let copy = unbook(slot, parts, from: queue, reason, isLost: isLost)
     leave(found, reason, from: queue, copy, freeing: reference)
   }
 
   /// Takes an entry that leaves off the books. Returns a copy of its value, where that is to be told. `isLost`: its page is known
   /// to be lost.
   mutating func unbook(
-    _ slot: Slot, _ facts: EntryFacts?, from queue: EvictionQueue, _ reason: DepartureReason, isLost: Bool = false
+    _ slot: Slot, _ parts: EntryParts, from queue: EvictionQueue, _ reason: DepartureReason, isLost: Bool = false
   ) -> ValueCopy {
-    guard !isLost, let booked = books.booked(slot, facts) else {
+    guard !isLost, let booked = books.booked(slot, parts) else {
       // The entry's page is lost, whether the core has noted the loss or not.
       books.unbookPage(slot.place, queue, isLost: true)
       if reason != .discarded { books.addLost(-1) }
@@ -174,7 +175,7 @@ struct HeldShard: ~Copyable {
     books.unbook(slot.place, queue, cost: booked.cost, byteCount: booked.byteCount)
     if reason == .discarded { books.addLost(1) }
     if !slot.isTracked { return .unwanted }
-    return facts.map { departures.valueCopy(of: slot, $0, elements) } ?? .discarded
+    return departures.valueCopy(of: slot, parts, elements)
   }
 
   /// Empties an entry's slot, frees its element, notes the entry in the ghost and reports it. Its part in the books is the

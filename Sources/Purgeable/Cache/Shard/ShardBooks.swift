@@ -114,10 +114,10 @@ struct ShardBooks: ~Copyable {
 
   // MARK: What is left of a page
 
-  /// The length and the cost with which an entry is in the books. nil when its header's page is lost: then all entries of that
-  /// page have to be taken off at once.
-  func booked(_ slot: Slot, _ facts: EntryFacts?) -> (byteCount: Int, cost: UInt64)? {
-    if let facts, let cost = base.elements.cost(of: slot, facts) { return (facts.payloadByteCount, cost) }
+  /// The length and the cost with which an entry is in the books, of what could be read of it. nil when its header's page is
+  /// lost: then all entries of that page have to be taken off at once.
+  func booked(_ slot: Slot, _ parts: EntryParts) -> (byteCount: Int, cost: UInt64)? {
+    if let facts = parts.facts, let head = parts.head { return (facts.payloadByteCount, facts.cost(head)) }
     // Key or cost lie on a later page, and that page is lost.
     guard let length = base.elements.length(base.heap.reference(slot.place)), let cost = costLeftOver(at: slot.place)
     else { return nil }

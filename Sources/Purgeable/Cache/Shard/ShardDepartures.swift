@@ -66,9 +66,9 @@ struct ShardDepartures {
   }
 
   /// A copy of an entry's value, where the handler is told with values.
-  func valueCopy(of slot: Slot, _ facts: EntryFacts, _ elements: ElementReader) -> ValueCopy {
+  func valueCopy(of slot: Slot, _ parts: EntryParts, _ elements: ElementReader) -> ValueCopy {
     guard let observer, observer.wantsValues else { return .unwanted }
-    guard let head = elements.head(of: slot, facts) else { return .discarded }
+    guard let facts = parts.facts, let head = parts.head else { return .discarded }
     let skip = facts.prefixByteCount + head.byteCount
     let byteCount = max(0, facts.payloadByteCount - skip)
     // The first value that a call takes out is copied whatever its size: a program that stores such values has room for one.

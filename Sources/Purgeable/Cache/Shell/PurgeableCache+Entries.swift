@@ -217,7 +217,7 @@ struct CacheKeys<Key: Hashable & Sendable, Value: PurgeableValue>: Sequence {
 
 /// A walk over keys. What is made of a key's bytes is made where the program knows its type.
 @usableFromInline
-final class KeyWalk<Key: Hashable & Sendable, Value: PurgeableValue>: IteratorProtocol {
+struct KeyWalk<Key: Hashable & Sendable, Value: PurgeableValue>: IteratorProtocol {
   @usableFromInline let cache: PurgeableCache<Key, Value>
   private var walk: EntryWalk
   /// Of the last visit, and how many of them have come.
@@ -235,13 +235,13 @@ final class KeyWalk<Key: Hashable & Sendable, Value: PurgeableValue>: IteratorPr
     copies = EntryCopies(layout: cache.form.layout)
   }
 
-  @usableFromInline convenience init(_ cache: PurgeableCache<Key, Value>) { self.init(cache, usedSince: nil) }
+  @usableFromInline init(_ cache: PurgeableCache<Key, Value>) { self.init(cache, usedSince: nil) }
 
   /// Of the key that came last; nil where uses do not matter.
   var lastUse: UseTime? { start == nil ? nil : uses[position - 1] }
 
   @inlinable
-  func next() -> Key? {
+  mutating func next() -> Key? {
     while position < copies.count || visitNext() {
       guard position < copies.count else { continue }
       position += 1
@@ -252,11 +252,14 @@ final class KeyWalk<Key: Hashable & Sendable, Value: PurgeableValue>: IteratorPr
 
   /// Fetches some more entries, or none. False at the end.
   @usableFromInline
-  func visitNext() -> Bool {
+  mutating func visitNext() -> Bool {
     guard MemoryReserve.isThere(MemoryReserve.ofNews) else { return false }
-    var (copies, tracked) = (EntryCopies(layout: cache.form.layout), [Key]())
+    let start = start
+    // Out of the walk's own, which changes meanwhile.
+    var (copies, tracked, uses) = (EntryCopies(layout: cache.form.layout), [Key](), [UseTime]())
     swap(&copies, &self.copies)
     swap(&tracked, &self.tracked)
+    swap(&uses, &self.uses)
     copies.removeAll()
     // Here keys may end, which is the program's code.
     tracked.removeAll(keepingCapacity: true)
@@ -271,7 +274,7 @@ final class KeyWalk<Key: Hashable & Sendable, Value: PurgeableValue>: IteratorPr
       let copied = copies.append(found.slot, in: held, payloadBelow: 0) { tracked.append($0.key(as: Key.self)) }
       if let use, copied != .nothing { uses.append(use) }
     }
-    (self.copies, self.tracked) = (copies, tracked)
+    (self.copies, self.tracked, self.uses) = (copies, tracked, uses)
     return goesOn
   }
 }

@@ -184,7 +184,7 @@ extension PurgeableCache: Loading {
     return value
   }
 
-  @usableFromInline
+  @inlinable
   func peekValue(forKey key: Key, version: String?) -> Value? {
     guard let version else { return peekValue(forKey: key) }
     guard case .hit(let value) = lookUp(key, version: version, countsAsUse: false) else { return nil }

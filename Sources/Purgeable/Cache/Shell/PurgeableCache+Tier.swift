@@ -137,7 +137,7 @@ extension PurgeableCache {
   /// Calls `body` for the keys of entries that were stored or used since a moment, as in `keys`, with the nanoseconds since then,
   /// until it returns false.
   package func forEachKey(usedSince moment: UInt64, _ body: (Key, _ age: UInt64) -> Bool) {
-    let walk = KeyWalk(self, usedSince: UseTime(moment))
+    var walk = KeyWalk(self, usedSince: UseTime(moment))
     while let key = walk.next() {
       let now = self.moment
       guard body(key, now - min(now, walk.lastUse?.moment(asOf: now) ?? now)) else { return }

@@ -22,17 +22,9 @@ final class CacheTotals: Sendable {
   /// False where there is no room below the limit, `Int.max` for none.
   func reservePinned(_ byteCount: Int, limit: Int) -> Bool {
     let before = pinnedBytes.add(byteCount, ordering: .relaxed).oldValue
-    if Self.fits(byteCount, beside: before, limit) { return true }
+    if byteCount == 0 || before <= limit - min(limit, byteCount) && byteCount <= limit { return true }
     endReservation(byteCount)
     return false
-  }
-
-  func hasPinnedRoom(_ byteCount: Int, limit: Int) -> Bool {
-    Self.fits(byteCount, beside: pinnedBytes.load(ordering: .relaxed), limit)
-  }
-
-  private static func fits(_ byteCount: Int, beside pinned: Int, _ limit: Int) -> Bool {
-    byteCount == 0 || pinned <= limit - min(limit, byteCount) && byteCount <= limit
   }
 
   /// Called when the entry is booked, or will not be.
