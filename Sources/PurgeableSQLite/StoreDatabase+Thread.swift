@@ -94,8 +94,8 @@
     private func perform(_ work: Work) {
       if work.isIdle { return tidyUp() }
       (isTidy, tidyPause) = (false, Self.idleTime)
-      // Where it is not open, another one may be in its place by now.
-      if work.isDamaged, file != nil {
+      // Where it is not open, or not in its place, another one may be there by now.
+      if work.isDamaged, let file, folder.leads(to: file) {
         _ = mend(StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_step", message: "a page is damaged"))
       }
       expiredCount = 0
@@ -128,6 +128,7 @@
     /// Writes what waits, and keeps the limits. Where it cannot, what waited has been given up.
     private func writeAll(_ work: Work) -> StoreFailure? {
       var (batch, work, tries) = (work.changes, work, 0)
+      var writesUses = work.asksForUses || work.isEnd
       while true {
         do throws(StoreFailure) {
           try reopenIfGone()
@@ -143,7 +144,7 @@
           }
           if !work.damaged.isEmpty { try writer.remove(work.damaged) }
           if !work.touches.isEmpty { try writer.write(touches: work.touches) }
-          if work.asksForUses || work.isEnd { try writeUses(writer) }
+          if writesUses { try writeUses(writer) }
           try keepLimits(writer)
           try writer.checkpointIfLong()
           noteReadBytes(writer.takeWrittenBackBytes())
@@ -152,9 +153,13 @@
         } catch {
           if error.isFull, removeDamaged() { continue }
           // What is there already, and when it was used, is worth no other record.
-          if error.isFull, work.changes.forgetRewritings() || !work.touches.isEmpty {
-            (batch, work.touches) = (work.changes, [:])
+          if error.isFull, work.changes.forgetRewritings() {
+            batch = work.changes
             mutex.withLock { writing = batch }
+            continue
+          }
+          if error.isFull, writesUses || !work.touches.isEmpty {
+            (writesUses, work.touches) = (false, [:])
             continue
           }
           if error.isFull, giveUpTooLarge(&work.changes, error) {
@@ -390,6 +395,7 @@
       try folder.locked { () throws(StoreFailure) in try folder.putAside(damaged: damaged) }
       noteLoss(failure, isNews: true)
       if makesRoom { folder.removeDamaged() }
+      try folder.prepare()
       try reopen()
     }
 

@@ -16,7 +16,6 @@
   import CPurgeableFiles
   import Glibc
   import Purgeable
-  import Synchronization
 
   struct StoreFolder: Sendable {
     let path: String
@@ -65,10 +64,10 @@
 
     /// Whether all that is in the folder is a store's: with what is damaged goes whatever lies beside it.
     private func isOurs() throws(StoreFailure) -> Bool {
-      if hasTag { return true }
+      if try hasTag() { return true }
       // Somebody may have removed the tag, or a power cut.
       let (names, dataNames) = (try Self.knownNames(in: path), try Self.knownNames(in: data))
-      guard [nil, S_IFREG].contains(Self.kind(lock)), [nil, S_IFDIR].contains(Self.kind(data)), let database = databaseOwner
+      guard [nil, S_IFREG].contains(Self.kind(lock)), [nil, S_IFDIR].contains(Self.kind(data)), let database = try databaseOwner()
       else { return false }
       return names.allSatisfy {
         ["lock", "data", "CACHEDIR.TAG", "lost+found"].contains($0) || database == .this && $0.hasPrefix("damaged.")
@@ -77,13 +76,15 @@
 
     private static let databaseNames = ["", "-wal", "-shm", "-journal"].map { "database\($0)" }
 
-    private var hasTag: Bool { Self.start(of: "\(path)/CACHEDIR.TAG", Self.tag.utf8.count).elementsEqual(Self.tag.utf8) }
+    private func hasTag() throws(StoreFailure) -> Bool {
+      try Self.start(of: "\(path)/CACHEDIR.TAG", Self.tag.utf8.count).elementsEqual(Self.tag.utf8)
+    }
 
     private enum Owner { case nobody, this }
 
     /// Whose the database is by its header; nil: another program's. One that was just begun may have its number in the log alone.
-    private var databaseOwner: Owner? {
-      let header = Self.start(of: database, 100)
+    private func databaseOwner() throws(StoreFailure) -> Owner? {
+      let header = try Self.start(of: database, 100)
       if header.isEmpty { return [nil, S_IFREG].contains(Self.kind(database)) && Self.byteCount(database) == 0 ? .nobody : nil }
       guard header.count == 100 else { return nil }
       if header[68..<72].elementsEqual("PRGS".utf8) { return .this }
@@ -91,10 +92,13 @@
       return isBegun && Self.byteCount(database) <= Schema.pageByteCount ? .nobody : nil
     }
 
-    /// The first bytes of a file; none of what is no file, or may not be read.
-    private static func start(of path: String, _ count: Int) -> [UInt8] {
+    /// The first bytes of a file; none of what is no file.
+    private static func start(of path: String, _ count: Int) throws(StoreFailure) -> [UInt8] {
       let file = unsafe Glibc.open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)
-      if file < 0 { return [] }
+      if file < 0 {
+        if [ENOENT, ENOTDIR, ELOOP, ENXIO].contains(errno) { return [] }
+        throw .system("open", "\(path) cannot be read")
+      }
       defer { close(file) }
       return unsafe [UInt8](unsafeUninitializedCapacity: count) {
         unsafe $1 = max(0, read(file, $0.baseAddress!, $0.count))
@@ -169,7 +173,7 @@
 
     private func writeTag() throws(StoreFailure) {
       // One that a kill or a full disk has left in part is written again.
-      if hasTag { return }
+      if try hasTag() { return }
       let file = unsafe Glibc.open("\(path)/CACHEDIR.TAG", Self.making, 0o600)
       guard file >= 0 else { return }
       defer { close(file) }
@@ -426,109 +430,6 @@
       } else {
         _ = unsafe unlink(path)
       }
-    }
-  }
-
-  /// What a file is, whatever its name; of a link, the link.
-  struct FileNumber: Hashable, Sendable {
-    let device: UInt64
-    let inode: UInt64
-
-    init?(of path: String) {
-      var status = stat()
-      guard unsafe lstat(path, &status) == 0 else { return nil }
-      (device, inode) = (UInt64(status.st_dev), UInt64(status.st_ino))
-    }
-  }
-
-  /// Descriptors of open databases, for what SQLite does not do: to give their pages in the page cache up, and to take room on
-  /// the disk. One for each file and process: when any descriptor of a file is closed, the process loses the locks that SQLite
-  /// has on it, of all connections. So it is closed with the last store.
-  final class OpenDatabases: @unchecked Sendable {
-    static let shared = OpenDatabases()
-
-    private struct Entry {
-      let descriptor: Int32
-      /// When it was opened.
-      let forkCount: Int
-      /// Stores that have it open.
-      var count: Int
-      /// Calls that use the descriptor: they may wait for the disk, under no mutex, for which a fork would wait.
-      var useCount = 0
-    }
-
-    private let mutex = WaitableMutex()
-    private var entries: [FileNumber: Entry] = [:]
-    private let forks = Atomic<Int>(0)
-
-    private init() {
-      ForkProtection.protectDatabases(
-        lock: { self.mutex.lock() }, unlock: { self.mutex.unlock() }, forgetInChild: { self.forks.add(1, ordering: .relaxed) })
-    }
-
-    /// By how many forks this process comes from the first one: another number in a child, without a system call.
-    var forkCount: Int { forks.load(ordering: .relaxed) }
-
-    /// Whether this process was forked while its parent had a database open: SQLite would take the parent's locks for its own,
-    /// and its mutexes may be locked for ever.
-    var areInherited: Bool { mutex.withLock { entries.values.contains { $0.forkCount != forkCount } } }
-
-    /// nil, with errno, where it cannot be opened.
-    func add(_ path: String) -> FileNumber? {
-      mutex.withLock {
-        guard let file = FileNumber(of: path) else { return nil }
-        if entries[file] != nil {
-          entries[file]?.count += 1
-          return file
-        }
-        let descriptor = unsafe open(path, O_RDWR | O_CLOEXEC)
-        guard descriptor >= 0 else { return nil }
-        entries[file] = Entry(descriptor: descriptor, forkCount: forkCount, count: 1)
-        return file
-      }
-    }
-
-    /// The file's connections of one store are closed.
-    func remove(_ file: FileNumber) {
-      giveUpPages(file)
-      mutex.withLock {
-        guard let entry = entries[file], entry.forkCount == forkCount else { return }
-        entries[file]?.count -= 1
-        closeIfUnused(file)
-      }
-    }
-
-    private func closeIfUnused(_ file: FileNumber) {
-      guard let entry = entries[file], entry.count == 0, entry.useCount == 0 else { return }
-      entries[file] = nil
-      close(entry.descriptor)
-    }
-
-    /// nil where the file is not open.
-    private func use<Result>(_ file: FileNumber, _ body: (Int32) -> Result) -> Result? {
-      let descriptor = mutex.withLock { () -> Int32? in
-        guard let entry = entries[file], entry.forkCount == forkCount else { return nil }
-        entries[file]?.useCount += 1
-        return entry.descriptor
-      }
-      guard let descriptor else { return nil }
-      defer {
-        mutex.withLock {
-          entries[file]?.useCount -= 1
-          closeIfUnused(file)
-        }
-      }
-      return body(descriptor)
-    }
-
-    /// Gives the file's pages in the page cache up, which would push out what caches have on offer.
-    func giveUpPages(_ file: FileNumber) {
-      _ = use(file) { posix_fadvise($0, 0, 0, POSIX_FADV_DONTNEED) }
-    }
-
-    /// Has room on the disk taken for so many bytes of the file. False, with errno, where there is none.
-    func takeRoom(_ file: FileNumber, byteCount: Int64) -> Bool {
-      use(file) { purgeable__take_room($0, off_t(byteCount)) } ?? true
     }
   }
 #endif

@@ -143,6 +143,8 @@
           options.writeInterval = .seconds(3600)
           let first = try place.open(of: [UInt8].self, versionedFormat(1))
           let second = try place.open(options, of: [UInt8].self, versionedFormat(isConversion ? 2 : 1))
+          // Its thread has nothing else to do.
+          try second.flush()
           first.setValue([1], forKey: "k", expiry: .sinceCreation(.seconds(1000)))
           try first.flush()
           if !isConversion { place.clock.pass(.seconds(-60)) }

@@ -54,6 +54,7 @@
           try store.flush()
           try manager.moveItem(atPath: place.path, toPath: place.path + ".old")
           let names = try makeForeign(place, file)
+          #expect(store.value(forKey: "a") == nil)
           store.setValue([1], forKey: "a")
           #expect(throws: PurgeableError.self, "\(file)") { try store.flush() }
           #expect(try manager.subpathsOfDirectory(atPath: place.path).sorted() == names, "\(file)")
