@@ -17,8 +17,8 @@ bool purgeable__waits_beyond(const purgeable_heap_t *heap, uint64_t share);
 static inline bool purgeable__nothing_may_wait(const purgeable_heap_t *heap) {
   return load_relaxed(&heap->overdue) && purgeable__pending_byte_limit() == 0;
 }
-// Books the pages of a sealed slab that are not on offer. The caller has the slab pinned. `quietly`: without a system call; more
-// than the limit is found out by the next unlock or store.
+// Books the pages of a sealed slab that are not on offer. The caller has the slab pinned, or the heap's mutex. `quietly`: without
+// a system call; more than the limit is found out by the next unlock or store.
 void purgeable__begin_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab, bool quietly);
 // The slab does not wait any more. The caller has claimed it, for an offer or for giving back.
 void purgeable__stop_waiting(purgeable_heap_t *heap, purgeable__slab_t *slab);

@@ -36,14 +36,11 @@ static size_t collect_run(purgeable_heap_t *heap, uint32_t *unit, purgeable__spo
     uint64_t all = purgeable__pages_mask(slab, purgeable__offerable_pages(heap, slab));
     bool wants = (all & ~load_relaxed(&slab->offered)) != 0;
     bool idle = purgeable__is_idle(word);
-    // A locked slab does not wait for a call of the host, nor does one that is withheld by now.
+    // A locked slab does not wait for a call of the host, nor does one that is withheld: booked anew, it is off the books.
     if (!idle) {
       purgeable__stop_waiting_if_held(heap, slab);
     } else if (sealed && all == 0 && purgeable__is_waiting(slab)) {
-      purgeable__stop_waiting(heap, slab);
-      // It may have been let go just now, and an unlock have booked it.
-      bool may_wait = purgeable__offerable_pages(heap, slab) != 0;
-      if (may_wait && purgeable__is_unheld(purgeable__slab_word_ordered(slab))) purgeable__begin_waiting(heap, slab, false);
+      purgeable__begin_waiting(heap, slab, true);
     }
     bool empty = sealed && load_relaxed(&slab->element_count) == 0;
     // Later offers go by address, before this. What was locked since then comes next time.

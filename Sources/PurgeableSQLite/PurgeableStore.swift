@@ -438,7 +438,7 @@
       (record.value, record.format, record.used) = (bytes, UInt32(format.version), database.now())
       record.hasBegunAnew = false
       return { [record, database] in
-        guard database.change(key, .put(record), ifUnchangedSince: number, isRewriting: true) else { return false }
+        guard database.change(key, .put(record), ifUnchangedSince: number) else { return false }
         if isConversion { database.convertedCount.add(1, ordering: .relaxed) }
         return true
       }

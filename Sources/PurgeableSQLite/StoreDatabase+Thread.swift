@@ -95,7 +95,7 @@
       if work.isIdle { return tidyUp() }
       (isTidy, tidyPause) = (false, Self.idleTime)
       // Where it is not open, or not in its place, another one may be there by now.
-      if work.isDamaged, let file, folder.leads(to: file) {
+      if work.isDamaged, isInPlace {
         _ = mend(StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_step", message: "a page is damaged"))
       }
       expiredCount = 0
@@ -265,7 +265,7 @@
     private func tidyUp() {
       (isTidy, tidiedAt) = (true, MonotonicTime.now)
       // Another folder may be in its place: what is written next finds out.
-      guard let writer, let file, folder.leads(to: file) else { return }
+      guard let writer, let file, isInPlace else { return }
       do throws(StoreFailure) {
         try writer.vacuum { isFree }
         isTidy = try writer.cutLog() && isFree
@@ -286,11 +286,10 @@
 
     /// Somebody has removed the database or what is beside it, or put something else in its place.
     private func reopenIfGone() throws(StoreFailure) {
-      func isThere() -> Bool { file.map { folder.leads(to: $0) } ?? false }
-      if let writer, isThere(), folder.hasLock, writer.hasItsNames { return }
+      if let writer, isInPlace, folder.hasLock, writer.hasItsNames { return }
       readers.reopen()
       try folder.prepare()
-      if let writer, isThere() {
+      if let writer, isInPlace {
         // What a log without a name has goes to the database: nobody would find it.
         do { try writer.checkpoint(cuts: true) } catch {
           // It is not lost yet.
@@ -303,7 +302,7 @@
       } else if let writer, !writer.disk.isSynchronized {
         noteLoss(StoreFailure(isGone: true, call: "stat", message: "somebody has put it aside or removed it"), isNews: true)
       }
-      closeWriter(isGone: !isThere())
+      closeWriter(isGone: !isInPlace)
       readers.reopen(isMade: false)
       try reopen()
     }

@@ -221,10 +221,13 @@
       }
     }
 
+    /// Whether the database's place still has the one that is open.
+    var isInPlace: Bool { file.map { folder.leads(to: $0) } ?? false }
+
     /// `isGone`: so is the database, and another may get its number.
     func closeWriter(isGone: Bool = false) {
       if let writer, let file { left = isGone ? nil : (file, writer.disk) }
-      if let writer { mutex.withLock { numbers.evictedCount += writer.takeEvictedCount() } }
+      if let writer { noteNumbers(of: writer) }
       writer = nil
       if let file { OpenDatabases.shared.remove(file) }
       file = nil
@@ -233,9 +236,9 @@
     func closeAll() {
       readers.end()
       // While nobody can put another database in its place. Where somebody has, nothing is made in that folder.
-      if let file, folder.leads(to: file) {
+      if isInPlace {
         try? folder.locked { () throws(StoreFailure) in
-          if folder.leads(to: file) { writer?.connection.leaveLogAtEnd(false) }
+          if isInPlace { writer?.connection.leaveLogAtEnd(false) }
           closeWriter()
         }
       }
@@ -252,14 +255,12 @@
     // MARK: Changes
 
     /// From now on reads answer this. Called under mutexes of the cache. `number`: false, and nothing changes, where the key has
-    /// changed since. `isRewriting`: of a record that is in the database as well; where it finds no room, that stays as it is.
+    /// changed since. A record that is in the database as well stays there as it is where what is written anew finds no room.
     @discardableResult
-    func change(
-      _ key: StoreKey, _ change: Change, ifUnchangedSince number: UInt32? = nil, isRewriting: Bool = false
-    ) -> Bool {
+    func change(_ key: StoreKey, _ change: Change, ifUnchangedSince number: UInt32? = nil) -> Bool {
       guard isOurs else { return true }
       return mutex.withLock {
-        if isRewriting, case .put(let record) = change, !(isWanted(record, key) && hasRoom(for: record, key)) {
+        if case .put(let record) = change, record.row != nil, !(isWanted(record, key) && hasRoom(for: record, key)) {
           return changeNumbers[key] == number
         }
         // After the end, too: what a read has found must not go to memory behind a change.

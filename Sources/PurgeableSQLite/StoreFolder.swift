@@ -52,7 +52,7 @@
       let isOurs: Bool
       do { isOurs = try folder.isOurs() } catch { throw PurgeableError(error, in: operation) }
       guard isOurs else { throw refusal("name", folder.refusal) }
-      do { try folder.prepare() } catch { throw PurgeableError(error, in: operation) }
+      do { try folder.make() } catch { throw PurgeableError(error, in: operation) }
       return StoreFolder(existing: path)
     }
 
@@ -87,7 +87,7 @@
       let header = try Self.start(of: database, 100)
       if header.isEmpty { return [nil, S_IFREG].contains(Self.kind(database)) && Self.byteCount(database) == 0 ? .nobody : nil }
       guard header.count == 100 else { return nil }
-      if header[68..<72].elementsEqual("PRGS".utf8) { return .this }
+      if header[68..<72].reduce(0, { $0 << 8 | Int64($1) }) == Schema.application { return .this }
       let isBegun = header[16..<18].elementsEqual([UInt8(Schema.pageByteCount >> 8), 0])
       return isBegun && Self.byteCount(database) <= Schema.pageByteCount ? .nobody : nil
     }
@@ -115,10 +115,14 @@
       unsafe free(real)
     }
 
-    /// Makes what is missing, and puts aside what is none of a store's files where one belongs.
+    /// As at the opening. Another folder may have come in its place.
     func prepare() throws(StoreFailure) {
-      // Another folder may have come in its place.
       guard try isOurs() else { throw StoreFailure(number: EEXIST, call: "open", message: refusal) }
+      try make()
+    }
+
+    /// Makes what is missing, and puts aside what is none of a store's files where one belongs.
+    private func make() throws(StoreFailure) {
       try makeDirectories(path)
       if Self.isOnNetwork(path) {
         throw StoreFailure(

@@ -119,14 +119,6 @@
       }
     }
 
-    /// What a transaction does to files.
-    private struct Files {
-      /// Of records that go: removed when the transaction is there.
-      var removed: [Int64] = []
-      /// Of records that come: removed where it fails.
-      var made: [Int64] = []
-    }
-
     /// Begins with a short log, however many there are one after the other.
     private func transaction(_ body: (inout Files) throws(StoreFailure) -> Void) throws(StoreFailure) {
       try checkpointIfLong()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a writer knows of its database: how much is in it, and what of it is on the disk.
+// What a writer knows of its database: how much is in it, what of it is on the disk, and what a transaction does to files.
 
 #if SQLite
   /// The row that counts.
@@ -35,6 +35,14 @@
 
       /// What fails otherwise is tried again.
       mutating func note(_ failure: StoreFailure) { if failure.isOfSynchronization { lost = failure } }
+    }
+
+    /// What a transaction does to files.
+    struct Files {
+      /// Of records that go: removed when the transaction is there.
+      var removed: [Int64] = []
+      /// Of records that come: removed where it fails.
+      var made: [Int64] = []
     }
   }
 #endif

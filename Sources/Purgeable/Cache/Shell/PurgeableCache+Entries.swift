@@ -17,7 +17,7 @@ extension PurgeableCache {
   /// that the kernel took are left out, and so are keys whose bytes `init?(purgeableBytes:)` refuses.
   ///
   /// Cost: at the loop's beginning one pass over the index, some 20 ns an entry (200 for tracked keys), and 8 bytes of ordinary
-  /// memory for each as long as the loop lasts; stores wait while their shard is noted. Then some 0.3 to 0.5 us a key, which is
+  /// memory for each as long as the loop lasts; stores wait while their shard is noted. Then some 0.2 to 0.5 us a key, which is
   /// read where its entry is, and a short mutex for each 32. Without memory for that, the loop sees no keys or ends early. Any
   /// thread. A loop that a forked child goes on with sees some keys of the parent's at most.
   @inlinable
