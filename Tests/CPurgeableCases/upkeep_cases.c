@@ -268,8 +268,8 @@ static void callbacks(case_report_t *report) {
 
 // MARK: Storm
 
-// Unlike the C library's, the allocator of the address sanitizer is not mended in a child: a free there waits for ever for one that
-// another thread of the parent was in. Under it nobody is in the middle of a heap while the parent forks.
+// Unlike the C library's, the allocator of the address sanitizer is not mended in a child: a free there waits for ever for one
+// that another thread of the parent was in. Under it nobody is in the middle of a heap while the parent forks.
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
 #define HOLDS_STILL 1
