@@ -48,7 +48,17 @@ bool purgeable__take_room(int file, off_t byte_count) {
   return result == 0 || (errno != ENOSPC && errno != EDQUOT);
 }
 
-bool purgeable__sync_file_system(int file) { return syncfs(file) == 0; }
+bool purgeable__sync_file_system(int file) {
+  while (syncfs(file) != 0)
+    if (errno != EINTR) return false;
+  return true;
+}
+
+bool purgeable__sync_file(int file) {
+  while (fsync(file) != 0)
+    if (errno != EINTR) return false;
+  return true;
+}
 
 long purgeable__file_system(const char *path) {
   struct statfs status;

@@ -2,7 +2,6 @@
 // A connection to SQLite, and its statements: all that this module calls of SQLite is called here.
 
 #if SQLite
-  import CPurgeable
   import CSQLite
   import Glibc
   import Purgeable
@@ -280,8 +279,7 @@
       guard unsafe sqlite3_column_type(handle, column) != SQLITE_NULL else { return nil }
       let count = Int(unsafe sqlite3_column_bytes(handle, column))
       guard count > 0 else { return [] }
-      // Swift's runtime ends the program where it gets no memory for an array.
-      guard count < 1 << 20 || purgeable_bookkeeping_is_available(count) else {
+      guard StoredRecord.hasMemory(for: count) else {
         throw StoreFailure(code: SQLITE_NOMEM, call: "malloc", message: "there is no memory for a value of \(count) bytes")
       }
       guard let start = unsafe sqlite3_column_blob(handle, column) else {

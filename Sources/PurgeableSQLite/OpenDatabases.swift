@@ -66,6 +66,8 @@
       }
     }
 
+    func has(_ file: FileNumber) -> Bool { mutex.withLock { entries[file] != nil } }
+
     /// The file's connections of one store are closed.
     func remove(_ file: FileNumber) {
       giveUpPages(file)

@@ -59,24 +59,24 @@ public struct PurgeableStoreOptions: Sendable, Hashable {
   /// What a store's database has done since it was opened.
   public struct PurgeableStoreStatistics: Sendable, Hashable {
     /// Records in the database, as of the last write.
-    public internal(set) var recordCount = 0
+    public var recordCount = 0
     /// Of their keys and values, and 100 a record.
-    public internal(set) var byteCount = 0
+    public var byteCount = 0
     /// Changes that wait to be written.
-    public internal(set) var pendingCount = 0
+    public var pendingCount = 0
     /// Look-ups that memory had no answer for, and the database had.
-    public internal(set) var hitCount = 0
+    public var hitCount = 0
     /// Look-ups that neither had an answer for.
-    public internal(set) var missCount = 0
+    public var missCount = 0
     /// Changes that were written.
-    public internal(set) var writeCount = 0
+    public var writeCount = 0
     /// Records that had to go before their time was over: for a limit, for a trim, or for room on a full disk.
-    public internal(set) var evictedCount = 0
+    public var evictedCount = 0
     /// Values of an older format that were read, and replaced.
-    public internal(set) var convertedCount = 0
+    public var convertedCount = 0
     /// Reads and writes that went wrong, values that were damaged, and values that were not written for want of room.
-    public internal(set) var failureCount = 0
+    public var failureCount = 0
     /// What went wrong last.
-    public internal(set) var lastError: PurgeableError?
+    public var lastError: PurgeableError?
   }
 #endif

@@ -6,7 +6,8 @@
 //   life     what changes with each use, and what decides which record goes: rows so narrow that twenty thousand uses are
 //            written in a thousand pages
 //   total    one row: how many records there are, and their bytes; and the key of the hash
-//   kind     what the types of keys and of values are called, whose bytes mean nothing to another type, each with a sum
+//   kind     what the types of keys and of values are called, whose bytes mean nothing to another type; and the key of the hash
+//            once more; each with a sum
 //
 // A record is found by a hash of its key, of 64 bits, and then by the key itself. The hash is keyed (SipHash) by a number that is
 // random for each store, so that nobody can make keys that lie together. Times are nanoseconds since 1970.
@@ -116,22 +117,48 @@
     static let oldest = "SELECT id FROM life ORDER BY used LIMIT ?1"
     static let expired = "SELECT id FROM life WHERE expires IS NOT NULL AND expires<=?1 ORDER BY expires LIMIT ?2"
     static let nextToExpire = "SELECT min(expires) FROM life WHERE expires IS NOT NULL"
-    static let readTotal = "SELECT records, bytes, low, high FROM total"
+    static let readTotal = "SELECT records, bytes FROM total"
+    static let readHashKey = "SELECT low, high FROM total"
+    static let writeHashKey = "UPDATE total SET low=?1, high=?2 WHERE low<>?1 OR high<>?2"
     static let writeTotal = "UPDATE total SET records=?1, bytes=?2"
     static let sumOfSizes = "coalesce(sum(min(max(size, 0), \(sizes.upperBound))), 0)"
     static let countAll = "SELECT count(*), \(sumOfSizes) FROM life"
     static let readSum = "SELECT sum, file FROM record WHERE id=?1"
     static let knowsFile = "SELECT 1 FROM record WHERE file=?1"
     static let readKind = "SELECT type FROM kind WHERE what=?1"
-    static let writeKind = "INSERT INTO kind(what, type) VALUES(?1, ?2)"
+    static let writeKind = "INSERT OR REPLACE INTO kind(what, type) VALUES(?1, ?2)"
   }
 
   /// What the hash of a store's keys is keyed by.
-  struct HashKey: Sendable {
+  struct HashKey: Equatable, Sendable {
     var low: UInt64
     var high: UInt64
 
     static func random() -> HashKey { HashKey(low: .random(in: 0 ... .max), high: .random(in: 0 ... .max)) }
+
+    /// Table `kind` has it with a sum, and `total` as it is: what has changed in one of them stands in the other.
+    static func read(in connection: Connection) throws(StoreFailure) -> HashKey {
+      if let its = try said(in: connection) { return its }
+      let copy = try connection.prepare(Schema.readHashKey)
+      guard try copy.next() else { throw Total.missing }
+      return HashKey(low: UInt64(bitPattern: copy.number(0)), high: UInt64(bitPattern: copy.number(1)))
+    }
+
+    private static let what = "hash"
+
+    private static func said(in connection: Connection) throws(StoreFailure) -> HashKey? {
+      let numbers = try StoreKinds.undamaged(what, in: connection)?.split(separator: " ").compactMap { UInt64($0) } ?? []
+      return numbers.count == 2 ? HashKey(low: numbers[0], high: numbers[1]) : nil
+    }
+
+    /// Both say it afterwards. For the holder of the lock.
+    func write(to connection: Connection) throws(StoreFailure) {
+      if try Self.said(in: connection) != self { try StoreKinds.say("\(low) \(high)", of: Self.what, in: connection) }
+      let write = try connection.prepare(Schema.writeHashKey)
+      write.bind(1, Int64(bitPattern: low))
+      write.bind(2, Int64(bitPattern: high))
+      try write.run()
+    }
 
     func hash(_ key: [UInt8]) -> Int64 {
       Int64(bitPattern: unsafe key.withUnsafeBytes { unsafe purgeable__siphash(low, high, $0.baseAddress, $0.count) })

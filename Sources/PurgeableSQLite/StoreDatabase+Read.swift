@@ -32,7 +32,8 @@
           guard let found = try readers.withReader({ (reader) throws(StoreFailure) in try reader.read(key) }), var found else {
             return nil
           }
-          if let expires = found.expires, expires <= now { return nil }
+          // The deadline is under the record's sum, and what follows from the last use is not.
+          if [found.expires, found.record.deadline].contains(where: { $0.map { $0 <= now } ?? false }) { return nil }
           if let file = found.file { found.record.value = try folder.readValue(file, byteCount: found.valueByteCount) ?? [] }
           let row = ReadRow(id: found.id, sum: found.sum, file: found.file)
           guard found.record.sum(key) == found.sum else {
@@ -134,7 +135,7 @@
       noteFailure(PurgeableError(failure, in: "PurgeableStore '\(name)'"))
       // A reader that misses its tables reads a file that is none of ours.
       let isDamage = failure.isDamage || failure.isOfSchema
-      guard isDamage || failure.isOfFiles else { return }
+      guard isDamage || failure.isOfFiles || failure.isGone else { return }
       mutex.withLock {
         if isDamage { isDamaged = true } else { isSuspect = true }
         mutex.signal()

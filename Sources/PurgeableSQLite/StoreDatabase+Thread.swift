@@ -95,7 +95,7 @@
       if work.isIdle { return tidyUp() }
       (isTidy, tidyPause) = (false, Self.idleTime)
       // Where it is not open, or not in its place, another one may be there by now.
-      if work.isDamaged, isInPlace {
+      if work.isDamaged, isInPlace, writer?.hasItsNames ?? true {
         _ = mend(StoreFailure(code: StoreFailure.damageCode, call: "sqlite3_step", message: "a page is damaged"))
       }
       expiredCount = 0
@@ -267,13 +267,14 @@
       // Another folder may be in its place: what is written next finds out.
       guard let writer, let file, isInPlace else { return }
       do throws(StoreFailure) {
-        try writer.vacuum { isFree }
-        isTidy = try writer.cutLog() && isFree
-        if !hasSwept {
+        if sweptAt.map({ tidiedAt - $0 >= Self.sweepInterval }) ?? true {
           folder.removeDamaged()
           try writer.sweepFiles()
-          hasSwept = true
+          try writer.countAnew()
+          sweptAt = tidiedAt
         }
+        try writer.vacuum { isFree }
+        isTidy = try writer.cutLog() && isFree
       } catch {
         if error.isBusy { isTidy = false } else { fail(error) }
       }
@@ -308,9 +309,9 @@
     }
 
     private func reopen() throws(StoreFailure) {
-      try openWriter()
+      try openWriter(again: true)
       readers.reopen()
-      (nextExpiry, hasSwept) = (0, false)
+      (nextExpiry, sweptAt) = (0, nil)
       // They are of what was there before.
       mutex.withLock { (touches, touchedSince, damaged, isDamaged) = ([:], nil, [], false) }
     }
@@ -356,6 +357,11 @@
     /// nil where another try would not go better.
     private func mend(_ failure: StoreFailure, isFirst: Bool = false) -> Mended? {
       do throws(StoreFailure) {
+        if failure.isDamage, let writer, isInPlace, !writer.hasItsNames {
+          // Another process has the database open by other files of these names, and writes what this one reads.
+          try reopenIfGone()
+          return .begunAnew
+        }
         if failure.isDamage || failure.isHeldUp {
           try beginAnew(failure, makesRoom: false)
           return .begunAnew

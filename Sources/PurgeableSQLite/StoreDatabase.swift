@@ -82,6 +82,7 @@
     static let passingTime: UInt64 = 500_000_000
     static let idleTime: UInt64 = 5_000_000_000
     static let mostUntidyTime: UInt64 = 60_000_000_000
+    static let sweepInterval: UInt64 = 3_600_000_000_000
 
     // MARK: Under the mutex
 
@@ -160,7 +161,8 @@
     /// How long nothing has been written when it is tidied up.
     var tidyPause = StoreDatabase.idleTime
     var tidiedAt = MonotonicTime.now
-    var hasSwept = false
+    /// When files of values that no record names were looked for; nil: not since the opening.
+    var sweptAt: UInt64?
     /// Whether there is a reserve; true, too, where none could be made since it was given up.
     var hasReserve = true
 
@@ -185,8 +187,8 @@
 
     var isOurs: Bool { OpenDatabases.shared.forkCount == forkCount }
 
-    /// Opens the database, and puts one that is damaged aside.
-    func openWriter() throws(StoreFailure) {
+    /// Opens the database, and puts one that is damaged aside. `again`: it was open before, and some have been told what it had.
+    func openWriter(again: Bool = false) throws(StoreFailure) {
       var hasMended = false
       var tried: FileNumber?
       while true {
@@ -205,6 +207,7 @@
           }
           if let left, left.file == file { made.disk = left.disk }
           (writer, self.file) = (made, file)
+          readers.expect(file, made.sharedMemory)
           noteNumbers(of: made)
           return
         } catch {
@@ -215,7 +218,7 @@
             folder.giveReserveUp()
           } else {
             try folder.locked { () throws(StoreFailure) in try folder.putAside(damaged: tried) }
-            noteLoss(error, isNews: false)
+            noteLoss(error, isNews: again)
           }
         }
       }
@@ -238,7 +241,7 @@
       // While nobody can put another database in its place. Where somebody has, nothing is made in that folder.
       if isInPlace {
         try? folder.locked { () throws(StoreFailure) in
-          if isInPlace { writer?.connection.leaveLogAtEnd(false) }
+          if isInPlace, writer?.hasItsNames ?? false { writer?.connection.leaveLogAtEnd(false) }
           closeWriter()
         }
       }

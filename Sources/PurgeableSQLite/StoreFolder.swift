@@ -12,7 +12,6 @@
 // A damaged database is put aside with all that belongs to it, by one rename: SQLite would mend the new file by the old log.
 
 #if SQLite
-  import CPurgeable
   import CPurgeableFiles
   import Glibc
   import Purgeable
@@ -22,6 +21,7 @@
 
     var data: String { "\(path)/data" }
     var database: String { "\(data)/database" }
+    var sharedMemory: String { "\(database)-shm" }
     private var lock: String { "\(path)/lock" }
     private var values: String { "\(data)/values" }
     private var reserve: String { "\(data)/reserve" }
@@ -84,6 +84,8 @@
 
     /// Whose the database is by its header; nil: another program's. One that was just begun may have its number in the log alone.
     private func databaseOwner() throws(StoreFailure) -> Owner? {
+      // Another store of this process has it open, whose locks would go with any descriptor.
+      if FileNumber(of: database).map({ OpenDatabases.shared.has($0) }) ?? false { return .this }
       let header = try Self.start(of: database, 100)
       if header.isEmpty { return [nil, S_IFREG].contains(Self.kind(database)) && Self.byteCount(database) == 0 ? .nobody : nil }
       guard header.count == 100 else { return nil }
@@ -249,12 +251,25 @@
 
     var logByteCount: Int { Self.byteCount(database + "-wal") }
 
+    /// nil where there is none: it was written back. SQLite has no locks on the log, so that it may be closed.
+    func openLog() throws(StoreFailure) -> Int32? {
+      let log = unsafe Glibc.open("\(database)-wal", O_RDONLY | O_CLOEXEC)
+      if log < 0, errno != ENOENT { throw .system("open", "the log cannot be opened") }
+      return log < 0 ? nil : log
+    }
+
     /// What is free on the disk, or is in the log, which is written over.
     var roomByteCount: Int64 {
       var disk = statvfs()
       guard unsafe statvfs(data, &disk) == 0 else { return .max }
       let (free, isTooMuch) = Int64(clamping: disk.f_bavail).multipliedReportingOverflow(by: Int64(clamping: disk.f_frsize))
       return isTooMuch ? .max : max(free, free &+ Int64(logByteCount))
+    }
+
+    /// Makes the file of the database, for its owner alone, unless it is there: SQLite would go by the process's mask.
+    func makeDatabase() {
+      let file = unsafe Glibc.open(database, Self.making | O_EXCL, 0o600)
+      if file >= 0 { close(file) }
     }
 
     /// The names that lead to the database are on the disk when this returns; those above it too, where they are `new`, and the
@@ -266,8 +281,8 @@
         if directory < 0, errno == EACCES, folder == above { continue }
         guard directory >= 0 else { throw .system("open", "\(folder) cannot be opened") }
         defer { close(directory) }
-        // What is above a mounted disk may be of a kind that has nothing to bring.
-        if fsync(directory) != 0, folder != above || errno != EINVAL && errno != EROFS {
+        // A file system may have nothing to bring there, and what is above a mounted disk may be of such a kind.
+        if !purgeable__sync_file(directory), errno != EINVAL, folder != above || errno != EROFS {
           throw .system("fsync", "\(folder) cannot be brought to the disk")
         }
       }
@@ -322,7 +337,7 @@
       defer { close(file) }
       var status = stat()
       guard unsafe fstat(file, &status) == 0, Int(status.st_size) == byteCount else { return nil }
-      guard purgeable_bookkeeping_is_available(byteCount) else {
+      guard StoredRecord.hasMemory(for: byteCount) else {
         throw StoreFailure(number: ENOMEM, call: "malloc", message: "there is no memory for a value of \(byteCount) bytes")
       }
       var failure: StoreFailure?
@@ -355,10 +370,6 @@
           _ = unsafe unlink(path)
         }
       }
-    }
-
-    func removeAllValues() {
-      for folder in Self.names(in: values) { Self.removeTree("\(values)/\(folder)") }
     }
 
     // MARK: What is damaged

@@ -16,6 +16,7 @@
     private let operation: String
     private let connection: Connection
     private let total: Total
+    private let hashKey: HashKey
 
     /// `path`: of a store's folder, or of the database in it.
     package init(_ path: String) throws(PurgeableError) {
@@ -32,8 +33,9 @@
       guard FileNumber(of: folder + "/data/database") != nil else {
         let number = errno
         throw PurgeableError(
-          .invalidArgument("path"), in: operation, errorNumber: number == ENOENT ? 0 : number,
-          explanation: "there is no data/database in it: name the folder of a store")
+          .invalidArgument("path"), in: operation, errorNumber: number == ENOENT || number == ENOTDIR ? 0 : number,
+          explanation: number == ENOENT || number == ENOTDIR
+            ? "there is no data/database in it: name the folder of a store" : unsafe String(cString: strerror(number)))
       }
       place = StoreFolder(existing: folder)
       self.folder = place.path
@@ -41,6 +43,7 @@
         let place = place
         (connection, total) = try place.named { () throws(StoreFailure) in try Self.open(place) }
         keyType = try StoreKinds.ofKeys(in: connection)
+        hashKey = try HashKey.read(in: connection)
       } catch {
         var error = error
         if error.isDamage { error.message += "; the next program that opens the store begins a new one" }
@@ -228,7 +231,7 @@
           version: slice.text(5), made: 0, used: 0, deadline: slice.time(10), idle: slice.time(11))
         var explanation: String?
         if slice.optionalNumber(9) == nil { explanation = "it has no row in table life: neither limits nor uses know it" }
-        if slice.number(8) != total.hashKey.hash(key) { explanation = "it is under the hash of another key" }
+        if slice.number(8) != hashKey.hash(key) { explanation = "it is under the hash of another key" }
         let byteCount = Int(slice.number(9, in: Schema.sizes)) - StoredRecord.size(key, 0)
         if explanation == nil, let file = slice.optionalNumber(6) {
           if let value = try place.readValue(file, byteCount: byteCount) {
@@ -268,6 +271,8 @@
           try writer.vacuum(cutsLog: cutsLog)
         }
         do throws(StoreFailure) { try remove(cutsLog: false) } catch {
+          var error = error
+          if error.isDamage { error.message += "; remove the folder, and the next program begins a new store" }
           guard error.isFull else { throw error }
           // Even what is removed has to be written first.
           place.giveReserveUp()

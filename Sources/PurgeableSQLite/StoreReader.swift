@@ -30,15 +30,14 @@
       connection.leaveLogAtEnd()
       try connection.run(Schema.connection)
       _ = try kinds.unsaid(in: connection)
-      guard let total = try Total.read(connection.prepare(Schema.readTotal)) else { throw Total.missing }
-      hashKey = total.hashKey
+      hashKey = try HashKey.read(in: connection)
       find = try connection.prepare(Schema.find)
       has = try connection.prepare(Schema.has)
       lifeOf = try connection.prepare(Schema.lifeOf)
     }
 
     /// Whether the path leads to another file by now.
-    fileprivate func isOutdated(_ folder: StoreFolder) -> Bool { file == nil || FileNumber(of: folder.database) != file }
+    fileprivate func isOutdated(by now: FileNumber?) -> Bool { file == nil || now != file }
 
     /// What the database has for a key.
     struct Found {
@@ -107,6 +106,9 @@
     private var isEnded = false
     /// Nothing is read: the database is being made anew, and for a moment has no tables.
     private var isOff = false
+    /// The writer's database, and the memory that all share who have it open. Where that lost its name, others may have opened
+    /// the database with other memory, and neither find what this log has nor ask for the locks of those who have it.
+    private var expected: (database: FileNumber?, sharedMemory: FileNumber?) = (nil, nil)
 
     private static let mostReaders = 4
 
@@ -114,12 +116,16 @@
 
     /// Runs `body` with a reader, when one is free. nil when the pool has ended, and while the database is made anew.
     func withReader<R>(_ body: (StoreReader) throws(StoreFailure) -> R) throws(StoreFailure) -> R? {
-      guard let (known, generation) = take() else { return nil }
+      guard let (known, generation, expected) = take() else { return nil }
       var reader = known
       defer { give(reader) }
       do throws(StoreFailure) {
         let used: StoreReader
-        if let known, !known.isOutdated(folder) {
+        let database = FileNumber(of: folder.database)
+        if database != nil, database == expected.database, FileNumber(of: folder.sharedMemory) != expected.sharedMemory {
+          throw StoreFailure(isGone: true, call: "stat", message: "\(folder.sharedMemory) has gone")
+        }
+        if let known, !known.isOutdated(by: database) {
           used = known
         } else {
           used = try StoreReader.open(folder, kinds, generation: generation)
@@ -134,13 +140,13 @@
     }
 
     /// A reader, or none but the right to make one.
-    private func take() -> (StoreReader?, generation: Int)? {
+    private func take() -> (StoreReader?, generation: Int, expected: (database: FileNumber?, sharedMemory: FileNumber?))? {
       mutex.withLock {
         while !isEnded, !isOff {
-          if let reader = idle.popLast() { return (reader, generation) }
+          if let reader = idle.popLast() { return (reader, generation, expected) }
           if count < Self.mostReaders {
             count += 1
-            return (nil, generation)
+            return (nil, generation, expected)
           }
           _ = mutex.wait(until: nil)
         }
@@ -154,6 +160,11 @@
         // All, where `end` waits among them.
         if isEnded { mutex.broadcast() } else { mutex.signal() }
       }
+    }
+
+    /// The writer has them open.
+    func expect(_ database: FileNumber, _ sharedMemory: FileNumber?) {
+      mutex.withLock { expected = (database, sharedMemory) }
     }
 
     /// What is read from now on is read from the file that is there now; nothing until then, where that is yet to be made.

@@ -12,6 +12,7 @@
     let connection: Connection
     /// As the last transaction left it.
     private(set) var total: Total
+    private let hashKey: HashKey
     private let fileThreshold: Int
     private let file: FileNumber?
     /// The log, and the memory that users share: there as long as this connection is.
@@ -45,6 +46,7 @@
 
     private init(opening folder: StoreFolder, _ fileThreshold: Int, _ kinds: StoreKinds) throws(StoreFailure) {
       (self.folder, self.fileThreshold) = (folder, fileThreshold)
+      folder.makeDatabase()
       connection = try Connection(folder.database, makes: true, busyMilliseconds: Self.busyMilliseconds)
       connection.leaveLogAtEnd()
       file = FileNumber(of: folder.database)
@@ -65,6 +67,7 @@
       readTotal = try connection.prepare(Schema.readTotal)
       guard let total = try Total.read(readTotal) else { throw Total.missing }
       self.total = total
+      hashKey = try HashKey.read(in: connection)
       identify = try connection.prepare(Schema.identify)
       removeRecord = try connection.prepare(Schema.removeRecord)
       removeLife = try connection.prepare(Schema.removeLife)
@@ -83,17 +86,16 @@
       connection.watchLog()
       companions = Self.companions(of: folder)
       // Whoever opens a database first says what it has.
-      for (what, type) in try kinds.unsaid(in: connection) {
-        let write = try connection.prepare(Schema.writeKind)
-        write.bind(1, what)
-        write.bind(2, type)
-        try write.run()
-      }
+      for (what, type) in try kinds.unsaid(in: connection) { try StoreKinds.say(type, of: what, in: connection) }
+      try hashKey.write(to: connection)
     }
 
     private static func companions(of folder: StoreFolder) -> [FileNumber?] {
       ["-wal", "-shm"].map { FileNumber(of: folder.database + $0) }
     }
+
+    /// nil: there is none.
+    var sharedMemory: FileNumber? { companions[1] }
 
     /// Whether the names beside the database lead to the files that this connection has. Where somebody has removed them, what is
     /// committed is in a log without a name.
@@ -133,7 +135,7 @@
             guard let total = try Total.read(readTotal) else { throw Total.missing }
             self.total = total
             // Nonsense is counted anew.
-            if !Self.mayBe(total) { try recount() }
+            if !total.isPossible { try recount() }
             try body(&files)
             writeTotal.bind(1, self.total.recordCount)
             writeTotal.bind(2, self.total.byteCount)
@@ -164,14 +166,14 @@
       }
     }
 
-    private func recount() throws(StoreFailure) {
-      let count = try connection.prepare(Schema.countAll)
-      guard try count.next() else { return }
-      (total.recordCount, total.byteCount) = (count.number(0), count.number(1))
+    /// Puts right a total that damage, or another program, has changed.
+    func countAnew() throws(StoreFailure) {
+      if try Total.read(connection.prepare(Schema.countAll)) == Total.read(readTotal) { return }
+      try transaction { (_) throws(StoreFailure) in try recount() }
     }
 
-    private static func mayBe(_ total: Total) -> Bool {
-      total.recordCount >= 0 && total.byteCount >= 0 && total.recordCount < 1 << 48 && total.byteCount < 1 << 56
+    private func recount() throws(StoreFailure) {
+      if let counted = try Total.read(connection.prepare(Schema.countAll)) { total = counted }
     }
 
     /// Records that were removed, so far.
@@ -220,7 +222,7 @@
 
     /// Keys with what is to be written of them, in the order of the index that finds them.
     private func inIndexOrder<What>(_ keys: [([UInt8], What)]) -> [(hash: Int64, key: [UInt8], what: What)] {
-      keys.map { (total.hashKey.hash($0), $0, $1) }.sorted { $0.hash < $1.hash }
+      keys.map { (hashKey.hash($0), $0, $1) }.sorted { $0.hash < $1.hash }
     }
 
     private func clear(_ files: inout Files) throws(StoreFailure) {
@@ -355,6 +357,10 @@
       // Others may have stored since this one's last transaction.
       guard let present = try Total.read(readTotal) else { throw Total.missing }
       total = present
+      // So much goes seldom, and a damaged total would take what nobody wants to go.
+      if !cutsLog, byteLimit < total.byteCount - total.byteCount / 4 || countLimit < total.recordCount - total.recordCount / 4 {
+        try countAnew()
+      }
       while total.byteCount > byteLimit || total.recordCount > countLimit {
         let before = total.recordCount
         do throws(StoreFailure) {
@@ -436,13 +442,6 @@
 
     func takeWrittenBackBytes() -> Int { exchange(&writtenBackBytes, with: 0) }
 
-    /// nil where there is none: it was written back. SQLite has no locks on the log, so that it may be closed.
-    private func openLog() throws(StoreFailure) -> Int32? {
-      let log = unsafe open("\(folder.database)-wal", O_RDONLY | O_CLOEXEC)
-      if log < 0, errno != ENOENT { throw .system("open", "the log cannot be opened") }
-      return log < 0 ? nil : log
-    }
-
     /// Gives free pages back to the disk where they are more than a tenth, as long as there is nothing else to do.
     func vacuum(cutsLog: Bool = false, while isFree: () -> Bool = { true }) throws(StoreFailure) {
       let pageCount = cutsLog ? Self.shortVacuumPageCount : Self.vacuumPageCount
@@ -485,9 +484,9 @@
         }
         disk.hasNewFiles = false
       }
-      guard let log = try openLog() else { return }
+      guard let log = try folder.openLog() else { return }
       defer { close(log) }
-      if fsync(log) != 0 { throw .system("fsync", "the log cannot be brought to the disk") }
+      if !purgeable__sync_file(log) { throw .system("fsync", "the log cannot be brought to the disk") }
       try folder.synchronizeNames(new: disk.hasNewFolder)
       disk.hasNewFolder = false
     }

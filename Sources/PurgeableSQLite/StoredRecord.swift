@@ -2,7 +2,9 @@
 // What a store keeps of a value, and what is to be done with it.
 
 #if SQLite
+  import CPurgeable
   import CPurgeableFiles
+  import Purgeable
 
   struct StoredRecord: Sendable {
     var value: [UInt8]
@@ -40,6 +42,13 @@
     static func size(_ key: [UInt8], _ valueByteCount: Int) -> Int { key.count + valueByteCount + overhead }
     static let overhead = 100
 
+    /// Whether a value of so many bytes may be copied: Swift's runtime ends the program where it gets no memory for an array, and
+    /// a group's limit where the copy, and the value made of it, exceed that.
+    static func hasMemory(for byteCount: Int) -> Bool {
+      if byteCount < 64 << 10 { return true }
+      return purgeable_bookkeeping_is_available(byteCount) && (byteCount < 8 << 20 || ProcessMemory.hasRoom(for: 2 * byteCount))
+    }
+
     /// Of all that must not change under a record's feet. Its length is in it, since a file may be cut.
     func sum(_ key: [UInt8]) -> Int64 {
       var sum = Self.sum(of: key, after: 0)
@@ -71,8 +80,18 @@
     }
 
     /// What a database calls the type of its keys, if that is undamaged.
-    static func ofKeys(in connection: Connection) throws(StoreFailure) -> String? {
-      try said(of: "keys", in: connection).flatMap { name(in: $0, of: "keys") }
+    static func ofKeys(in connection: Connection) throws(StoreFailure) -> String? { try undamaged("keys", in: connection) }
+
+    /// nil where a database does not say it, or where that is damaged.
+    static func undamaged(_ what: String, in connection: Connection) throws(StoreFailure) -> String? {
+      try said(of: what, in: connection).flatMap { name(in: $0, of: what) }
+    }
+
+    static func say(_ type: String, of what: String, in connection: Connection) throws(StoreFailure) {
+      let write = try connection.prepare(Schema.writeKind)
+      write.bind(1, what)
+      write.bind(2, marked(type, of: what))
+      try write.run()
     }
 
     private static func said(of what: String, in connection: Connection) throws(StoreFailure) -> String? {
@@ -94,7 +113,7 @@
       for (what, type) in [("keys", keys), ("values", values)] {
         guard let type else { continue }
         guard let its = try Self.said(of: what, in: connection) else {
-          unsaid.append((what, Self.marked(type, of: what)))
+          unsaid.append((what, type))
           continue
         }
         if its != Self.marked(type, of: what) {

@@ -3,10 +3,11 @@
 
 #if SQLite
   /// The row that counts.
-  struct Total {
+  struct Total: Equatable {
     var recordCount: Int64
     var byteCount: Int64
-    let hashKey: HashKey
+
+    var isPossible: Bool { (0..<1 << 48).contains(recordCount) && (0..<1 << 56).contains(byteCount) }
 
     static let missing = StoreFailure(
       code: StoreFailure.damageCode, call: "sqlite3_step", message: "the table of totals is empty")
@@ -14,9 +15,7 @@
     static func read(_ statement: Statement) throws(StoreFailure) -> Total? {
       guard try statement.next() else { return nil }
       defer { statement.reset() }
-      return Total(
-        recordCount: statement.number(0, in: -1...1 << 62), byteCount: statement.number(1, in: -1...1 << 62),
-        hashKey: HashKey(low: UInt64(bitPattern: statement.number(2)), high: UInt64(bitPattern: statement.number(3))))
+      return Total(recordCount: statement.number(0, in: -1...1 << 62), byteCount: statement.number(1, in: -1...1 << 62))
     }
   }
 

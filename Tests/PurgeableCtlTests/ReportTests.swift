@@ -123,6 +123,35 @@ struct ReportTests {
     #expect(try #require(controls.first("title")).text.count > 500)
   }
 
+  @Test("the picture tells what only the result knows: wrong bytes, and that the run came to its end")
+  func results() throws {
+    let samples = Array(Self.run.dropLast())
+    for (result, words) in [
+      (#"{"result": {"wrongBytes": 0, "phases": [{"wrongBytes": 7}, {"wrongBytes": 2}]}}"#, "7 wrong bytes"),
+      (#"{"result": {"entries": 3}}"#, "0 wrong bytes"), ("", "0 wrong bytes, interrupted"),
+    ] {
+      let chart = RunChart(try Self.record(samples + (result.isEmpty ? [] : [result])))
+      #expect(chart.svg.contains(">\(words)</text>"), "\(result)")
+      #expect(chart.description.contains("interrupted") == result.isEmpty)
+    }
+    // A result that was cut is none.
+    let cut = try RunRecord(([Self.header] + samples + [#"{"result": {"wro"#]).joined(separator: "\n"), name: "run")
+    #expect(!cut.isFinished && cut.wrongBytes == 0)
+    #expect(throws: ToolFailure.self) { try Self.record([#"{"result": {"wro"#] + samples) }
+  }
+
+  @Test("of a long run as much is drawn as can be seen, and every event")
+  func long() throws {
+    let samples = (0..<50_000).map {
+      #"{"seconds":\#(Double($0) / 10),"residentBytes":\#($0),"hits":\#($0),"misses":1"#
+        + ($0 % 5001 == 7 ? #","event":"e"}"# : "}")
+    }
+    let chart = RunChart(try Self.record(samples))
+    let svg = chart.svg
+    #expect(svg.utf8.count < 200_000 && svg.components(separatedBy: "class=\"event\"").count == 11)
+    #expect(Elements(svg).points("polygon", "resident").count > 1000 && chart.hitRatios.last?.to == 4999.9)
+  }
+
   @Test("words that have no room beside those before are left out; their lines stay, and the description has all of them")
   func crowded() throws {
     let samples = (0..<200).map {

@@ -64,6 +64,9 @@ struct TraceFileTests {
     #expect(records.map(\.key) == long.map(\.key))
     #expect(records.map(\.size) == long.map(\.size))
     #expect(records.map(\.time) == long.indices.map { UInt32($0) })
+    // More blank lines than are read at a time.
+    try root.write("blank", String(repeating: "\n", count: 3 * TraceFile.bufferBytes) + "key,obj_size\n7,3\n")
+    #expect(try TestTrace.read(root.path + "/blank") == [TraceRequest(key: 7, size: 3)])
   }
 
   @Test("what is wrong in a trace is told with its line, and what to do")
@@ -79,6 +82,7 @@ struct TraceFileTests {
       ("key,bytes\n1,1\n2,1152921504606846976\n", "line 3: the sizes up to here add up to more than 2^60"),
       ("key,bytes\n\n\r\n", "has a header and nothing else"), ("key,bytes\n,2\n", "line 2: no key"),
       ("key,bytes\n\n1,2\n\n3\n", "line 5: \"3\" has 1 of the 2 columns"),
+      (String(repeating: "\n", count: 2 * TraceFile.bufferBytes), "has blank lines and nothing else"),
       ("key\n" + line, "line 2: longer than 65536 bytes"), (line, "line 1: longer than 65536 bytes"),
     ] {
       let root = try FakeRoot(["trace": text])
@@ -103,13 +107,22 @@ struct TraceFileTests {
     defer { root.remove() }
     for (bytes, words) in [
       (Data([0x1F, 0x8B, 8, 0]), "unpack it first"), (Data("BZh91AY&SY".utf8), "unpack it first"),
-      (Data([0xFF, 0xFE]) + Data("key".utf8), "iconv"),
+      (Data("PK\u{3}\u{4}".utf8), "unpack it first"), (Data([0xFF, 0xFE]) + Data("key".utf8), "iconv"),
     ] {
       for name in ["/packed", "/packed.csv", "/packed.oracleGeneral"] {
         try bytes.write(to: URL(fileURLWithPath: root.path + name))
         let packed = #expect(throws: UsageError.self) { try TestTrace.read(root.path + name) }
         #expect(packed?.message.contains(words) == true)
       }
+    }
+    // Programs, and text of two bytes a letter.
+    let program = try #require(FileManager.default.contents(atPath: "/bin/sh"))
+    for (name, bytes) in [
+      ("/program", program), ("/wide", try #require("key,bytes\n1,22\n3,4\n".data(using: .utf16LittleEndian))),
+    ] {
+      try bytes.write(to: URL(fileURLWithPath: root.path + name))
+      let binary = #expect(throws: UsageError.self) { try TestTrace.read(root.path + name) }
+      #expect(binary?.message.contains("neither text nor oracleGeneral") == true, "\(name)")
     }
     let directory = #expect(throws: UsageError.self) { try TestTrace.read(root.path) }
     #expect(directory?.message.contains("is a directory") == true)

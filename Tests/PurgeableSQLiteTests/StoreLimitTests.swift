@@ -118,7 +118,7 @@
     @Test("above a limit the least recently used go, down to nine tenths; uses count, and expired ones go before")
     func limits() throws {
       try withPlace { place in
-        try place.withStore(PurgeableStoreOptions(countLimit: 100)) { store in
+        try place.withStore(.hundred) { store in
           for key in 0..<90 {
             store.setValue([UInt8(key)], forKey: "\(key)")
             place.clock.pass(.seconds(1))
@@ -153,14 +153,14 @@
           for key in keys { store.setValue([UInt8(key)], forKey: "\(key)") }
           try store.flush()
         }
-        try place.withStore(PurgeableStoreOptions(countLimit: 100)) { store in
+        try place.withStore(.hundred) { store in
           try fill(0..<50, store)
           place.clock.pass(.seconds(100))
           for key in 10..<20 { #expect(store.value(forKey: "\(key)") == [UInt8(key)]) }
           #expect(store.statistics.hitCount == 0)
         }
         place.clock.pass(.seconds(100))
-        try place.withStore(PurgeableStoreOptions(countLimit: 100)) { store in
+        try place.withStore(.hundred) { store in
           try fill(50..<97, store)
           let left = (0..<97).filter { store.cache.containsValue(forKey: "\($0)") || store.containsValue(forKey: "\($0)") }
           #expect(left == Array(7..<97))

@@ -126,6 +126,13 @@
   }
 
   extension PurgeableStoreOptions {
+    /// Of a hundred records, which are written by a flush alone.
+    static var hundred: Self {
+      var options = Self(countLimit: 100)
+      options.writeInterval = .seconds(1000)
+      return options
+    }
+
     /// Files in place of the values that are longer than 16 KiB.
     static var withFiles: Self {
       var options = Self()

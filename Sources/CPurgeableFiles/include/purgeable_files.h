@@ -35,6 +35,7 @@ bool purgeable__take_room(int file, off_t byte_count);
 
 /// Has all that was written to the file system of an open file brought to the disk. False with errno.
 bool purgeable__sync_file_system(int file);
+bool purgeable__sync_file(int file);
 
 /// The number of the type of the file system that a path is on (statfs(2)); 0 where it cannot be told.
 long purgeable__file_system(const char *path);

@@ -196,7 +196,9 @@ import Glibc
     _ item: inout Item, _ record: FileRecord, _ contentSum: UInt32, _ batch: inout Batch
   ) throws(PurgeableError) {
     let byteCount = record.byteCount
-    guard byteCount <= mostBytes, MemoryReserve.isThere(2 * byteCount), let raw = unsafe purgeable_bookkeeping_map(byteCount)
+    // Once more where it is stored.
+    guard byteCount <= mostBytes, MemoryReserve.isThere(2 * byteCount), ProcessMemory.hasRoom(for: 2 * byteCount),
+      let raw = unsafe purgeable_bookkeeping_map(byteCount)
     else {
       item.state = .tooLarge
       begin += byteCount

@@ -13,7 +13,7 @@ struct ObjectBudget: Sendable {
   /// What the costs may add up to, and the reason why entries leave that exceed it; `.max` stands for no limit.
   var limit: (cost: UInt64, reason: DepartureReason) {
     let byteLimit = bytes.byteLimitInForce.limit
-    let ofCosts = costLimit.map { UInt64($0) } ?? .max
+    let ofCosts = LimitCheck.ofCosts(costLimit)
     return byteLimit != .max && UInt64(byteLimit) < ofCosts ? (UInt64(byteLimit), .bytes) : (ofCosts, .cost)
   }
 }

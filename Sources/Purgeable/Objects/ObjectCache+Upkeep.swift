@@ -9,7 +9,7 @@ extension ObjectCache {
 
   /// Evicts the least recently used entries of a cost above 0 until costs add up to at most `cost`. Less than 0 counts as 0.
   public func trim(toCost cost: Int) {
-    store.trim(.trimmed, onlyWithCost: true) { store.totalCost <= UInt128(max(0, cost)) }
+    if cost < .max { store.trim(.trimmed, onlyWithCost: true) { store.totalCost <= UInt128(max(0, cost)) } }
   }
 
   /// As `trim(toCost:)`, for costs that are bytes, as they are where there is a `byteLimit` or a `memoryShare`.
@@ -37,7 +37,8 @@ extension ObjectCache {
     guard level != .normal, before > 0 else { return relief }
     relief.lostEntryCount = store.sweep()
     let slices = level == .critical ? PressureReaction.sliceShare / 4 : 1
-    let wanted = max(1, before * slices / PressureReaction.sliceShare)
+    // What has expired goes first, and counts.
+    let wanted = max(1, before * slices / PressureReaction.sliceShare) - store.dropExpired()
     let discarded = store.discardContents(wanted, asks: false)
     if discarded < wanted { trim(toCount: min(before, count) - (wanted - discarded)) }
     store.endRelief(before: before)

@@ -77,6 +77,7 @@ extension ObjectStore {
   }
 
   private func call(_ departed: Departed, _ later: UnsafeMutableRawPointer) {
+    defer { if departed.isDiscardable { discardContent(of: departed) } }
     guard let handler = handlers.tells else { return }
     let departure = Departure(
       key: departed.key, value: departed.value, cost: departed.cost, reason: departed.reason, absence: nil,

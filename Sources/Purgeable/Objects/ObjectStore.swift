@@ -280,7 +280,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
     }
   }
 
-  /// What is due to an entry that left: its content may go, and the handler is told. Under no mutex.
+  /// What is due to an entry that left: the handler is told, and its content may go then. Under no mutex.
   @inlinable
   func finish(_ departed: Departed) {
     if isWatched { noteChange(of: departed.key) }
@@ -290,8 +290,7 @@ final class ObjectStore<Key: Hashable & Sendable, Value: Sendable>: ObjectBooks,
   /// As `finish`, for what never was an entry.
   @inlinable
   func finishRefused(_ refused: Departed) {
-    if refused.isDiscardable { discardContent(of: refused) }
-    if tells { tell(refused) }
+    if tells { tell(refused) } else if refused.isDiscardable { discardContent(of: refused) }
   }
 
   /// A key was stored, or its entry has left. Under no mutex.

@@ -9,6 +9,9 @@ enum LimitCheck {
       .invalidArgument(label), in: operation(), explanation: "a limit is nil or at least 0, not \(limit)")
   }
 
+  /// What costs may add up to; `.max` for no limit, as `Int.max` is none: no sum counts as more.
+  static func ofCosts(_ limit: Int?) -> UInt64 { limit.map { $0 == .max ? .max : UInt64($0) } ?? .max }
+
   static func share(_ share: Double?, _ label: String, in operation: @autoclosure () -> String) throws(PurgeableError) {
     guard let share, !(share > 0 && share <= 1) else { return }
     throw PurgeableError(

@@ -27,10 +27,10 @@ extension Command {
                        object being as large as at its first request. The trace is read twice.
         64MiB, 10MB    For a trace with sizes, bytes of values; else all bytes that the cache holds, bookkeeping included.
 
-      An object larger than the capacity, or than a quarter of the memory there is, is never stored; with --memory-limit, one
-      larger than a quarter of the limit. TRACE may be -, standard input, where it need not be read twice. A request
-      for a stored object is a hit whatever its size: the value stays as it was stored. The byte miss ratio is that of the
-      requests' sizes.
+      An object larger than the capacity, than a quarter of the memory there is, or than 3.9 GiB is never stored; with
+      --memory-limit, one larger than a quarter of the limit. TRACE may be -, standard input, where it need not be read twice. A
+      request for a stored object is a hit whatever its size: the value stays as it was stored. The byte miss ratio is that of
+      the requests' sizes.
 
       With --cost, each object has a cost of making it again, in any unit. The cache is told it with the value, and keeps what
       is dear for its bytes longer; the report has what the misses cost together.

@@ -124,6 +124,9 @@ struct ReplayCache {
   var countsBytes = false
   private var bytesTime: UInt64 = 0
 
+  /// An element of a heap has 4 GiB less 64 MiB at most, with its key.
+  private static let mostStoredBytes: UInt64 = 0xFFFF_FFFF - 64 << 20 - 64
+
   init(_ limit: ReplayLimit, order: EvictionOrder, expiry: ReplayExpiry? = nil, tellsCosts: Bool = false) throws {
     self.tellsCosts = tellsCosts
     var options = CacheOptions(name: "replay")
@@ -132,7 +135,7 @@ struct ReplayCache {
     clock = expiry?.isByTrace == true ? ManualClock() : nil
     options.clock = clock
     // The value and the cache's copy of it have to fit beside everything else.
-    let most = ProcessMemory.limit() / 4
+    let most = min(ProcessMemory.limit() / 4, Self.mostStoredBytes)
     switch limit {
     case .objects(let count): (options.countLimit, storableBytes) = (Int(count), most)
     case .payloadBytes(let bytes): (options.costLimit, storableBytes) = (Int(bytes), min(bytes, most))

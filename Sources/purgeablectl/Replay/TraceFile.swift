@@ -189,15 +189,23 @@ final class TraceFile {
     }
     if path.hasSuffix(".csv") { return .csv }
     if path.hasSuffix(".oracleGeneral") || path.hasSuffix(".oracleGeneral.bin") { return .oracleGeneral }
-    // The highest byte of a next access is 0; 255 or 127 for none. A text has none of them.
-    let last = start.dropFirst(Self.recordBytes - 1).first
-    return last == 0 || last == 255 || last == 127 ? .oracleGeneral : .csv
+    if !start.contains(where: { $0 < 9 }) { return .csv }
+    // The number of a record's next request is small, or none.
+    let records = min(rest.count / Self.recordBytes, 200)
+    let areRecords = (0..<records).allSatisfy { number in
+      let next = buffer[(rest.lowerBound + number * Self.recordBytes + 16)...].prefix(8).reversed().reduce(Int64(0)) {
+        $0 << 8 | Int64($1)
+      }
+      return next == -1 || next == .max || (0..<1 << 40).contains(next)
+    }
+    if areRecords, records > 0 { return .oracleGeneral }
+    throw UsageError("\"\(path)\" is neither text nor oracleGeneral, as far as its beginning tells; or say --format")
   }
 
-  /// How what zstd, gzip, bzip2, xz and lz4 have packed begins.
+  /// How what zstd, gzip, bzip2, xz, lz4 and zip have packed begins.
   private static let packers: [[UInt8]] = [
     [0x28, 0xB5, 0x2F, 0xFD], [0x1F, 0x8B, 0x08], Array("BZh91AY&SY".utf8), [0xFD] + Array("7zXZ".utf8) + [0],
-    [0x04, 0x22, 0x4D, 0x18],
+    [0x04, 0x22, 0x4D, 0x18], Array("PK\u{3}\u{4}".utf8),
   ]
 
   // MARK: Lines
@@ -212,7 +220,11 @@ final class TraceFile {
   private static let mark: [UInt8] = [0xEF, 0xBB, 0xBF]
 
   private func readHeader() throws {
-    guard var header = nextLine() else { throw incomplete() }
+    var line = nextLine()
+    while try line == nil && rest.isEmpty && fill() { line = nextLine() }
+    guard var header = line else {
+      throw rest.isEmpty ? UsageError("\"\(path)\" has blank lines and nothing else; a trace has a header") : incomplete()
+    }
     if header.starts(with: Self.mark) { header = header.dropFirst(Self.mark.count) }
     let names = header.split(separator: UInt8(ascii: ","), omittingEmptySubsequences: false).map {
       String(decoding: Self.withoutSpaces($0), as: UTF8.self)
@@ -226,7 +238,9 @@ final class TraceFile {
     }
     let columns = Array(names.dropFirst().reversed())
     columnCount = columns.count
-    sizeColumn = ["bytes", "size"].lazy.compactMap { name in columns.firstIndex { $0.lowercased() == name } }.first
+    sizeColumn =
+      ["bytes", "size", "obj_size", "object_size"].lazy.compactMap { name in columns.firstIndex { $0.lowercased() == name } }
+      .first
     hasSizes = sizeColumn != nil
     if case .column(let name) = cost {
       costColumn = columns.firstIndex(of: name)

@@ -7,6 +7,8 @@ import ToolSupport
 
 struct RunChart {
   private let record: RunRecord
+  /// What is drawn: more than there are points across would only make the file large.
+  private let samples: [RunSample]
   private let end: Double
   private let mostBytes: Double
 
@@ -18,6 +20,7 @@ struct RunChart {
 
   init(_ record: RunRecord) {
     self.record = record
+    samples = record.samples(most: 2000)
     end = max(record.samples.last?.seconds ?? 0, 0.001)
     let bytes = record.samples.flatMap { [$0.heldBytes, $0.residentBytes, $0.groupBytes].compactMap { $0 } }
     mostBytes = max(Double(max(bytes.max() ?? 0, record.header.limitBytes ?? 0)) * 1.12, 1)
@@ -44,12 +47,12 @@ struct RunChart {
 
   /// The samples that tell a number, with it.
   private func series(_ field: KeyPath<RunSample, UInt64?>) -> [(seconds: Double, value: Double)] {
-    record.samples.compactMap { sample in sample[keyPath: field].map { (sample.seconds, Double($0)) } }
+    samples.compactMap { sample in sample[keyPath: field].map { (sample.seconds, Double($0)) } }
   }
 
   /// What of the cache is in memory, and would be the kernel's at once.
   private var offered: [(seconds: Double, value: Double)] {
-    record.samples.compactMap { sample in
+    samples.compactMap { sample in
       sample.offeredBytes.map { (sample.seconds, Double(min($0, sample.residentBytes ?? $0))) }
     }
   }
@@ -58,7 +61,7 @@ struct RunChart {
   var hitRatios: [(from: Double, to: Double, value: Double)] {
     var ratios: [(Double, Double, Double)] = []
     var last: (seconds: Double, hits: UInt64, misses: UInt64, phase: String?)?
-    for sample in record.samples {
+    for sample in samples {
       guard let hits = sample.hits, let misses = sample.misses else { continue }
       defer { last = (sample.seconds, hits, misses, sample.phase) }
       guard let last, last.phase == sample.phase, hits >= last.hits, misses >= last.misses else { continue }
@@ -236,7 +239,8 @@ struct RunChart {
           "\(Self.text(100 * hits / reads)) % of \(Figures.count(reads < 0x1p64 ? UInt64(reads) : .max)) reads were hits.")
       }
     }
-    if let wrong = record.samples.compactMap(\.wrongBytes).last { sentences.append("\(wrong) wrong bytes.") }
+    if let wrong = record.wrongBytes { sentences.append("\(wrong) wrong bytes.") }
+    if !record.isFinished { sentences.append("The run was interrupted: it has no result.") }
     return sentences.joined(separator: " ")
   }
 
@@ -281,6 +285,7 @@ struct RunChart {
   }
 
   private var footnote: String {
-    record.samples.compactMap(\.wrongBytes).last.map { "\($0) wrong bytes" } ?? ""
+    [record.wrongBytes.map { "\($0) wrong bytes" }, record.isFinished ? nil : "interrupted"].compactMap(\.self)
+      .joined(separator: ", ")
   }
 }

@@ -94,6 +94,10 @@ final class RunRecorder {
 struct RunRecord {
   let header: RunHeader
   let samples: [RunSample]
+  /// A run that was interrupted has no result.
+  private(set) var isFinished = false
+  /// As the last sample has them, or the result, which may know more; nil where neither says.
+  private(set) var wrongBytes: UInt64?
 
   init(path: String) throws(ToolFailure) {
     let data = path == "-" ? try? FileHandle.standardInput.readToEnd() : FileManager.default.contents(atPath: path)
@@ -119,7 +123,15 @@ struct RunRecord {
         "\"\(name)\" was written by a newer version: format \(header.format), and this one reads \(RunHeader.format)")
     }
     var samples: [RunSample] = []
-    for (number, line) in lines.enumerated().dropFirst() where !line.hasPrefix("{\"result\"") {
+    for (number, line) in lines.enumerated().dropFirst() {
+      if line.hasPrefix("{\"result\"") {
+        guard let result = try? JSONSerialization.jsonObject(with: Data(line.utf8)) else {
+          if isCut, number == lines.count - 1 { break }
+          throw ToolFailure("\"\(name)\": line \(number + 1) is no result")
+        }
+        (isFinished, wrongBytes) = (true, Self.wrongBytes(in: result))
+        continue
+      }
       guard let sample = try? decoder.decode(RunSample.self, from: Data(line.utf8)), sample.seconds.isFinite else {
         // What an interrupted run left unfinished is no line.
         if isCut, number == lines.count - 1 { break }
@@ -132,5 +144,21 @@ struct RunRecord {
     }
     guard samples.count > 1 else { throw ToolFailure("\"\(name)\" has fewer than two samples: the run ended at once") }
     (self.header, self.samples) = (header, samples)
+    if let last = samples.compactMap(\.wrongBytes).last { wrongBytes = max(last, wrongBytes ?? 0) }
+  }
+
+  /// The most that any part of a result says.
+  private static func wrongBytes(in result: Any) -> UInt64? {
+    if let list = result as? [Any] { return list.compactMap(wrongBytes).max() }
+    guard let members = result as? [String: Any] else { return nil }
+    return ([(members["wrongBytes"] as? NSNumber)?.uint64Value] + members.values.map(wrongBytes)).compactMap(\.self).max()
+  }
+
+  /// So many of the samples at most, beside those that mark something.
+  func samples(most: Int) -> [RunSample] {
+    let step = max(1, (samples.count + most - 1) / most)
+    return samples.indices.filter { i in
+      i % step == 0 || i == samples.count - 1 || samples[i].event != nil || samples[i].phase != samples[i - 1].phase
+    }.map { samples[$0] }
   }
 }

@@ -22,7 +22,8 @@ extension Command {
       FILE is the folder of a PurgeableStore, or the database in it; programs may be at work on it meanwhile. Without options:
       how many records there are, when they were used last, and what they take on the disk. The exit status is 1 where --check
       finds something wrong: never a wrong value for the programs that use the store, but a miss. Most of it goes when it is asked
-      for, the rest when its key is stored anew, or with --trim 0. A store that is removed is made anew.
+      for, the rest when its key is stored anew, or with --trim 0 where the tables can still be read. A store whose folder is
+      removed is made anew.
 
       Works where the program was built with the trait SQLite\(isBuiltIn ? "" : "; this one was built without it").
       """,

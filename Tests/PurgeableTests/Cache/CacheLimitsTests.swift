@@ -301,4 +301,21 @@ struct CacheLimitsTests {
     #expect(cache.count >= limit - threads)
     cache.checkBooks()
   }
+
+  @Test("in a full cache with a limit keys come as stores take them", arguments: [100, 1000], [false, true])
+  func orderAtLimit(count: Int, isOfCost: Bool) throws {
+    let cache = try cacheWithoutTwins(3 * count, of: Int.self)
+    if isOfCost { try cache.setCostLimit(count * 7) } else { try cache.setCountLimit(count) }
+    for key in 0..<2 * count { cache.setValue(key, forKey: key, cost: 7) }
+    for round in 0..<2 {
+      for key in 0..<count where key % 10 == round { _ = cache[key] }
+      let order = Array(cache.keys)
+      #expect(order.count == count)
+      // As many as come before the first of these goes.
+      for (number, key) in order.prefix(count / 10).enumerated() {
+        cache.setValue(1, forKey: 2 * count + round * count / 10 + number, cost: 7)
+        #expect(!cache.containsValue(forKey: key), "\(number)")
+      }
+    }
+  }
 }

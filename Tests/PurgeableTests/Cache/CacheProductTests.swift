@@ -258,6 +258,7 @@ struct CacheProductTests {
     let run = try ProductRun(configuration, seed: chosenSeed &+ UInt64(configuration.number))
     try body(run)
     #expect(run.failures.isEmpty, "seed \(chosenSeed), \(configuration.testDescription): \(run.failures.joined(separator: "\n"))")
-    #expect(run.hits > 20)
+    // How much a page-out takes hangs on what the library's thread has offered by then.
+    #expect(run.hits + (run.cache.statistics.departures[.discarded] ?? 0) > 20)
   }
 }

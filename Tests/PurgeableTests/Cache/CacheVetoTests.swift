@@ -92,10 +92,10 @@ struct CacheVetoTests {
 
   @Test(
     "where all is kept a store returns, above the limit, having asked 64 times at most; then room is made at once",
-    arguments: EvictionOrder.allCases)
-  func allKept(order: EvictionOrder) throws {
+    arguments: EvictionOrder.allCases, [false, true])
+  func allKept(order: EvictionOrder, tracksKeys: Bool) throws {
     // Each store above the limit asks 64 times.
-    let cache = try Self.make(order, countLimit: TestRun.isFull ? 100 : 220)
+    let cache = try Self.make(order, tracksKeys: tracksKeys, countLimit: TestRun.isFull ? 100 : 220)
     let asked = Asked { _ in true }
     cache.shouldEvict = { asked.mayGo($0, $1) }
     for key in 0..<300 {
@@ -151,6 +151,17 @@ struct CacheVetoTests {
     for key in [kept, other, -1, -2, -3] { cache[key] = Self.value(1, 40) }
     try cache.setCountLimit(1)
     #expect(Array(cache.keys) == [kept])
+  }
+
+  @Test("the entry that is stored is not asked about, even where nothing else may go", arguments: [false, true])
+  func onlyStored(tracksKeys: Bool) throws {
+    for order in EvictionOrder.allCases {
+      let cache = try Self.make(order, tracksKeys: tracksKeys, countLimit: 2)
+      cache.shouldEvict = { key, _ in key > 2 }
+      for key in 1...2 { cache[key] = Self.value(key) }
+      #expect(cache.setValue(Self.value(3), forKey: 3) == .stored && Set(cache.keys) == [1, 2, 3])
+      #expect(cache.setValue(Self.value(4), forKey: 4) == .stored && Set(cache.keys) == [1, 2, 4])
+    }
   }
 
   @Test("a lowered limit holds at once, however many of the oldest entries are kept", arguments: EvictionOrder.allCases)

@@ -129,4 +129,47 @@ struct RestoreRoomTests {
       try check((0..<60).map { 100_000 + $0 * 37 % 60 * 5000 }, limits: stride(from: 8_400_000, to: 8_900_000, by: 20_000))
     }
   }
+
+  @Test("where the program is asked before entries go, a restore ends at the byte limit all the same", arguments: [false, true])
+  func asking(tracksKeys: Bool) throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let saved = try PurgeableCache<Int, [UInt8]>()
+      for key in 0..<4000 { saved[key] = described(UInt32(key), version: 1, count: 1000) }
+      try saved.save(to: path, isSynchronized: false)
+      let cache = try PurgeableCache<Int, [UInt8]>(byteLimit: 2 << 20, tracksKeys: tracksKeys)
+      cache.shouldEvict = { _, _ in true }
+      for key in 10_000..<10_100 { cache[key] = described(UInt32(key), version: 2, count: 1000) }
+      let report = try cache.restore(from: path)
+      let departures = cache.statistics.departures
+      #expect(departures.values.allSatisfy { $0 == 0 } && cache.count == report.entryCount + 100, "\(departures)")
+      #expect(report.entryCount > 500 && report.leftOutCount == 4000 - report.entryCount && cache.byteCount <= 2 << 20)
+      for key in 10_000..<10_100 { #expect(cache.peekValue(forKey: key) == described(UInt32(key), version: 2, count: 1000)) }
+    }
+  }
+
+  @Test("a record that is longer than the group has room for is skipped, and nobody is killed")
+  func group() async throws {
+    try needGroup(MemoryGroup.current()?.version ?? .v1, limitBytes: 256 << 20)
+    await #expect(processExitsWith: .success) {
+      let folder = try FakeRoot()
+      defer { folder.remove() }
+      let path = folder.path + "/cache"
+      func save() throws {
+        let saved = try PurgeableCache<Int, [UInt8]>()
+        saved[1] = described(1, version: 1, count: 1000)
+        saved[2] = [UInt8](repeating: 7, count: 200 << 20)
+        saved[3] = described(3, version: 1, count: 1000)
+        try saved.save(to: path, isSynchronized: false)
+      }
+      try save()
+      let (group, reason) = TestGroup.make(version: MemoryGroup.current()!.version, limitBytes: 256 << 20)
+      guard let group else { fatalError(reason) }
+      defer { group.leave() }
+      let cache = try PurgeableCache<Int, [UInt8]>()
+      let report = try await cache.restore(from: path)
+      require(report.entryCount == 2 && report.skippedCount == 1, "\(report)")
+      for key in [1, 3] { require(cache[key] == described(UInt32(key), version: 1, count: 1000), "\(key)") }
+    }
+  }
 }

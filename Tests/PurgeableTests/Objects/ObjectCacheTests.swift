@@ -76,9 +76,14 @@ struct ObjectCacheTests {
     try cache.setCostLimit(.max)
     cache.setValue(1, forKey: 1, cost: .max)
     cache.setValue(2, forKey: 2, cost: .max)
-    #expect(cache.keys == [0, 2] && cache.totalCost == .max)
-    cache.setValue(3, forKey: 3, cost: 1)
-    #expect(cache.keys == [0, 3] && cache.totalCost == 1)
+    // A sum that is `Int.max` does not exceed it.
+    cache.trim(toCost: .max)
+    #expect(cache.keys == [0, 1, 2] && cache.totalCost == .max)
+    try cache.setCostLimit(.max - 1)
+    #expect(cache.keys == [0] && cache.totalCost == 0)
+    cache.setValue(3, forKey: 3, cost: .max - 1)
+    cache.setValue(4, forKey: 4, cost: 1)
+    #expect(cache.keys == [0, 4] && cache.totalCost == 1)
   }
 
   @Test("a handler is told once of each departure, with key, value, cost and reason, and may change the cache")

@@ -359,6 +359,35 @@ struct ObjectHandlerTests {
     #expect(!contents[1].isContentDiscarded)
   }
 
+  @Test("trim(level:) drops what has expired before anything that lives, and tells it so")
+  func trimsExpired() throws {
+    let (clock, told) = (ManualClock(), Departures<Int, TestContent>())
+    var options = CacheOptions()
+    options.clock = clock
+    let cache = try ObjectCache<Int, TestContent>(options) { told.note($0) }
+    for key in 0..<40 {
+      cache.setValue(TestContent(key), forKey: key, expiry: key >= 38 ? Expiry(sinceCreation: .seconds(1)) : .never)
+    }
+    clock.advance(by: .seconds(2))
+    cache.trim(level: .warning)
+    #expect(told.take().map(\.inShort).sorted() == ["38: expired, 0", "39: expired, 0"] && cache.count == 38)
+  }
+
+  @Test("a handler gets discardable content before it is discarded, and may keep it")
+  func contentIsTold() throws {
+    let found = Mutex<[Bool]>([])
+    let kept = Mutex<TestContent?>(nil)
+    let cache = try ObjectCache<Int, TestContent>(countLimit: 1) { departure in
+      found.withLock { $0.append(departure.value?.isContentDiscarded == false) }
+      if departure.key == 2, departure.value?.beginContentAccess() == true { kept.withLock { $0 = departure.value } }
+    }
+    let contents = (0..<5).map(TestContent.init)
+    for content in contents { cache[content.number] = content }
+    cache.remove(forKey: 4)
+    #expect(found.withLock { $0 } == [true, true, true, true, true])
+    #expect(contents.map(\.isContentDiscarded) == [true, true, false, true, true])
+  }
+
   @Test("what leaves for a limit in bytes is told so, and the statistics name the limit")
   func bytes() throws {
     let told = Departures<Int, Int>()

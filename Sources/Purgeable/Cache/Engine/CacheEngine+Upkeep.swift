@@ -205,6 +205,7 @@ extension CacheEngine {
 
 extension CacheEngine {
   func statistics(name: String) -> CacheStatistics {
+    shards.healIfChild()
     var heapNumbers = purgeable_heap_statistics_t()
     _ = unsafe purgeable_heap_statistics(heap.raw, &heapNumbers)
     var memory = MemoryUse(heapNumbers.memory, residentBytes: Int(heapNumbers.memory.resident_bytes))

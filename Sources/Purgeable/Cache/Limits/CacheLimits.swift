@@ -50,7 +50,7 @@ struct CacheLimits: ~Copyable, Sendable {
       lockedByteLimit: options.lockedByteLimit, pinnedByteLimit: options.pinnedByteLimit,
       core: options.core, idleNanoseconds: options.idleTime.map(CacheBudget.nanoseconds))
     count = Atomic(options.countLimit ?? .max)
-    cost = Atomic(options.costLimit.map { UInt64($0) } ?? .max)
+    cost = Atomic(LimitCheck.ofCosts(options.costLimit))
     bytes = Atomic(budget.byteLimitInForce.limit)
     lifetime = SharedLifetime(options.expiry)
     self.budget = Guarded(budget)

@@ -211,6 +211,13 @@ struct S3FIFOOrder: Sendable {
   static let mostSpared = 256
   static let mostLargeSpared = 15
 
+  /// How many rounds an entry with this counter outlives the first one that leaves at its first turn.
+  func rounds(counter: UInt64, _ queue: @autoclosure () -> EvictionQueue, _ cause: EvictionCause) -> UInt64 {
+    // What is promoted leaves main at its turn there.
+    if case .limit = cause, queue() == .probation { return counter >= promotionCounter ? 1 : 0 }
+    return counter
+  }
+
   /// The rule for a single entry: sparing it takes no room from another one. `spares`: false when the eviction has spared enough.
   func rule(_ queue: EvictionQueue, _ cause: EvictionCause, spares: Bool = true) -> Rule {
     var rule = Rule(queue: queue, cause: cause, threshold: 1)

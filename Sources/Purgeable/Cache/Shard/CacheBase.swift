@@ -124,6 +124,22 @@ final class CacheBase: Sendable {
     return isOverByteLimit ? .bytes : nil
   }
 
+  /// What the next entry goes for most likely: the limit that is nearest, or a trim.
+  var likelyNeed: EvictionNeed {
+    var (reason, most) = (DepartureReason.trimmed, 0.0)
+    func look(_ its: DepartureReason, _ now: Double, of limit: Double?) {
+      guard let limit, now / max(1, limit) > most else { return }
+      (reason, most) = (its, now / max(1, limit))
+    }
+    let (count, cost, bytes) = (
+      limits.count.load(ordering: .relaxed), limits.cost.load(ordering: .relaxed), limits.bytes.load(ordering: .relaxed)
+    )
+    look(.count, Double(self.count), of: count == .max ? nil : Double(count))
+    look(.cost, Double(totalCost), of: cost == .max ? nil : Double(cost))
+    look(.bytes, Double(chargedBytes), of: bytes == .max ? nil : Double(bytes))
+    return EvictionNeed(reason)
+  }
+
   var isOverByteLimit: Bool {
     let limit = limits.bytes.load(ordering: .relaxed)
     return limit != .max && chargedBytes > limit

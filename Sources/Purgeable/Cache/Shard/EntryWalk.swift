@@ -4,8 +4,9 @@
 //   note     each shard under its mutex: slabs in the order of their turn, then one pass over the index, which adds a note of
 //            each entry to its slab's notes: 8 bytes an entry, no page of an entry is touched. Where the order names entries
 //            (EntryOrder.swift), all of them in that order.
-//   next     the entries with the fewest uses first; among these, some at a time, those of the shard whose next one is the
-//            oldest; in a shard slab by slab, and in a slab in order of birth. What has no turn, as what is pinned, is last
+//   next     as for the limit that is nearest, or for a trim: first what goes at its first turn, then what uses save once, and
+//            so on; among these, some at a time, those of the shard whose next one is the oldest; in a shard slab by slab, and in
+//            a slab in order of birth. What has no turn, as what is pinned, is last
 //   visit    some notes at a time, under their shard's mutex: all entries that bear the name in the note now
 //
 // A note has no place to look at but a name, because evictions and compactions move entries. The name is a part of the key's
@@ -188,6 +189,31 @@ struct EntryWalk {
 
 // MARK: - Noting
 
+/// How shards are compared: what goes for a limit on entries or costs goes in each of them from the front of main, as far as that
+/// has more than its part, then from probation, then from the rest of main.
+private struct TurnPhase {
+  private let isOfLimit: Bool
+  private var hasProbation: Bool
+  private var number: UInt64 = 1
+
+  init(_ need: EvictionNeed, hasProbation: Bool) {
+    isOfLimit = need.reason == .count || need.reason == .cost
+    self.hasProbation = hasProbation
+  }
+
+  /// Of the next slab.
+  mutating func next(_ queue: EvictionQueue) {
+    switch queue {
+    case .speculative, .pinned: number = 0
+    case .probation where isOfLimit: (number, hasProbation) = (2, false)
+    case .main where isOfLimit: number = hasProbation ? 1 : 3
+    case .probation, .main: number = 1
+    }
+  }
+
+  func turn(_ age: UInt64) -> UInt64 { number << 62 | age }
+}
+
 extension CacheShards {
   /// Notes all entries. nil where there is no memory.
   fileprivate func noteAll(isReversed: Bool) -> ([ShardNotes], NotingMoment)? {
@@ -229,8 +255,9 @@ extension HeldShard {
   }
 
   private func noteEntriesBySlab(_ isReversed: Bool) -> ShardNotes? {
+    let need = base.likelyNeed
     var (count, first, last) = (0, UInt32.max, UInt32(0))
-    forEachSlabInTurn(sparseFirst: false) { slab, _, _ in
+    forEachSlabInTurn(sparseFirst: false, for: need) { slab, _, _ in
       (count, first, last) = (count + 1, min(first, slab.index), max(last, slab.index))
       return .taken
     }
@@ -240,9 +267,11 @@ extension HeldShard {
     else { return nil }
     let now = base.indexes.birthCount
     var ranked = 0
-    forEachSlabInTurn(sparseFirst: false) { slab, information, queue in
+    var phase = TurnPhase(need, hasProbation: books[.probation].count > 0)
+    forEachSlabInTurn(sparseFirst: false, for: need) { slab, information, queue in
       guard ranked < count else { return .passed }
-      let ages = (first: turn(information.first_age, queue), last: turn(information.age(at: .max, now: now), queue))
+      phase.next(queue)
+      let ages = (first: phase.turn(information.first_age), last: phase.turn(information.age(at: .max, now: now)))
       slabs[ranked].ages = ages
       slabs[ranked].agePerGranule = Double(ages.last - ages.first) / Double(max(1, information.used_granule_count))
       ranked += 1
@@ -275,8 +304,8 @@ extension HeldShard {
       let slot = Slot(bits: inTable[i].relaxed)
       guard !slot.isEmpty, let hash = hash(toNote: slot) else { continue }
       let number = slabNumber(slot, numbers)
-      notes[slabs[number].end] =
-        WalkNote(slot, hash: hash, counter: slot.counter, granule: slot.place & (granules - 1)).bits
+      let rounds = order.rounds(counter: slot.counter, heap.queue(at: slot.place), need.reason.cause)
+      notes[slabs[number].end] = WalkNote(slot, hash: hash, counter: rounds, granule: slot.place & (granules - 1)).bits
       slabs[number].end += 1
     }
     return ShardNotes(self.number, notes, slabs, isReversed: isReversed)

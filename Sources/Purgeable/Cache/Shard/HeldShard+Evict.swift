@@ -54,9 +54,13 @@ extension HeldShard {
   }
 
   /// The queue that evicts next, measured in what the limit counts.
-  func nextQueue(_ need: EvictionNeed) -> EvictionQueue {
-    let (probation, main, pinned) = (books[.probation], books[.main], books[.pinned])
-    let open = base.openCount
+  func nextQueue(_ need: EvictionNeed) -> EvictionQueue { nextQueue(need, of: books.sums, hasSpeculative: hasSpeculative) }
+
+  /// `sums`: as the books' own once some have left.
+  @inline(__always)
+  func nextQueue(_ need: EvictionNeed, of sums: EachQueue<QueueSums>, hasSpeculative: Bool) -> EvictionQueue {
+    let (probation, main) = (sums[EvictionQueue.probation.rawValue], sums[EvictionQueue.main.rawValue])
+    let (pinned, open) = (books[.pinned], base.openCount)
     if need.isOfCost {
       let limit = UInt128(base.limits.cost.load(ordering: .relaxed)) / UInt128(open)
       return order.next(

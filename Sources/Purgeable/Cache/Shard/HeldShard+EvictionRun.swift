@@ -227,9 +227,10 @@ extension HeldShard {
 
   /// Calls `body` with slabs in the order in which they go, until it answers that one was the last: the sparse ones among the
   /// oldest of each queue, which lose no entry, then again and again the oldest of the queue whose turn it is. `looks`: at so
-  /// many of each queue at most. `sparseFirst`: false for the order in which entries go.
+  /// many of each queue at most. `sparseFirst`: false for the order in which entries go. `need`: what they go for.
   func forEachSlabInTurn(
-    looks: Int = .max, sparseFirst: Bool = true, _ body: (purgeable_slab_t, SlabInformation, EvictionQueue) -> TurnAnswer
+    looks: Int = .max, sparseFirst: Bool = true, for need: EvictionNeed = EvictionNeed(.bytes),
+    _ body: (purgeable_slab_t, SlabInformation, EvictionQueue) -> TurnAnswer
   ) {
     var next = EachLane<purgeable_slab_t?>(repeating: nil)
     for lane in evictedLanes {
@@ -240,12 +241,9 @@ extension HeldShard {
       }
     }
     var left = EachQueue<Int>(repeating: looks)
-    var sums = EachQueue<Int>(repeating: 0)
-    for i in sums.indices { sums[i] = books.sums[i].byteCount }
+    var sums = books.sums
     while true {
-      let wanted = order.next(
-        probation: UInt128(sums[EvictionQueue.probation.rawValue]), main: UInt128(sums[EvictionQueue.main.rawValue]),
-        hasSpeculative: hasSpeculative && oldest(of: .speculative, next) != nil)
+      let wanted = nextQueue(need, of: sums, hasSpeculative: hasSpeculative && oldest(of: .speculative, next) != nil)
       guard let (lane, slab, information) = oldest(by: wanted.turns, next) else { return }
       let queue = lane.queue
       left[queue.rawValue] -= 1
@@ -253,11 +251,17 @@ extension HeldShard {
       next[lane.index] = information.is_open ? nil : heap.next(after: slab)
       if left[queue.rawValue] == 0 { for lane in usedLanes(of: queue) { next[lane.index] = nil } }
       switch body(slab, information, queue) {
-      case .taken: sums[queue.rawValue] -= min(sums[queue.rawValue], Int(information.payload_bytes))
+      case .taken: takeOff(slab, information, of: &sums[queue.rawValue], withCost: need.isOfCost)
       case .passed: break
       case .last: return
       }
     }
+  }
+
+  private func takeOff(_ slab: purgeable_slab_t, _ information: SlabInformation, of sums: inout QueueSums, withCost: Bool) {
+    sums.byteCount -= min(sums.byteCount, Int(information.payload_bytes))
+    sums.count -= min(sums.count, Int(information.element_count))
+    if withCost { for page in heap.pages(of: slab) { sums.cost -= min(sums.cost, base.pageSums.sum(at: page)?.cost ?? 0) } }
   }
 
   /// The oldest of some slabs, one of each lane, of the first of these queues that has any.

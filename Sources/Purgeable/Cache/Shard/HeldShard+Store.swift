@@ -264,13 +264,12 @@ extension HeldShard {
     return element
   }
 
-  /// Allocates memory for a restored entry, without evicting. The byte limit is kept, except where the program is asked before
-  /// entries go for it: with room for the bookkeeping that the store takes beside its element, and for the shards that it opens.
+  /// Allocates memory for a restored entry, without evicting. The byte limit is kept, with room for the bookkeeping that the
+  /// store takes beside its element, and for the shards that it opens.
   mutating func allocateWithinLimit(_ byteCount: Int, _ lane: Lane) -> FreshElement? {
     let byteLimit = base.limits.bytes.load(ordering: .relaxed)
     let room = byteLimit == .max ? .max : byteLimit - min(byteLimit / 64, 128 << 10)
-    let limit = base.asks(.bytes) ? 0 : slabLimit(room)
-    guard case .taken(let element) = take(byteCount, lane, limit: limit) else { return nil }
+    guard case .taken(let element) = take(byteCount, lane, limit: slabLimit(room)) else { return nil }
     return element
   }
 

@@ -128,18 +128,21 @@ extension PurgeableCache {
     if value.byteCount >= engine.heap.largeByteCount { LargeStore.awaitRoom(value.byteCount, in: engine) }
     var search = RoomSearch(condition)
     var hasEvicted = false
+    // With the number that the key has then: its entry is not asked about where another one has to go.
+    var engineKey = EngineKey(hash: hash)
     while true {
       let cost = head.cost ?? UInt64(value.byteCount)
       let result = withStore(of: key, hash: hash, cost: cost) {
-        engineKey, prefix, held -> ((StoreOutcome?, DueAfterStore), Bool) in
-        let isWanted = condition?.holds(engineKey, prefix, in: &held) ?? true
-        let outcome = isWanted ? held.store(engineKey, prefix, value, head, among: engine.shards) : nil
+        numbered, prefix, held -> ((StoreOutcome?, DueAfterStore), Bool) in
+        engineKey = numbered
+        let isWanted = condition?.holds(numbered, prefix, in: &held) ?? true
+        let outcome = isWanted ? held.store(numbered, prefix, value, head, among: engine.shards) : nil
         return ((outcome, held.takeDue()), outcome?.isStored ?? false)
       }
       guard let (outcome, due) = result else {
         // There is no memory for another key: one leaves for it.
         guard !hasEvicted,
-          engine.shards.hold(homeOf: EngineKey(hash: hash), { $0.evictEntry(EvictionNeed(engine.base.refusalReason)) })
+          engine.shards.hold(homeOf: engineKey, { $0.evictEntry(EvictionNeed(engine.base.refusalReason)) })
         else {
           return .outOfMemory
         }
@@ -147,8 +150,6 @@ extension PurgeableCache {
         continue
       }
       guard let outcome else { return nil }
-      // Of the key, only the shard matters from here on.
-      let engineKey = EngineKey(hash: hash)
       if engine.makesRoom(engineKey, outcome, due, &search) { continue }
       engine.finishStore(engineKey, outcome, due)
       return outcome

@@ -20,7 +20,7 @@ extension PurgeableCache {
     engine.enforceChangedLimits()
   }
 
-  /// The most that costs may add up to, nil for no limit.
+  /// The most that costs may add up to, nil for no limit. `Int.max` is none: no sum counts as more.
   public var costLimit: Int? {
     let limit = engine.base.limits.cost.load(ordering: .relaxed)
     return limit == .max ? nil : Int(clamping: limit)
@@ -30,7 +30,7 @@ extension PurgeableCache {
   /// Throws `invalidArgument` for a negative limit, which stays as it was then.
   public func setCostLimit(_ limit: Int?) throws(PurgeableError) {
     try LimitCheck.limit(limit, "limit", in: "PurgeableCache '\(name)'.setCostLimit")
-    engine.base.limits.cost.store(limit.map { UInt64($0) } ?? .max, ordering: .relaxed)
+    engine.base.limits.cost.store(LimitCheck.ofCosts(limit), ordering: .relaxed)
     engine.enforceChangedLimits()
   }
 

@@ -18,7 +18,7 @@ private struct MemoryEstimate {
   }
 
   func byteCount(of record: FileRecord) -> Int {
-    inFile == 0 ? record.byteCount : Int(Double(record.byteCount) * Double(inMemory) / Double(inFile))
+    inFile == 0 ? record.byteCount : Int(min(Double(record.byteCount) * Double(inMemory) / Double(inFile), 0x1p62))
   }
 }
 
@@ -167,13 +167,15 @@ extension PurgeableCache where Key: PurgeableValue {
       return outcome
     } tracked: { hash in
       let cost = head.cost ?? UInt64(value.byteCount)
+      var engineKey = EngineKey(hash: hash)
       let result = withStore(of: key, hash: hash, cost: cost) {
-        engineKey, prefix, held -> ((RestoreOutcome, DueAfterStore), Bool) in
-        let outcome = overtaken.has(hashValue) ? .present : held.restore(engineKey, prefix, value, head, rank)
+        numbered, prefix, held -> ((RestoreOutcome, DueAfterStore), Bool) in
+        engineKey = numbered
+        let outcome = overtaken.has(hashValue) ? .present : held.restore(numbered, prefix, value, head, rank)
         return ((outcome, held.takeDue()), outcome == .stored)
       }
       guard let (outcome, due) = result else { return .full }
-      engine.finishStore(EngineKey(hash: hash), .stored, due)
+      engine.finishStore(engineKey, .stored, due)
       if outcome == .stored { teller?.board.load()?.note(key) }
       return outcome
     }

@@ -19,7 +19,7 @@ extension PurgeableCache {
 
   /// Evicts entries of a cost above 0 by policy until costs add up to at most `cost`. Entries that other threads store meanwhile
   /// may be left. Less than 0 counts as 0.
-  public func trim(toCost cost: Int) { engine.trim(toCost: UInt64(max(0, cost))) }
+  public func trim(toCost cost: Int) { if cost < .max { engine.trim(toCost: UInt64(max(0, cost))) } }
 
   /// Gives memory back until at most `byteCount` bytes are held, bookkeeping included: first what is lost or empty, then by
   /// policy, slab by slab. Entries that other threads store meanwhile may be left. Less than 0 counts as 0.
