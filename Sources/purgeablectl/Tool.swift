@@ -15,10 +15,11 @@ package enum Tool {
   package static func run(_ words: [String], commands: [Command] = Command.all, inner: [Command] = Command.inner) -> Int32 {
     do {
       guard let first = words.first else { throw UsageError("a command is missing") }
-      if first == "--help" || first == "-h" {
+      if first == "--help" || first == "-h" || words == ["help"] {
         print(help(commands))
         return 0
       }
+      if first == "help" { return run([words[1], "--help"], commands: commands, inner: inner) }
       guard let command = (commands + inner).first(where: { $0.name == first }) else {
         throw UsageError("unknown \(first.hasPrefix("-") ? "option" : "command") \"\(first)\"")
       }
@@ -62,7 +63,7 @@ package enum Tool {
 
       \(rows.joined(separator: "\n"))
 
-      "\(name) COMMAND --help" tells more about a command.
+      "\(name) help COMMAND" tells more about a command.
       """
   }
 }

@@ -21,6 +21,9 @@ struct CommandTests {
     ]
     #expect(Tool.run([], commands: commands) == 2)
     #expect(Tool.run(["--help"], commands: commands) == 0)
+    #expect(Tool.run(["help"], commands: commands) == 0)
+    #expect(Tool.run(["help", "fail"], commands: commands) == 0)
+    #expect(Tool.run(["help", "nothing"], commands: commands) == 2)
     #expect(Tool.run(["try", "--wrong", "--help"], commands: commands) == 0)
     #expect(Tool.run(["--wrong"], commands: commands) == 2)
     #expect(Tool.run(["nothing"], commands: commands) == 2)

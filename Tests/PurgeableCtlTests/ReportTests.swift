@@ -246,6 +246,10 @@ struct ReportTests {
       let refused = try ChildProcess.run(program, ["report", root.path + "/run.jsonl", "--output", place])
       #expect(refused.status == 1 && refused.errors.contains("\"\(place)\" cannot be written: \(word)"), "\(refused.errors)")
     }
+    for command in [["replay", root.path, "--capacity", "1"], ["demo"], ["stress", "hot"]] {
+      let both = try ChildProcess.run(program, command + ["--record", "-", "--json"])
+      #expect(both.status == 2 && both.output.isEmpty && both.errors.contains("--record: --json"), "\(both.errors)")
+    }
     let itself = try ChildProcess.run(program, ["report", root.path + "/run.jsonl", "--output", root.path + "/run.jsonl"])
     #expect(itself.status == 2 && itself.errors.contains("is the run"))
     #expect(try ChildProcess.run(program, ["report", root.path + "/run.jsonl"]).output == printed.output)

@@ -16,6 +16,8 @@ protocol FiledCache: AnyObject, Sendable {
   var fileGate: FileGate { get }
   /// A longer record of a file could not be stored, where values are written as they are.
   var mostRecordBytes: Int { get }
+  /// Another number after each change of what would be saved, and 0 where nothing ever was.
+  var changeCount: Int { get }
 
   /// Writes all entries, the hottest first.
   func writeAll(
@@ -58,7 +60,7 @@ extension FiledCache {
     to path: String, _ format: StoredFormat<Value>, _ terms: FileTerms, _ progress: ((Double) -> Bool)?
   ) throws(PurgeableError) -> FileReport {
     try checkMemory(in: "save")
-    let operation = operation("save")
+    let (operation, count) = (operation("save"), changeCount)
     let header = FileHeader(
       created: WallTime.now, keyType: nameInFiles(Key.self), valueType: nameInFiles(Value.self),
       format: UInt32(format.version))
@@ -68,28 +70,28 @@ extension FiledCache {
     try writeAll(to: &writer, format, &steps, &report)
     try steps.end()
     report.byteCount = try writer.place(isSynchronized: terms.isSynchronized)
+    fileGate.noteFile(path, has: SavedState(changeCount: count, format: header.format))
     return report
   }
 
   // MARK: Saving at intervals
 
-  /// `changeCount`: another number after each change of what would be saved, and 0 where nothing ever was.
   func setAutosave(
     to path: String, every interval: Duration, _ format: StoredFormat<Value>, _ parts: borrowing LazyParts,
-    changeCount: @escaping @Sendable (Self) -> Int, _ handler: (@Sendable (SaveEvent) -> Void)?
+    _ handler: (@Sendable (SaveEvent) -> Void)?
   ) throws(PurgeableError) {
     try checkMemory(in: "setAutosave")
     let operation = operation("setAutosave")
     try LimitCheck.time(interval, "interval", in: operation)
     _ = try CacheFileWriter.split(path, operation: operation)
     let gate = fileGate
+    gate.noteAutosaves(to: path)
     let saves = parts.saves
-    let savedCount = Counter()
     // What has ended ends when the change is over: the program's closures may change the autosave once more.
     let (isRunning, ended) = gate.changeAutosave { number in
       let ended = saves.set(every: interval) { [weak self] _ in
         gate.run(autosave: number) {
-          self?.saveIfChanged(to: path, format, changeCount, savedCount, handler)
+          self?.saveIfChanged(to: path, format, handler)
         }
       }
       return saves.isRunning ? (true, ended) : (false, ended + saves.unset())
@@ -100,17 +102,17 @@ extension FiledCache {
 
   /// In turn.
   private func saveIfChanged(
-    to path: String, _ format: StoredFormat<Value>, _ changeCount: (Self) -> Int, _ savedCount: Counter,
-    _ handler: ((SaveEvent) -> Void)?
+    to path: String, _ format: StoredFormat<Value>, _ handler: ((SaveEvent) -> Void)?
   ) {
-    let (process, count) = (getpid(), changeCount(self))
-    guard count != savedCount.value else { return }
+    let (process, count) = (getpid(), changeCount)
+    guard count != 0, !fileGate.isKnown(path, toHave: SavedState(changeCount: count, format: UInt32(format.version))) else {
+      return
+    }
     handler?(.willSave)
     // A child that a closure of the program's has forked saves nothing.
     guard getpid() == process else { return }
     do throws(PurgeableError) {
       let report = try fileGate.noting { () throws(PurgeableError) in try saveNow(to: path, format, FileTerms(), nil) }
-      savedCount.value = count
       handler?(.didSave(report))
     } catch {
       if getpid() == process { handler?(.failed(error)) }
@@ -143,6 +145,7 @@ extension FiledCache {
       }
       var report = FileReport()
       report.byteCount = reader.footer.fileByteCount
+      let isFirst = changeCount == 0
       var steps = ProgressSteps(progress, operation)
       try loads.whileRestoring(overtaken) { () throws(PurgeableError) in
         try readAll(from: &reader, format, overtaken, &steps, &report)
@@ -150,6 +153,10 @@ extension FiledCache {
       report.noteLeftOut(of: reader.footer.recordCount)
       for _ in 0..<reader.damageCount { report.skip("a place in the file", because: "it is damaged, and no entry can be told") }
       try steps.end()
+      // All of it is in memory, and nothing else.
+      if isFirst, report.entryCount == reader.footer.recordCount, changeCount == report.entryCount {
+        fileGate.noteFile(path, has: SavedState(changeCount: report.entryCount, format: reader.header.format))
+      }
       return report
     }
   }
@@ -185,27 +192,21 @@ extension FiledCache {
   }
 }
 
-/// For one thread at a time.
-private final class Counter: Sendable {
-  private let count = Atomic<Int>(0)
-
-  var value: Int {
-    get { count.load(ordering: .relaxed) }
-    set { count.store(newValue, ordering: .relaxed) }
-  }
-}
-
-/// Calls a program's closure about once a mebibyte.
+/// Calls a program's closure about once a mebibyte, and where much comes to nothing that is written.
 struct ProgressSteps {
   private let progress: ((Double) -> Bool)?
   private let operation: String
   private var next = 0
+  private var quietCount = 0
+  private static let mostQuiet = 10_000
 
   init(_ progress: ((Double) -> Bool)?, _ operation: String) { (self.progress, self.operation) = (progress, operation) }
 
   /// `byteCount`: written so far; `Int.max` where each call is a mebibyte.
   mutating func note(_ part: Double, at byteCount: Int) throws(PurgeableError) {
-    guard byteCount >= next else { return }
+    quietCount += 1
+    guard byteCount >= next || quietCount == Self.mostQuiet else { return }
+    quietCount = 0
     if byteCount < .max { next = byteCount + 1 << 20 }
     try tell(min(1, part))
   }

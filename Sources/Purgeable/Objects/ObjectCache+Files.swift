@@ -88,7 +88,7 @@ extension ObjectCache where Key: PurgeableValue {
   public func setAutosave(
     to path: String, every interval: Duration, format: StoredFormat<Value>, handler: (@Sendable (SaveEvent) -> Void)? = nil
   ) throws(PurgeableError) {
-    try setAutosave(to: path, every: interval, format, store.lazy, changeCount: { $0.store.changeCount }, handler)
+    try setAutosave(to: path, every: interval, format, store.lazy, handler)
   }
 
   /// Ends the saves at intervals. Waits for one that is at work, and its handler, unless that handler calls this.
@@ -103,6 +103,7 @@ extension ObjectCache: FiledCache where Key: PurgeableValue {
   static var kind: String { "ObjectCache" }
   var fileGate: FileGate { store.lazy.files }
   var mostRecordBytes: Int { .max }
+  var changeCount: Int { store.changeCount }
 
   func writeAll(
     to writer: inout CacheFileWriter, _ format: StoredFormat<Value>, _ steps: inout ProgressSteps, _ report: inout FileReport

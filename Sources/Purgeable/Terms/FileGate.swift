@@ -3,6 +3,12 @@
 
 import Glibc
 
+/// What a file has: the cache after so many changes, in a format.
+struct SavedState: Equatable {
+  var changeCount: Int
+  var format: UInt32
+}
+
 /// `@unchecked Sendable`: what changes is under the mutex.
 final class FileGate: ForkProtected, @unchecked Sendable {
   private let mutex = WaitableMutex()
@@ -13,6 +19,9 @@ final class FileGate: ForkProtected, @unchecked Sendable {
   /// Some thread sets or removes an autosave.
   private var isChanging = false
   private var failure: PurgeableError?
+  /// The file that was saved or restored last. Where autosaves are set, only theirs.
+  private var file: (path: String, state: SavedState)?
+  private var autosavePath: String?
   /// Rises when an autosave is set or removed: no save of an earlier one begins from then on.
   private var autosaves = 0
 
@@ -63,6 +72,17 @@ final class FileGate: ForkProtected, @unchecked Sendable {
 
   /// Why the last save failed; nil where it did not.
   var lastFailure: PurgeableError? { mutex.withLock { failure } }
+
+  func noteAutosaves(to path: String) { mutex.withLock { autosavePath = path } }
+
+  func noteFile(_ path: String, has state: SavedState) {
+    mutex.withLock { if autosavePath ?? path == path { file = (path, state) } }
+  }
+
+  /// Whether a file is as the cache is, unless somebody else has written it.
+  func isKnown(_ path: String, toHave state: SavedState) -> Bool {
+    mutex.withLock { file.map { $0.path == path && $0.state == state } ?? false }
+  }
 
   /// Runs `body`, which is a save, and notes how it went.
   func noting<R>(_ body: () throws(PurgeableError) -> R) throws(PurgeableError) -> R {

@@ -26,7 +26,7 @@ package struct DemoOptions: Equatable, Sendable {
     limitBytes = try arguments.bytes("limit")
     seed = try arguments.number("seed") ?? seed
     isJSON = arguments.has("json")
-    recordPath = arguments.text("record")
+    recordPath = try arguments.recordPath()
     replaysInRoom = arguments.has("in-room")
     if sizeBytes == 0 { throw UsageError("--size: nothing to read; write at least 1") }
     if sizeBytes > 1 << 40 { throw UsageError("--size: at most 1T") }

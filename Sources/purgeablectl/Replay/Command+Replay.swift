@@ -126,7 +126,7 @@ struct ReplayOptions: Equatable, Sendable {
     isWithoutCredit = arguments.has("without-credit")
     if isWithoutCredit, cost == nil { throw UsageError("--without-credit goes with --cost") }
     isJSON = arguments.has("json")
-    recordPath = arguments.text("record")
+    recordPath = try arguments.recordPath()
     switch (arguments.text("capacity"), try arguments.bytes("memory-limit")) {
     case (nil, nil): throw UsageError("--capacity or --memory-limit is missing")
     case (_?, _?): throw UsageError("--capacity or --memory-limit, not both")

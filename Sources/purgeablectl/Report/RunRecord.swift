@@ -38,6 +38,15 @@ struct RunHeader: Codable, Equatable {
   static let format = 1
 }
 
+extension Arguments {
+  /// Where the run is to be written.
+  func recordPath() throws(UsageError) -> String? {
+    let path = text("record")
+    if path == "-", has("json") { throw UsageError("--record: --json prints its object on standard output too; name a file") }
+    return path
+  }
+}
+
 /// Writes a record, line by line: what was written stays when the run is interrupted.
 final class RunRecorder {
   private let file: OutputFile

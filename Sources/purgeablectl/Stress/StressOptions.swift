@@ -40,7 +40,7 @@ package struct StressOptions: Equatable, Sendable {
     seed = try arguments.number("seed") ?? 1
     limitBytes = try arguments.bytes("limit") ?? (isShort ? Self.shortLimitBytes : limitBytes)
     seconds = try arguments.number("seconds")
-    recordPath = arguments.text("record")
+    recordPath = try arguments.recordPath()
     if recordPath != nil, scenarios.count != 1 || repeatCount != 1 {
       throw UsageError("--record: a record is of one run; name one scenario, without --repeat")
     }

@@ -130,6 +130,50 @@ struct AutosaveTests {
     }
   }
 
+  @Test("what a save has left, or a restore of all of a file, is not saved again, until it changes or the format does")
+  func unchanged() throws {
+    let formats = [
+      StoredFormat<[UInt8]>.purgeableBytes,
+      StoredFormat(version: 2) {
+        $0
+      } decode: { bytes, _ in
+        [UInt8](purgeableBytes: bytes)
+      },
+    ]
+    for (saved, restored) in zip(try Self.each(), try Self.each()) {
+      try withFolder { folder in
+        let path = folder.path + "/cache"
+        saved[1] = [1]
+        saved[2] = [2]
+        try saved.save(to: path, format: formats[0])
+        #expect(try restored.restore(from: path).entryCount == 2)
+        for cache in [saved, restored] {
+          let told = ToldSaves()
+          let before = try fileNumber(path)
+          try cache.setAutosave(to: path, every: Self.often, format: formats[0]) { told.note($0) }
+          usleep(100_000)
+          #expect(try told.all.isEmpty && fileNumber(path) == before)
+          // Another file says nothing of this one.
+          try cache.save(to: folder.path + "/other", format: formats[0])
+          usleep(50_000)
+          #expect(told.all.isEmpty)
+          cache[1] = [3]
+          #expect(told.next() == nil && told.next() == 2)
+          try cache.setAutosave(to: path, every: Self.often, format: formats[1]) { told.note($0) }
+          #expect(told.next() == nil && told.next() == 2)
+          cache.removeAutosave()
+          try cache.save(to: path, format: formats[0])
+        }
+        // A part of a file is none.
+        restored[3] = [3]
+        let (part, told) = (try PurgeableCache<Int, [UInt8]>(countLimit: 1), ToldSaves())
+        #expect(try part.restore(from: path).entryCount == 1)
+        try part.setAutosave(to: path, every: Self.often, format: formats[0]) { told.note($0) }
+        #expect(told.next() == nil && told.next() == 1)
+      }
+    }
+  }
+
   @Test("a save that fails is told and noted, and the next interval tries again")
   func failures() throws {
     for cache in try Self.each() {

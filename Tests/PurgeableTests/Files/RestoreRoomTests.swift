@@ -107,6 +107,31 @@ struct RestoreRoomTests {
     }
   }
 
+  @Test("a save can be cancelled also where nothing of it is written")
+  func quiet() throws {
+    try withFolder { folder in
+      let path = folder.path + "/cache"
+      let none = StoredFormat<UInt8>(version: 1) { _ in
+        throw CancellationError()
+      } decode: { _, _ in
+        nil
+      }
+      let (cache, objects) = (try PurgeableCache<Int, UInt8>(), try ObjectCache<Int, UInt8>())
+      for key in 0..<25_000 { (cache[key], objects[key]) = (1, 1) }
+      for save in [cache.save, objects.save] {
+        var calls = 0
+        let error = #expect(throws: PurgeableError.self) {
+          try save(path, none, 0o600, false) {
+            #expect($0 <= 1)
+            calls += 1
+            return calls < 3
+          }
+        }
+        #expect(error?.kind == .cancelled && calls == 3)
+      }
+    }
+  }
+
   @Test("a restore that ends at the byte limit evicts nothing: its bookkeeping, and that of shards that open, has room")
   func byteLimit() throws {
     try withFolder { folder in

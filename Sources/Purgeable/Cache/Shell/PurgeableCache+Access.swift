@@ -97,8 +97,9 @@ extension PurgeableCache {
   ///
   /// nil also when more would be locked than `lockedByteLimit` allows; the statistics count that as `MissReason.lockLimit`.
   /// Meanwhile the kernel takes none of the value's pages, and `body` is not disturbed when the entry leaves the cache, or
-  /// another value takes its place. Keep `body` short: no page of the slab is offered while anything in the slab is locked. After
-  /// a fork inside `body` the child reads zeros: a forked child has none of the cache's memory, locked or not.
+  /// another value takes its place. Keep `body`, which cannot `await`, short: no page of the slab is offered while anything in
+  /// the slab is locked. After a fork inside `body` the child reads zeros: a forked child has none of the cache's memory, locked
+  /// or not.
   @inlinable
   public func withBytes<R, E: Error>(forKey key: Key, _ body: (RawSpan) throws(E) -> R) throws(E) -> R? {
     guard let locked = lock(key) else { return nil }

@@ -6,6 +6,7 @@ import Synchronization
 extension PurgeableCache: FiledCache where Key: PurgeableValue {
   static var kind: String { "PurgeableCache" }
   var fileGate: FileGate { engine.lazy.files }
+  var changeCount: Int { engine.changeCount }
   var mostRecordBytes: Int { min(Int(UInt32.max), engine.base.limits.bytes.load(ordering: .relaxed)) }
 }
 
@@ -13,10 +14,10 @@ extension PurgeableCache where Key: PurgeableValue {
   /// Saves after each interval in which an entry was stored, replaced, has left or got a priority, in place of an earlier
   /// autosave.
   ///
-  /// Each as `save(to:format:)`, on a thread of the cache's own; a cache in which nothing was ever stored is not saved. One save
-  /// or restore at a time: what is due meanwhile waits. After one that failed the next interval tries again. Does not keep the
-  /// cache alive, and saves nothing at its end: for that call `save(to:)`. A forked child saves nothing by itself until it sets
-  /// an autosave.
+  /// Each as `save(to:format:)`, on a thread of the cache's own; a cache in which nothing was ever stored is not saved, nor one
+  /// that is as a save to the same path has left it, or a restore of all that was in the file. One save or restore at a time:
+  /// what is due meanwhile waits. After one that failed the next interval tries again. Does not keep the cache alive, and saves
+  /// nothing at its end: for that call `save(to:)`. A forked child saves nothing by itself until it sets an autosave.
   ///
   ///     let pages = try PurgeableCache<String, [UInt8]>()
   ///     try pages.setAutosave(to: "/var/cache/service/pages", every: .seconds(60)) {
@@ -36,7 +37,7 @@ extension PurgeableCache where Key: PurgeableValue {
     to path: String, every interval: Duration, format: StoredFormat<Value> = .purgeableBytes,
     handler: (@Sendable (SaveEvent) -> Void)? = nil
   ) throws(PurgeableError) {
-    try setAutosave(to: path, every: interval, format, engine.lazy, changeCount: { $0.engine.changeCount }, handler)
+    try setAutosave(to: path, every: interval, format, engine.lazy, handler)
   }
 
   /// Ends the saves at intervals. Waits for one that is at work, and its handler, unless that handler calls this.

@@ -21,7 +21,8 @@ extension PurgeableCache where Key: PurgeableValue {
   ///   - format: how values are written. Keys are written as they are `PurgeableValue`s.
   ///   - permissions: of the file, whatever the process's mask says.
   ///   - isSynchronized: false does not wait for the disk; a power cut may then leave neither file.
-  ///   - progress: called about once a mebibyte, between entries, with 0 to 1, under no mutex; false cancels.
+  ///   - progress: called about once a mebibyte, and now and then where nothing is written, between entries, with 0 to 1, under
+  ///     no mutex; false cancels.
   /// - Throws: `PurgeableError` of kind `systemCallFailed`, `outOfMemory`, `cancelled`, `invalidArgument` (a path that names no
   ///   file), `busy` (from within `progress` or the format's closures). The old file stays then, and no temporary one is left.
   ///   Only where the directory cannot be brought to the disk, which the error says, the new file is in place.
@@ -81,6 +82,8 @@ extension PurgeableCache where Key: PurgeableValue {
         }
         try steps.note(Double(seen) / total, at: writer.byteCount)
       }
+      // Also where all of it was lost.
+      try steps.note(min(1, Double(seen) / total), at: writer.byteCount)
     }
     report.noteLeftOut(of: walk.count)
   }
