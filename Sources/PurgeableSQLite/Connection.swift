@@ -156,6 +156,9 @@
       return cuts ? 0 : Int(log)
     }
 
+    /// Of the log that this connection has open, whatever its name leads to.
+    var logByteCount: Int64 { unsafe purgeable__log_byte_count(handle) }
+
     /// From here on `logPageCount` is kept.
     func watchLog() {
       let context = unsafe Unmanaged.passUnretained(self).toOpaque()

@@ -119,7 +119,7 @@
     static let nextToExpire = "SELECT min(expires) FROM life WHERE expires IS NOT NULL"
     static let readTotal = "SELECT records, bytes FROM total"
     static let readHashKey = "SELECT low, high FROM total"
-    static let writeHashKey = "UPDATE total SET low=?1, high=?2 WHERE low<>?1 OR high<>?2"
+    static let writeHashKey = "UPDATE total SET low=?1, high=?2"
     static let writeTotal = "UPDATE total SET records=?1, bytes=?2"
     static let sumOfSizes = "coalesce(sum(min(max(size, 0), \(sizes.upperBound))), 0)"
     static let countAll = "SELECT count(*), \(sumOfSizes) FROM life"
@@ -139,9 +139,13 @@
     /// Table `kind` has it with a sum, and `total` as it is: what has changed in one of them stands in the other.
     static func read(in connection: Connection) throws(StoreFailure) -> HashKey {
       if let its = try said(in: connection) { return its }
-      let copy = try connection.prepare(Schema.readHashKey)
-      guard try copy.next() else { throw Total.missing }
-      return HashKey(low: UInt64(bitPattern: copy.number(0)), high: UInt64(bitPattern: copy.number(1)))
+      return try copy(in: connection)
+    }
+
+    private static func copy(in connection: Connection) throws(StoreFailure) -> HashKey {
+      let read = try connection.prepare(Schema.readHashKey)
+      guard try read.next() else { throw Total.missing }
+      return HashKey(low: UInt64(bitPattern: read.number(0)), high: UInt64(bitPattern: read.number(1)))
     }
 
     private static let what = "hash"
@@ -154,6 +158,7 @@
     /// Both say it afterwards. For the holder of the lock.
     func write(to connection: Connection) throws(StoreFailure) {
       if try Self.said(in: connection) != self { try StoreKinds.say("\(low) \(high)", of: Self.what, in: connection) }
+      if try Self.copy(in: connection) == self { return }
       let write = try connection.prepare(Schema.writeHashKey)
       write.bind(1, Int64(bitPattern: low))
       write.bind(2, Int64(bitPattern: high))

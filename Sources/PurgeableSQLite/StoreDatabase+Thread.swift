@@ -265,7 +265,7 @@
     private func tidyUp() {
       (isTidy, tidiedAt) = (true, MonotonicTime.now)
       // Another folder may be in its place: what is written next finds out.
-      guard let writer, let file, isInPlace else { return }
+      guard let writer, let file, isInPlace, writer.hasItsNames else { return }
       do throws(StoreFailure) {
         if sweptAt.map({ tidiedAt - $0 >= Self.sweepInterval }) ?? true {
           folder.removeDamaged()
@@ -291,21 +291,28 @@
       readers.reopen()
       try folder.prepare()
       if let writer, isInPlace {
-        // What a log without a name has goes to the database: nobody would find it.
-        do { try writer.checkpoint(cuts: true) } catch {
+        do throws(StoreFailure) {
+          if try !writer.rescueLog() { noteLostLog("another process has begun another one") }
+        } catch {
           // It is not lost yet.
           if error.passes { throw error }
-          let error = PurgeableError(
-            .invalidFile, in: "PurgeableStore '\(name)'",
-            explanation: "somebody has removed the log, with what was not in the database yet: \(error.message)")
-          mutex.withLock { count(error, isNews: true) }
+          noteLostLog(error.message)
         }
       } else if let writer, !writer.disk.isSynchronized {
         noteLoss(StoreFailure(isGone: true, call: "stat", message: "somebody has put it aside or removed it"), isNews: true)
       }
       closeWriter(isGone: !isInPlace)
       readers.reopen(isMade: false)
+      // A connection of this process would share the old log's memory with the new ones.
+      readers.awaitNone()
       try reopen()
+    }
+
+    private func noteLostLog(_ why: String) {
+      let error = PurgeableError(
+        .invalidFile, in: "PurgeableStore '\(name)'",
+        explanation: "somebody has removed the log, with what was not in the database yet: \(why)")
+      mutex.withLock { count(error, isNews: true) }
     }
 
     private func reopen() throws(StoreFailure) {

@@ -178,6 +178,12 @@
       withExtendedLifetime(ended) {}
     }
 
+    /// Waits until nobody reads any more who has begun before `reopen`, for a second at most.
+    func awaitNone() {
+      let deadline = MonotonicTime.now + 1_000_000_000
+      mutex.withLock { while count > 0, mutex.wait(until: deadline) {} }
+    }
+
     /// Waits until nobody reads, and closes all.
     func end() {
       mutex.withLock {

@@ -16,7 +16,7 @@
     private let fileThreshold: Int
     private let file: FileNumber?
     /// The log, and the memory that users share: there as long as this connection is.
-    private let companions: [FileNumber?]
+    let companions: [FileNumber?]
     /// What of the changes that were written is on the disk. The next writer of the same database goes on from there.
     var disk = Disk()
     /// Bytes of the log that were written back to the database, since the last time that it was asked.
@@ -90,17 +90,6 @@
       try hashKey.write(to: connection)
     }
 
-    private static func companions(of folder: StoreFolder) -> [FileNumber?] {
-      ["-wal", "-shm"].map { FileNumber(of: folder.database + $0) }
-    }
-
-    /// nil: there is none.
-    var sharedMemory: FileNumber? { companions[1] }
-
-    /// Whether the names beside the database lead to the files that this connection has. Where somebody has removed them, what is
-    /// committed is in a log without a name.
-    var hasItsNames: Bool { Self.companions(of: folder) == companions }
-
     /// The database's file. Throws where the names lead elsewhere: what is written would not be found.
     @discardableResult
     func checkPlace() throws(StoreFailure) -> FileNumber {
@@ -112,10 +101,13 @@
 
     // MARK: Transactions
 
-    /// Runs `body`, which writes, with the lock of all who write. SQLite brings the log to the disk by itself before it writes it
-    /// back: that may fail here too.
-    private func locked<R>(_ body: () throws(StoreFailure) -> R) throws(StoreFailure) -> R {
-      do throws(StoreFailure) { return try folder.locked(body) } catch {
+    /// Runs `body`, which writes, with the lock of all who write, in the database's place: while it waited, another process may
+    /// have put the database aside, or opened it beside another log. SQLite brings the log to the disk by itself before it writes
+    /// it back: that may fail here too.
+    private func locked<R>(_ body: (FileNumber) throws(StoreFailure) -> R) throws(StoreFailure) -> R {
+      do throws(StoreFailure) {
+        return try folder.locked { () throws(StoreFailure) in try body(checkPlace()) }
+      } catch {
         disk.note(error)
         throw error
       }
@@ -127,9 +119,7 @@
       var files = Files()
       let before = total
       do throws(StoreFailure) {
-        try locked { () throws(StoreFailure) in
-          // While it waited for the lock, another process may have put the database aside.
-          let file = try checkPlace()
+        try locked { (file) throws(StoreFailure) in
           try connection.run("BEGIN IMMEDIATE")
           do throws(StoreFailure) {
             guard let total = try Total.read(readTotal) else { throw Total.missing }
@@ -434,7 +424,7 @@
     /// Returns how many pages the log has.
     @discardableResult
     func checkpoint(cuts: Bool) throws(StoreFailure) -> Int {
-      let count = try locked { () throws(StoreFailure) in try connection.checkpoint(cuts: cuts) }
+      let count = try locked { (_) throws(StoreFailure) in try connection.checkpoint(cuts: cuts) }
       // The log's own pages stay, until it is cut: it is written over, and what is not there would be read for that.
       writtenBackBytes += max(0, count) * Schema.pageByteCount
       return count
@@ -450,7 +440,7 @@
         free > all / 10, free > 64, free < before, isFree()
       {
         before = free
-        try locked { () throws(StoreFailure) in try connection.run("PRAGMA incremental_vacuum(\(pageCount))") }
+        try locked { (_) throws(StoreFailure) in try connection.run("PRAGMA incremental_vacuum(\(pageCount))") }
         if cutsLog { try cutLog() } else { try checkpointIfLong() }
       }
     }

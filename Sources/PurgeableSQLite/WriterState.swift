@@ -20,6 +20,34 @@
   }
 
   extension StoreWriter {
+    // MARK: What is beside the database
+
+    static func companions(of folder: StoreFolder) -> [FileNumber?] {
+      ["-wal", "-shm"].map { FileNumber(of: folder.database + $0) }
+    }
+
+    /// nil: there is none.
+    var sharedMemory: FileNumber? { companions[1] }
+
+    /// Whether the names beside the database lead to the files that this connection has. Where somebody has removed them, what is
+    /// committed is in a log without a name.
+    var hasItsNames: Bool { Self.companions(of: folder) == companions }
+
+    /// Brings what a log without a name has to the database, where nobody would find it. False where another process has begun
+    /// another log: it goes on from what the database had, and what this log had beside is lost.
+    func rescueLog() throws(StoreFailure) -> Bool {
+      try folder.locked { () throws(StoreFailure) in
+        let log = FileNumber(of: "\(folder.database)-wal")
+        // Who opens the database finds it; or who shares it has written it back.
+        if log != nil && log == companions[0] || connection.logByteCount == 0 { return true }
+        if folder.logByteCount > 0 { return false }
+        try connection.checkpoint(cuts: true)
+        return true
+      }
+    }
+
+    // MARK: What it is in the midst of
+
     /// What of the changes that were written is on the disk.
     struct Disk {
       /// Files of values were made since the last time that all were brought to the disk.

@@ -67,6 +67,8 @@ struct TraceFileTests {
     // More blank lines than are read at a time.
     try root.write("blank", String(repeating: "\n", count: 3 * TraceFile.bufferBytes) + "key,obj_size\n7,3\n")
     #expect(try TestTrace.read(root.path + "/blank") == [TraceRequest(key: 7, size: 3)])
+    try root.write("edge", String(repeating: "\n", count: TraceFile.bufferBytes - 5) + "key,bytes\n7,3\n")
+    #expect(try TestTrace.read(root.path + "/edge") == [TraceRequest(key: 7, size: 3)])
   }
 
   @Test("what is wrong in a trace is told with its line, and what to do")

@@ -76,40 +76,60 @@
       }
     }
 
-    @Test("files beside the database are removed while two processes have it open: no wrong value, and nothing is put aside")
-    func removedBesideAnother() async throws {
+    @Test(
+      "files beside the database are removed, and another process opens it: no wrong value, no damage, and what is lost is told",
+      arguments: [["-shm"], ["-wal", "-shm"]])
+    func removedBesideAnother(names: [String]) async throws {
       try await withPlace { place in
         let store = try place.open()
         try Self.fill(store)
         #expect(Self.allAre(0, in: store))
-        for name in ["-wal", "-shm"] { try FileManager.default.removeItem(atPath: place.database + name) }
+        for name in names { try FileManager.default.removeItem(atPath: place.database + name) }
         let directory = place.folder.path
         await #expect(processExitsWith: .success) { [directory = directory as String] in
           func work() throws {
             let other = try BytesStore("store", directory: directory, cache: PurgeableCache<String, [UInt8]>())
-            for key in 0..<300 { other.setValue(content(key, version: 5, count: 3000), forKey: "\(key)") }
+            for key in 100..<400 { other.setValue(content(key, version: 5, count: 3000), forKey: "\(key)") }
             try other.flush()
             other.cache.removeAll()
-            for key in 0..<300 { demand(other.value(forKey: "\(key)") == content(key, version: 5, count: 3000), "\(key)") }
-            // Which writes the log back.
+            for key in 100..<400 { demand(other.value(forKey: "\(key)") == content(key, version: 5, count: 3000), "\(key)") }
             try other.close()
           }
           try work()
         }
         store.cache.removeAll()
-        func found() -> [[UInt8]?] { (0..<300).map { store.value(forKey: "\($0)") } }
-        let new = (0..<300).map { content($0, version: 5, count: 3000) }
-        #expect(zip(found(), new).allSatisfy { $0 == nil || $0 == $1 })
-        try await store.flush()
+        func found() -> [[UInt8]?] { (0..<400).map { store.value(forKey: "\($0)") } }
+        // The log that kept its name has all; of the other one only the new one's is left.
+        let keepsAll = names == ["-shm"]
+        let all = (0..<400).map { $0 < 100 ? content($0, count: 300) : content($0, version: 5, count: 3000) }
+        let left = (0..<400).map { $0 < 100 && !keepsAll ? nil : all[$0] }
+        #expect(zip(found(), all).allSatisfy { $0 == nil || $0 == $1 })
+        var failure: PurgeableError?
+        do { try await store.flush() } catch { failure = error as? PurgeableError }
+        #expect(keepsAll ? failure == nil : failure?.explanation.contains("another process") == true, "\(failure as Any)")
         store.cache.removeAll()
-        #expect(found() == new)
+        #expect(found() == left)
         store.setValue([9], forKey: "new")
         try store.close()
         #expect(try FileManager.default.contentsOfDirectory(atPath: place.path).allSatisfy { !$0.hasPrefix("damaged.") })
+        #expect(try place.number("SELECT count(*) FROM pragma_integrity_check WHERE integrity_check<>'ok'") == 0)
         try place.withStore { again in
           #expect(again.value(forKey: "new") == [9])
-          #expect((0..<300).map { again.value(forKey: "\($0)") } == new)
+          #expect((0..<400).map { again.value(forKey: "\($0)") } == left)
         }
+      }
+    }
+
+    @Test("a store opens beside a transaction of another program")
+    func besideTransaction() throws {
+      try withPlace { place in
+        try place.withStore { try Self.fill($0) }
+        let other = try Connection(place.database, makes: false, busyMilliseconds: 0)
+        try other.run("BEGIN IMMEDIATE")
+        let store = try place.open()
+        #expect(store.value(forKey: "1") == content(1, count: 300))
+        try other.run("ROLLBACK")
+        try store.close()
       }
     }
 

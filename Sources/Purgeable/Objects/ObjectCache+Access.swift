@@ -277,7 +277,8 @@ extension ObjectCache {
   public func remove(forKey key: Key) -> Bool { removeValue(forKey: key) != nil }
 
   /// Removes a key's entry and returns its value; of several threads that remove one entry, only one gets the value. Discardable
-  /// content that nobody uses has been discarded by then, as that of all that leaves; a departure handler still gets it.
+  /// content that nobody uses has been discarded by then, as that of all that leaves; a departure handler still gets it, and what
+  /// is removed within one is discarded when that has returned.
   @discardableResult
   @inlinable
   public func removeValue(forKey key: Key) -> Value? {

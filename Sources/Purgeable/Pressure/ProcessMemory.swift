@@ -49,14 +49,14 @@ package final class ProcessMemory: ForkProtected {
     return isKnown && !isSure ? lastLimit.load(ordering: .relaxed) : limit
   }
 
-  /// Whether the limits leave room for so many bytes more, beside what the kernel would not take first, as far as that is known.
+  /// Whether the limits leave room for so many bytes more, beside what the kernel would not take, as far as that is known.
   /// A kill cannot be caught as a call that fails. Cost: as `limit()`.
   package static func hasRoom(for byteCount: Int) -> Bool {
     let wanted = UInt64(max(0, byteCount))
     var hasRoom = wanted <= limit()
     group?.forEachLevel { level in
       guard let limit = level.limitBytes, let used = level.workingSetBytes else { return }
-      hasRoom = hasRoom && wanted <= limit - min(limit, used)
+      hasRoom = hasRoom && wanted <= max(limit - min(limit, used), level.roomWithPageCacheBytes ?? 0)
     }
     return hasRoom
   }

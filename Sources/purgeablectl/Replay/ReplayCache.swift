@@ -140,7 +140,7 @@ struct ReplayCache {
     case .objects(let count): (options.countLimit, storableBytes) = (Int(count), most)
     case .payloadBytes(let bytes): (options.costLimit, storableBytes) = (Int(bytes), min(bytes, most))
     case .heldBytes(let bytes): (options.byteLimit, storableBytes) = (Int(bytes), most)
-    case .group(let bytes): storableBytes = bytes / 4
+    case .group(let bytes): storableBytes = min(bytes / 4, most)
     }
     do throws(PurgeableError) {
       cache = try PurgeableCache(options)

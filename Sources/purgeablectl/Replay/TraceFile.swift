@@ -221,7 +221,8 @@ final class TraceFile {
 
   private func readHeader() throws {
     var line = nextLine()
-    while try line == nil && rest.isEmpty && fill() { line = nextLine() }
+    // Blank lines may fill a part of the buffer.
+    while try line == nil && rest.count < buffer.count && fill() { line = nextLine() }
     guard var header = line else {
       throw rest.isEmpty ? UsageError("\"\(path)\" has blank lines and nothing else; a trace has a header") : incomplete()
     }

@@ -160,7 +160,8 @@ struct RunRecord {
   private static func wrongBytes(in result: Any) -> UInt64? {
     if let list = result as? [Any] { return list.compactMap(wrongBytes).max() }
     guard let members = result as? [String: Any] else { return nil }
-    return ([(members["wrongBytes"] as? NSNumber)?.uint64Value] + members.values.map(wrongBytes)).compactMap(\.self).max()
+    return ([(members["wrongBytes"] as? NSNumber).map { UInt64(clamping: $0.int64Value) }] + members.values.map(wrongBytes))
+      .compactMap(\.self).max()
   }
 
   /// So many of the samples at most, beside those that mark something.

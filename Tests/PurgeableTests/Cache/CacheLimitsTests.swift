@@ -318,4 +318,17 @@ struct CacheLimitsTests {
       }
     }
   }
+
+  @Test("with several shards, whose parts of a limit are uneven, the first keys are among those that stores take next")
+  func orderOfShards() throws {
+    let cache = try PurgeableCache<Int, Int>(countLimit: 20_000, clock: .system, hashSeed: 1)
+    cache.openEarly(count: 1000)
+    for key in 0..<40_000 { cache[key] = key }
+    #expect(cache.engine.shards.openCount > 4)
+    let order = Array(cache.keys)
+    #expect(order.count == 20_000)
+    for key in 40_000..<41_600 { cache[key] = key }
+    let left = order.prefix(1000).count { cache.containsValue(forKey: $0) }
+    #expect(left < 50, "\(left)")
+  }
 }

@@ -38,7 +38,8 @@ struct CacheLimits: ~Copyable, Sendable {
   init(_ options: CacheOptions, clock: MonotonicClock) {
     var options = options
     var isDefault = false
-    if options.byteLimit == nil, options.countLimit == nil, options.costLimit == nil, options.memoryShare == nil,
+    if options.byteLimit == nil, options.countLimit == nil, LimitCheck.ofCosts(options.costLimit) == .max,
+      options.memoryShare == nil,
       let limit = Self.limitWhereNothingIsDiscarded
     {
       // Without it, nothing would ever make the cache smaller.

@@ -204,7 +204,8 @@ private struct TurnPhase {
   /// Of the next slab.
   mutating func next(_ queue: EvictionQueue) {
     switch queue {
-    case .speculative, .pinned: number = 0
+    // Those that a limit on costs does not want, as they cost nothing, come last.
+    case .speculative, .pinned: if number < 2 { number = 0 }
     case .probation where isOfLimit: (number, hasProbation) = (2, false)
     case .main where isOfLimit: number = hasProbation ? 1 : 3
     case .probation, .main: number = 1
