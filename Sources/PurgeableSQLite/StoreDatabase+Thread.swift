@@ -309,10 +309,8 @@
     }
 
     private func noteLostLog(_ why: String) {
-      let error = PurgeableError(
-        .invalidFile, in: "PurgeableStore '\(name)'",
-        explanation: "somebody has removed the log, with what was not in the database yet: \(why)")
-      mutex.withLock { count(error, isNews: true) }
+      noteFailure(
+        .invalidFile, "somebody has removed the log, with what was not in the database yet: \(why)", isNews: true)
     }
 
     private func reopen() throws(StoreFailure) {

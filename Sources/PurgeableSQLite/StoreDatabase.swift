@@ -336,10 +336,9 @@
 
     /// All that the database had is gone. `isNews`: for those who have been told that it was written.
     func noteLoss(_ failure: StoreFailure, isNews: Bool) {
-      let error = PurgeableError(
-        .invalidFile, in: "PurgeableStore '\(name)'",
-        explanation: "the database was put aside, with all that it had, and a new one is begun: \(failure.message)")
-      mutex.withLock { count(error, isNews: isNews) }
+      noteFailure(
+        .invalidFile, "the database was put aside, with all that it had, and a new one is begun: \(failure.message)",
+        isNews: isNews)
     }
 
     /// Another one after each change of the key.

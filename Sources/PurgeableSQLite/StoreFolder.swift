@@ -21,6 +21,7 @@
 
     var data: String { "\(path)/data" }
     var database: String { "\(data)/database" }
+    var log: String { "\(database)-wal" }
     var sharedMemory: String { "\(database)-shm" }
     private var lock: String { "\(path)/lock" }
     private var values: String { "\(data)/values" }
@@ -135,7 +136,7 @@
       try makeDirectories(data)
       // With its log, which SQLite would take for that of the next one.
       if let kind = Self.kind(database), kind != S_IFREG { try locked { () throws(StoreFailure) in try putAside() } }
-      for end in ["-wal", "-shm"] { try putAside(database + end, unless: S_IFREG) }
+      for file in [log, sharedMemory] { try putAside(file, unless: S_IFREG) }
       try writeTag()
       makeReserve()
     }
@@ -249,13 +250,13 @@
     @discardableResult
     func giveReserveUp() -> Bool { unsafe unlink(reserve) == 0 }
 
-    var logByteCount: Int { Self.byteCount(database + "-wal") }
+    var logByteCount: Int { Self.byteCount(log) }
 
     /// nil where there is none: it was written back. SQLite has no locks on the log, so that it may be closed.
     func openLog() throws(StoreFailure) -> Int32? {
-      let log = unsafe Glibc.open("\(database)-wal", O_RDONLY | O_CLOEXEC)
-      if log < 0, errno != ENOENT { throw .system("open", "the log cannot be opened") }
-      return log < 0 ? nil : log
+      let file = unsafe Glibc.open(log, O_RDONLY | O_CLOEXEC)
+      if file < 0, errno != ENOENT { throw .system("open", "the log cannot be opened") }
+      return file < 0 ? nil : file
     }
 
     /// What is free on the disk, or is in the log, which is written over.

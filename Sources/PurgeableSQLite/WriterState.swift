@@ -23,7 +23,7 @@
     // MARK: What is beside the database
 
     static func companions(of folder: StoreFolder) -> [FileNumber?] {
-      ["-wal", "-shm"].map { FileNumber(of: folder.database + $0) }
+      [folder.log, folder.sharedMemory].map { FileNumber(of: $0) }
     }
 
     /// nil: there is none.
@@ -37,7 +37,7 @@
     /// another log: it goes on from what the database had, and what this log had beside is lost.
     func rescueLog() throws(StoreFailure) -> Bool {
       try folder.locked { () throws(StoreFailure) in
-        let log = FileNumber(of: "\(folder.database)-wal")
+        let log = FileNumber(of: folder.log)
         // Who opens the database finds it; or who shares it has written it back.
         if log != nil && log == companions[0] || connection.logByteCount == 0 { return true }
         if folder.logByteCount > 0 { return false }

@@ -50,7 +50,7 @@ package final class ProcessMemory: ForkProtected {
   }
 
   /// Whether the limits leave room for so many bytes more, beside what the kernel would not take, as far as that is known.
-  /// A kill cannot be caught as a call that fails. Cost: as `limit()`.
+  /// A kill cannot be caught as a call that fails. Cost: twice that of `limit()`.
   package static func hasRoom(for byteCount: Int) -> Bool {
     let wanted = UInt64(max(0, byteCount))
     var hasRoom = wanted <= limit()
