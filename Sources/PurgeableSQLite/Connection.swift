@@ -91,6 +91,7 @@
 
     /// Opens the file, and makes it where `makes` says so.
     package init(_ path: String, makes: Bool, busyMilliseconds: Int32) throws(StoreFailure) {
+      OpenDatabases.shared.addConnection()
       var opened: OpaquePointer?
       let flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_NOFOLLOW | (makes ? SQLITE_OPEN_CREATE : 0)
       let code = unsafe sqlite3_open_v2(path, &opened, flags, nil)
@@ -99,6 +100,7 @@
           code: code, number: opened.map { unsafe sqlite3_system_errno($0) } ?? 0, call: "sqlite3_open_v2",
           message: "\(path): \(String(cString: sqlite3_errstr(code)))")
         unsafe sqlite3_close_v2(opened)
+        OpenDatabases.shared.removeConnection()
         throw failure
       }
       unsafe handle = opened
@@ -108,7 +110,10 @@
     }
 
     /// Statements keep the connection: they are gone by now.
-    deinit { unsafe sqlite3_close_v2(handle) }
+    deinit {
+      unsafe sqlite3_close_v2(handle)
+      OpenDatabases.shared.removeConnection()
+    }
 
     /// Who closes the last connection writes the log back, and deletes it **by its name**: after a rename that is another
     /// database's. So connections leave it, but for that of a writer that knows whose name it is.

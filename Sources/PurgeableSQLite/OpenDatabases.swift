@@ -37,6 +37,8 @@
 
     private let mutex = WaitableMutex()
     private var entries: [FileNumber: Entry] = [:]
+    /// Connections that there are, or are being opened, and in which process. In a forked child its parent's stay.
+    private var connections = (count: 0, forkCount: 0)
     private let forks = Atomic<Int>(0)
 
     private init() {
@@ -47,9 +49,20 @@
     /// By how many forks this process comes from the first one: another number in a child, without a system call.
     var forkCount: Int { forks.load(ordering: .relaxed) }
 
-    /// Whether this process was forked while its parent had a database open: SQLite would take the parent's locks for its own,
-    /// and its mutexes may be locked for ever.
-    var areInherited: Bool { mutex.withLock { entries.values.contains { $0.forkCount != forkCount } } }
+    /// Whether this process was forked while its parent had a database open, or opened or closed one: SQLite would take the
+    /// parent's locks for its own, and its mutexes may be locked for ever.
+    var areInherited: Bool { mutex.withLock { connections.count > 0 && connections.forkCount != forkCount } }
+
+    /// Before SQLite is called for it.
+    func addConnection() {
+      mutex.withLock {
+        if connections.count == 0 { connections.forkCount = forkCount }
+        connections.count += 1
+      }
+    }
+
+    /// After the last call for it.
+    func removeConnection() { mutex.withLock { if connections.forkCount == forkCount { connections.count -= 1 } } }
 
     /// nil, with errno, where it cannot be opened.
     func add(_ path: String) -> FileNumber? {

@@ -306,19 +306,18 @@
     ) -> StoreOutcome {
       let expiry = expiry ?? defaultExpiry
       // Refused there: what was under the key stays.
-      if VersionLimit.isExceeded(by: version) { return cache.setValue(value, forKey: key, version: version) }
-      let record = record(of: value, cost, expiry, version)
-      // Kept nowhere: the same.
-      if record == nil, !Self.isEncodable(value), expiry?.isOver != true { return cache.setValue(value, forKey: key) }
-      let change = change(of: key, to: record)
+      guard let change = change(to: value, cost, expiry, version) else {
+        return cache.setValue(value, forKey: key, version: version)
+      }
       defer { database.giveWay() }
-      return cache.setValue(value, forKey: key, cost: cost, expiry: expiry, version: version, announcing: change)
+      return cache.setValue(
+        value, forKey: key, cost: cost, expiry: expiry, version: version, announcing: announcement(of: change, key))
     }
 
     /// Removes a key's value from memory now, and from the database soon; no later look-up finds it. (After a restart one may,
     /// where the process ended before the removal was written: `flush()` waits for that.)
     public func remove(forKey key: Key) {
-      cache.remove(forKey: key, announcing: change(of: key, to: nil))
+      cache.remove(forKey: key, announcing: announcement(of: .removal, key))
       database.giveWay()
     }
 
@@ -377,9 +376,16 @@
     /// Whether memory can have it.
     private static func isEncodable(_ value: Value) -> Bool { value.withPurgeableBytesIfEncodable { _ in } != nil }
 
+    /// What a value makes of its key's record; nil where neither memory nor the database can have it: what is there stays.
+    private func change(to value: Value, _ cost: Int?, _ expiry: Expiry?, _ version: String?) -> Change? {
+      if VersionLimit.isExceeded(by: version) { return nil }
+      if let record = record(of: value, cost, expiry, version) { return .put(record) }
+      return expiry?.isOver == true || Self.isEncodable(value) ? .removal : nil
+    }
+
     /// nil for a value that the database is not to have.
     private func record(of value: Value, _ cost: Int?, _ expiry: Expiry?, _ version: String?) -> StoredRecord? {
-      if expiry?.isOver == true || VersionLimit.isExceeded(by: version) { return nil }
+      if expiry?.isOver == true { return nil }
       let lifetime = expiry.map { ($0.sinceCreation?.wholeNanoseconds, $0.sinceLastUse?.wholeNanoseconds) }
       guard let bytes = (value as? [UInt8]).flatMap({ format.isPlain ? $0 : nil }) ?? (try? format.encode(value)) else {
         database.noteFailure(.notSupported, "a value does not encode, and is not written", isNews: true)
@@ -392,10 +398,8 @@
         deadline: time(lifetime?.0).map { $0 < Schema.latest - now ? now + $0 : Schema.latest }, idle: time(lifetime?.1))
     }
 
-    /// What announces a change of the key's record; nil: there is none.
-    private func change(of key: Key, to record: StoredRecord?) -> @Sendable () -> Void {
+    private func announcement(of change: Change, _ key: Key) -> @Sendable () -> Void {
       guard let key = Self.storeKey(key) else { return {} }
-      let change = record.map { Change.put($0) } ?? .removal
       return { [database] in database.change(key, change) }
     }
 
@@ -454,8 +458,7 @@
     private func loaded(_ made: TierValue<Value>, _ key: Key, _ number: UInt32) -> TierResult<Value> {
       var made = made
       made.isMade = true
-      if let key = Self.storeKey(key) {
-        let change = record(of: made.value, made.cost, made.expiry, made.version).map { Change.put($0) } ?? .removal
+      if let key = Self.storeKey(key), let change = change(to: made.value, made.cost, made.expiry, made.version) {
         made.announce = { [database] in database.change(key, change, ifUnchangedSince: number) }
       }
       return .found(made)
@@ -491,10 +494,5 @@
         threads.run { unsafe continuation.resume(returning: self.read(key, version)) }
       }
     }
-  }
-
-  extension Expiry {
-    /// A value of it is refused.
-    fileprivate var isOver: Bool { [sinceCreation, sinceLastUse].contains { $0.map { $0 <= .zero } ?? false } }
   }
 #endif

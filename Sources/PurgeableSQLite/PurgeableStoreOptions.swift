@@ -79,4 +79,26 @@ public struct PurgeableStoreOptions: Sendable, Hashable {
     /// What went wrong last.
     public var lastError: PurgeableError?
   }
+
+  extension PurgeableStoreStatistics: Encodable {
+    /// Encodes each property under its name, the error by its words, nil as null.
+    public func encode(to encoder: any Encoder) throws { try encodeMembers(of: self, to: encoder) }
+  }
+
+  extension PurgeableStoreStatistics: CustomStringConvertible {
+    /// In one line: "4012 records, 38.2 MiB, 12 to be written, 4100 written, found 611 of 900, 88 evicted, 3 converted, 1 failed
+    /// (last: ...)". Parts that are zero are left out.
+    public var description: String {
+      var text = "\(recordCount) \(recordCount == 1 ? "record" : "records"), \(CacheStatistics.mebibytes(byteCount)) MiB"
+      for (count, what) in [(pendingCount, "to be written"), (writeCount, "written")] where count > 0 {
+        text += ", \(count) \(what)"
+      }
+      if hitCount + missCount > 0 { text += ", found \(hitCount) of \(hitCount + missCount)" }
+      for (count, what) in [(evictedCount, "evicted"), (convertedCount, "converted"), (failureCount, "failed")] where count > 0 {
+        text += ", \(count) \(what)"
+      }
+      if let lastError { text += " (last: \(lastError))" }
+      return text
+    }
+  }
 #endif

@@ -241,9 +241,10 @@
       let file = unsafe Glibc.open(reserve, Self.making, 0o600)
       guard file >= 0 else { return }
       // Nothing where it is there in whole.
-      let isMade = posix_fallocate(file, 0, off_t(Self.reserveByteCount)) == 0
+      var error: Int32
+      repeat { error = posix_fallocate(file, 0, off_t(Self.reserveByteCount)) } while error == EINTR
       close(file)
-      if !isMade { giveReserveUp() }
+      if error != 0 { giveReserveUp() }
     }
 
     /// False where there is none.

@@ -128,10 +128,14 @@ struct ReplayTests {
   func expiry(order: EvictionOrder) throws {
     let root = try FakeRoot()
     defer { root.remove() }
-    let path = root.path + "/trace.oracleGeneral"
     // A request a second.
-    try TestTrace.records(Self.requests).write(to: URL(fileURLWithPath: path))
-    for seconds in TestRun.isFull ? [1, 40, 700, 4000] : [1, 700] {
+    let lines = Self.requests.enumerated().map { "\($0),\($1.key),\($1.size)\n" }.joined()
+    try root.write("trace.csv", "time,key,bytes\n" + lines)
+    try TestTrace.records(Self.requests).write(to: URL(fileURLWithPath: root.path + "/trace.oracleGeneral"))
+    for (seconds, name) in TestRun.isFull
+      ? [(1, "csv"), (40, "oracleGeneral"), (700, "csv"), (4000, "csv")] : [(1, "oracleGeneral"), (700, "csv")]
+    {
+      let path = root.path + "/trace." + name
       var stored: [UInt64: Int] = [:]
       let misses = Self.requests.enumerated().count { now, request in
         if let time = stored[request.key], now < time + seconds { return false }
@@ -143,7 +147,7 @@ struct ReplayTests {
       #expect(try Self.number(object, "expiries") + Self.number(object, "entries") == misses)
       #expect(try Self.number(object, "evictions") == 0 && Self.number(object, "expiry") == seconds)
     }
-    let table = try Self.run([path, "--capacity=100000000", "--expiry=40"])
+    let table = try Self.run([root.path + "/trace.csv", "--capacity=100000000", "--expiry=40"])
     #expect(table.output.contains("after 40 s by the trace's times") && table.status == 0)
   }
 

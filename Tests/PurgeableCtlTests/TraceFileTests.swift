@@ -23,8 +23,10 @@ enum TestTrace {
     }
   }
 
-  static func read(_ path: String, format: TraceFormat? = nil, cost: TraceCost? = nil) throws -> [TraceRequest] {
-    let trace = try TraceFile(path, format: format, cost: cost)
+  static func read(
+    _ path: String, format: TraceFormat? = nil, cost: TraceCost? = nil, readsTimes: Bool = false
+  ) throws -> [TraceRequest] {
+    let trace = try TraceFile(path, format: format, cost: cost, readsTimes: readsTimes)
     var (all, batch): ([TraceRequest], [TraceRequest]) = ([], [])
     while try trace.next(&batch) { all += batch }
     return all
@@ -71,12 +73,39 @@ struct TraceFileTests {
     #expect(try TestTrace.read(root.path + "/edge") == [TraceRequest(key: 7, size: 3)])
   }
 
+  @Test("columns may stand on either side of the keys, which may have commas; times are read where they are wanted")
+  func columns() throws {
+    let root = try FakeRoot([
+      "middle": "time,key,size,ms\n99,a,b,3,1.5\n99.9, a,b ,3,1.5\n", "last": "Size,Timestamp,obj_id\n3,5,7\n",
+      "hours": "key,time\n7,1e10\n", "before": "time,key\n-1,7\n", "short": "time,key\n5\n", "both": "id,key,bytes\n1,7,3\n",
+    ])
+    defer { root.remove() }
+    let key = try #require(TestTrace.read(root.path + "/middle").first).key
+    for readsTimes in [false, true] {
+      let requests = try TestTrace.read(root.path + "/middle", cost: .column("ms"), readsTimes: readsTimes)
+      let wanted = TraceRequest(key: key, size: 3, time: readsTimes ? 99 : 0, cost: 1.5)
+      #expect(requests == [wanted, wanted] && key > 1 << 32)
+    }
+    #expect(try TestTrace.read(root.path + "/last", readsTimes: true) == [TraceRequest(key: 7, size: 3, time: 5)])
+    #expect(try TestTrace.read(root.path + "/both") == [TraceRequest(key: 7, size: 3)])
+    #expect(try TestTrace.read(root.path + "/hours").map(\.time) == [0])
+    for (name, message) in [
+      ("/hours", "line 2: \"1e10\" is no time"), ("/before", "line 2: \"-1\" is no time"),
+      ("/short", "line 2: \"5\" has 1 of the 2 columns"),
+    ] {
+      let error = #expect(throws: UsageError.self) { try TestTrace.read(root.path + name, readsTimes: true) }
+      #expect(error?.message.contains(message) == true, "\(error?.message ?? "")")
+    }
+    let error = #expect(throws: UsageError.self) { try TestTrace.read(root.path + "/last", cost: .column("obj_id")) }
+    #expect(error?.message.contains("no column of costs \"obj_id\"") == true)
+  }
+
   @Test("what is wrong in a trace is told with its line, and what to do")
   func wrongTraces() throws {
     let line = String(repeating: "x", count: TraceFile.bufferBytes)
     for (text, message) in [
       ("", "is empty"), ("key", "has a header and nothing else"), ("key,bytes\n", "has a header and nothing else"),
-      ("1\n2\n", "line 1: the header has to be \"key\" or \"key,bytes\", not \"1\""),
+      ("1\n2\n", "line 1: the header has to be \"key\", \"key,bytes\" or the like, not \"1\""),
       ("key,bytes\n1,2\n3\n", "line 3: \"3\" has 1 of the 2 columns that the header promises"),
       ("key,bytes\n1,-2\n", "line 2: \"-2\" is no size"), ("key,bytes\n1,\n", "line 2: \"\" is no size"),
       ("key,bytes\n1,99999999999999999999\n", "line 2: \"99999999999999999999\" is no size"),

@@ -183,6 +183,34 @@
       }
     }
 
+    @Test("a forked child opens no database where its parent has a connection, whatever for; without one it may")
+    func childOfConnection() async {
+      await #expect(processExitsWith: .success) {
+        guard let place = try? StorePlace(), let other = try? StorePlace(), (try? place.withStore { _ in }) != nil else {
+          fatalError("a store")
+        }
+        // As while a store is being opened, which other stores do not know of yet.
+        for isHeld in [true, false] {
+          let connection = isHeld ? try? Connection(place.database, makes: false, busyMilliseconds: 1000) : nil
+          demand((connection != nil) == isHeld, "a connection")
+          let child = fork()
+          if child == 0 {
+            alarm(60)
+            do {
+              try other.open().close()
+              _exit(isHeld ? 1 : 0)
+            } catch {
+              _exit(isHeld && (error as? PurgeableError)?.kind == .notSupported ? 0 : 2)
+            }
+          }
+          demand(ChildEnd.of(child) == .exited(0), "the child, of a parent with a connection: \(isHeld)")
+          withExtendedLifetime(connection) {}
+        }
+        place.folder.remove()
+        other.folder.remove()
+      }
+    }
+
     @Test("a process that is killed while it has the database locked, in the middle of a change, leaves nothing of it")
     func killedWhileLocked() async {
       await #expect(processExitsWith: .success) {

@@ -47,6 +47,64 @@
       try store.close()
     }
 
+    /// Has bytes, but for 13.
+    private struct Odd: PurgeableValue, BitwiseCopyable, Equatable {
+      let number: UInt8
+
+      func withPurgeableBytesIfEncodable<R, E: Error>(_ body: (RawSpan) throws(E) -> R) throws(E) -> R? {
+        number == 13 ? nil : try withPurgeableBytes(body)
+      }
+    }
+
+    @Test("what is loaded and kept nowhere changes nothing, in memory or in the database")
+    func keptNowhere() async throws {
+      let place = try StorePlace()
+      defer { place.folder.remove() }
+      let store = try place.open(PurgeableStoreOptions(), of: Odd.self, .purgeableBytes)
+      func hasLoaded(_ key: String, _ count: Int) async -> Bool {
+        await TestRun.comes { store.cache.statistics.loadCount == count && store.cache.loads.counts(of: key).waiters == 0 }
+      }
+      #expect(await store.value(forKey: "a", version: "1", refreshAfter: .zero) { Odd(number: 1) } == Odd(number: 1))
+      #expect(await store.value(forKey: "b", refreshAfter: .zero) { Odd(number: 2) } == Odd(number: 2))
+      try await store.flush()
+      let long = String(repeating: "v", count: 300)
+      #expect(await store.value(forKey: "a", version: long) { Odd(number: 3) } == Odd(number: 3))
+      #expect(await hasLoaded("a", 3))
+      // Due at once: returned, and loaded anew meanwhile.
+      #expect(await store.value(forKey: "b", refreshAfter: .zero) { Odd(number: 13) } == Odd(number: 2))
+      #expect(await hasLoaded("b", 4))
+      #expect(
+        await store.value(forKey: "a", refreshAfter: .zero) { _ in .found(Odd(number: 4), version: long) } == Odd(number: 1))
+      #expect(await hasLoaded("a", 5))
+      #expect(store.cache.peekValue(forKey: "a") == Odd(number: 1) && store.cache.peekValue(forKey: "b") == Odd(number: 2))
+      await #expect(throws: PurgeableError.self) { try await store.flush() }
+      store.cache.removeAll()
+      #expect(await store.value(forKey: "a") == Odd(number: 1))
+      #expect(await store.value(forKey: "b") == Odd(number: 2))
+      try store.close()
+    }
+
+    @Test("what is stored while a load runs stays where the loaded value is not kept")
+    func storedMeanwhile() async throws {
+      let place = try StorePlace()
+      defer { place.folder.remove() }
+      // Too long for the database: in memory alone.
+      let store = try place.open(PurgeableStoreOptions(byteLimit: 8192))
+      let large = [UInt8](repeating: 7, count: 2000)
+      let loaded = await store.value(forKey: "a", expiry: .sinceCreation(.zero)) {
+        store.setValue(large, forKey: "a")
+        return [9]
+      }
+      #expect(loaded == [9] && store.cache.peekValue(forKey: "a") == large)
+      store.cache.removeAll()
+      // Nothing came meanwhile: what is over at once takes the older value away.
+      store.setValue([1], forKey: "b", version: "1")
+      #expect(await store.value(forKey: "b", version: "2", expiry: .sinceCreation(.zero)) { [2] } == [2])
+      #expect(store.cache.peekValue(forKey: "b") == nil)
+      #expect(await store.value(forKey: "b") == nil)
+      try store.close()
+    }
+
     @Test("what is found is in both, with what its load says; unchanged, it begins anew in both, over a restart; absent, it goes")
     func reloads() async throws {
       let (place, source) = (try StorePlace(), Source())

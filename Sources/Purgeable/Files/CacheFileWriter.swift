@@ -147,13 +147,13 @@ import Glibc
     try flush()
     try naming(blocks.finish)
     // A failure is final: the kernel has given the pages up, and would say that all is well if it were asked again.
-    if isSynchronized, fsync(file) != 0 { throw failure("fsync", "it cannot be brought to the disk") }
+    if isSynchronized, !purgeable__sync_file(file) { throw failure("fsync", "it cannot be brought to the disk") }
     posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED)
     guard unsafe renameat(directory, temporaryName, directory, name) == 0 else {
       throw failure("rename", "it cannot be put in place")
     }
     isPlaced = true
-    if isSynchronized, fsync(directory) != 0 {
+    if isSynchronized, !purgeable__sync_file(directory) {
       let number = errno
       throw PurgeableError(
         .systemCallFailed(call: "fsync"), in: operation, errorNumber: number,

@@ -107,8 +107,9 @@ public struct FileReport: Sendable, Hashable {
 
 extension FileReport: CustomStringConvertible {
   /// In one line: "12001 entries, file of 38.2 MiB, 3 expired, 1 skipped (first: cat.jpg: it has no bytes), 20 left out". Parts
-  /// that are zero are left out.
+  /// that are zero are left out. "no file" where there was none to restore from.
   public var description: String {
+    if byteCount == 0 { return "no file" }
     var text = "\(entryCount) \(entryCount == 1 ? "entry" : "entries"), file of \(CacheStatistics.mebibytes(byteCount)) MiB"
     if expiredCount > 0 { text += ", \(expiredCount) expired" }
     if skippedCount > 0 { text += ", \(skippedCount) skipped" + (skipped.first.map { " (first: \($0))" } ?? "") }

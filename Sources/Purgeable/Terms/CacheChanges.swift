@@ -8,7 +8,8 @@ public struct CacheChanges<Key: Hashable & Sendable>: Sendable, Hashable {
   /// just before it was stored again, the key may come once more, the next time.
   public let updatedKeys: Set<Key>
   /// Left, for whatever reason; what the kernel took or whose time is over when a look-up, a sweep, `removeExpired()` or the
-  /// library has found it.
+  /// library has found it. An entry that stays without its content (`CacheOptions.evictsEntriesWithDiscardedContent`) has not
+  /// left.
   public let removedKeys: Set<Key>
 
   var isEmpty: Bool { updatedKeys.isEmpty && removedKeys.isEmpty }

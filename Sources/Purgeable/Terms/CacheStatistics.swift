@@ -80,11 +80,15 @@ public enum CacheLimitReason: Sendable, Hashable {
 extension CacheLimitReason: CustomStringConvertible {
   /// In a word or two.
   public var description: String {
+    if case .growth(let remaining) = self { "\(words) for \(remaining.components.seconds) s" } else { words }
+  }
+
+  var words: String {
     switch self {
     case .byteLimit: "byte limit"
     case .memoryShare: "share of the memory"
     case .noDiscards: "the kernel discards nothing"
-    case .growth(let remaining): "slow growth for \(remaining.components.seconds) s"
+    case .growth: "slow growth"
     }
   }
 }
@@ -146,7 +150,7 @@ extension CacheStatistics: CustomStringConvertible {
   }
 
   /// Bytes that there are do not read as none.
-  static func mebibytes(_ byteCount: Int) -> String {
+  package static func mebibytes(_ byteCount: Int) -> String {
     let text = tenths(Double(byteCount) / Double(1 << 20))
     return byteCount > 0 && text == "0.0" ? "<0.1" : text
   }

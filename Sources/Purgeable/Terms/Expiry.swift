@@ -35,6 +35,9 @@ public struct Expiry: Sendable, Hashable {
   /// Also where the cache has a default.
   public static let never = Expiry()
 
+  /// A value of it is refused.
+  package var isOver: Bool { lifetime.isOver }
+
   @usableFromInline var lifetime: Lifetime {
     Lifetime(
       sinceCreation: sinceCreation.map(Self.nanoseconds).flatMap { $0 < .max / 4 ? $0 : nil },

@@ -14,11 +14,12 @@ extension Command {
       from its key and size, and each hit is checked byte for byte: the exit status is not 0 when one was wrong.
 
       Formats:
-        csv            A request a line, below the header "key" or "key,bytes" (or "size"). Keys are any text, sizes whole
-                       numbers, together below 2^60. Keys other than numbers below 2^64 are told apart by a 64-bit hash.
-                       Quotes are letters like others. Blank lines are passed over. Without sizes, an object has
-                       \(TraceRequest.usualSize) bytes.
-                       More columns may follow; --cost names one of them, numbers from 0 on.
+        csv            A request a line, below a header that names the columns, as "key" or "time,key,bytes": in any order,
+                       and others among them. The column of keys is called key, id, obj_id or object_id, that of sizes
+                       bytes, size, obj_size or object_size. Keys are any text, sizes whole numbers, together below 2^60.
+                       Keys other than numbers below 2^64 are told apart by a 64-bit hash. Quotes are letters like
+                       others. Blank lines are passed over. Without sizes, an object has \(TraceRequest.usualSize) bytes.
+                       --cost names a column, numbers from 0 on; --expiry goes by a column time or timestamp, in seconds.
         oracleGeneral  libCacheSim's records of \(TraceFile.recordBytes) bytes. Requests of 0 bytes count like others.
 
       Capacities:
@@ -47,7 +48,7 @@ extension Command {
       Option("order", value: "NAME", "Which entry goes first: \(EvictionOrder.names) (default s3fifo)."),
       Option(
         "expiry", value: "SECONDS",
-        "How long values are valid: by the times of an oracleGeneral trace, else by the machine's clock."),
+        "How long values are valid: by the trace's times; without any, by the machine's clock."),
       Option("cost", value: "COLUMN", "The column with the costs of recomputing, or equal: each object costs the same."),
       Option("without-credit", "With --cost: the cache is not told the costs, for comparison."),
       Option("format", value: "NAME", "\(TraceFormat.names) (default: by the file's name, or its first bytes)."),
@@ -151,7 +152,7 @@ extension ReplayOptions {
   }
 
   func expiry(of trace: TraceFile) -> ReplayExpiry? {
-    expirySeconds.map { ReplayExpiry(seconds: $0, isByTrace: trace.format == .oracleGeneral) }
+    expirySeconds.map { ReplayExpiry(seconds: $0, isByTrace: trace.hasTimes) }
   }
 }
 

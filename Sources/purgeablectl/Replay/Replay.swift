@@ -71,7 +71,8 @@ struct Replay {
         return "\(Figures.count(footprint.objects)) objects"
       }
     }
-    let trace = try TraceFile(options.trace, format: options.format, cost: options.cost)
+    let trace = try TraceFile(
+      options.trace, format: options.format, cost: options.cost, readsTimes: options.expirySeconds != nil)
     let limit = try capacity.limit(of: trace, footprint)
     var cache = try ReplayCache(
       limit, order: options.order, expiry: options.expiry(of: trace), tellsCosts: options.tellsCosts)
@@ -109,7 +110,8 @@ struct Replay {
   // MARK: In a memory group
 
   private mutating func replayInGroup(_ limitBytes: UInt64) throws -> ReplayReport {
-    let trace = try TraceFile(options.trace, format: options.format, cost: options.cost)
+    let trace = try TraceFile(
+      options.trace, format: options.format, cost: options.cost, readsTimes: options.expirySeconds != nil)
     try Children.watchSignals()
     let group: PressureGroup
     do throws(PressureGroup.Refusal) {
@@ -173,6 +175,7 @@ struct ReplayReport {
   let options: ReplayOptions
   let format: TraceFormat
   let hasSizes: Bool
+  let hasTimes: Bool
   let footprint: Footprint
   let limit: ReplayLimit
   /// Of the memory group.
@@ -184,7 +187,7 @@ struct ReplayReport {
     counts: ReplayCounts
   ) {
     (self.options, self.footprint, self.limit, self.group, self.counts) = (options, footprint, limit, group, counts)
-    (format, hasSizes) = (trace.format, trace.hasSizes)
+    (format, hasSizes, hasTimes) = (trace.format, trace.hasSizes, trace.hasTimes)
   }
 
   var exitStatus: Int32 { counts.wrongBytes == 0 ? 0 : 1 }
@@ -212,7 +215,7 @@ struct ReplayReport {
         ("cost of misses", Figures.oneDecimal(counts.missCost), "ratio \(Self.ratio(counts.costMissRatio))" + credit))
     }
     if let seconds = options.expirySeconds {
-      let times = format == .oracleGeneral ? "the trace's times" : "the machine's clock"
+      let times = hasTimes ? "the trace's times" : "the machine's clock"
       rows.append(("expired", Figures.count(counts.expiries), "after \(Figures.count(seconds)) s by \(times)"))
     }
     rows.append(

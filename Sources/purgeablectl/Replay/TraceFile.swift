@@ -40,11 +40,13 @@ final class TraceFile {
   let path: String
   private(set) var format = TraceFormat.csv
   private(set) var hasSizes = true
+  private(set) var hasTimes = true
   private let cost: TraceCost?
-  /// Of lines, from the last column on, since a key may have commas of its own.
-  private var sizeColumn: Int?
-  private var costColumn: Int?
+  private let readsTimes: Bool
+  /// Of lines.
   private var columnCount = 0
+  private var keyColumn = 0
+  private var sizeColumn, costColumn, timeColumn: Int?
   /// nil for a pipe.
   let fileBytes: UInt64?
   private let descriptor: Int32
@@ -88,8 +90,9 @@ final class TraceFile {
   }
 
   /// Opens a trace. `format`: nil to tell it by the file's name, or else by its first bytes. `cost`: nil for no costs.
-  init(_ path: String, format: TraceFormat? = nil, cost: TraceCost? = nil) throws {
-    (self.path, self.cost) = (path, cost)
+  /// `readsTimes`: whether the times of lines are wanted, where there are some.
+  init(_ path: String, format: TraceFormat? = nil, cost: TraceCost? = nil, readsTimes: Bool = false) throws {
+    (self.path, self.cost, self.readsTimes) = (path, cost, readsTimes)
     let status = try Self.status(path)
     fileBytes = status.isRegular ? status.sizeBytes : nil
     var descriptor = unsafe open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY)
@@ -230,22 +233,24 @@ final class TraceFile {
     let names = header.split(separator: UInt8(ascii: ","), omittingEmptySubsequences: false).map {
       String(decoding: Self.withoutSpaces($0), as: UTF8.self)
     }
-    guard names.first?.lowercased() == "key" else {
-      let known = "\"key\" or \"key,bytes\", not \(Self.quoted(header))"
-      throw wrong("the header has to be \(known), and more columns may follow; or say --format oracleGeneral")
+    func column(_ known: [String]) -> Int? {
+      known.lazy.compactMap { name in names.firstIndex { $0.lowercased() == name } }.first
+    }
+    guard let keyColumn = column(["key", "id", "obj_id", "object_id"]) else {
+      let known = "\"key\", \"key,bytes\" or the like, not \(Self.quoted(header))"
+      throw wrong("the header has to be \(known), with more columns on either side; or say --format oracleGeneral")
     }
     if let twice = names.indices.first(where: { names[..<$0].contains(names[$0]) }) {
       throw wrong("two columns are called \(Self.quoted(Array(names[twice].utf8)[...])); rename one")
     }
-    let columns = Array(names.dropFirst().reversed())
-    columnCount = columns.count
-    sizeColumn =
-      ["bytes", "size", "obj_size", "object_size"].lazy.compactMap { name in columns.firstIndex { $0.lowercased() == name } }
-      .first
+    (columnCount, self.keyColumn) = (names.count, keyColumn)
+    sizeColumn = column(["bytes", "size", "obj_size", "object_size"])
     hasSizes = sizeColumn != nil
+    if readsTimes { timeColumn = column(["time", "timestamp"]) }
+    hasTimes = timeColumn != nil
     if case .column(let name) = cost {
-      costColumn = columns.firstIndex(of: name)
-      if costColumn == nil {
+      costColumn = names.firstIndex(of: name)
+      if costColumn == nil || costColumn == keyColumn {
         throw UsageError(
           "--cost: \"\(path)\" has no column of costs \"\(name)\"; its header is \(Self.quoted(header)); or write equal")
       }
@@ -260,28 +265,46 @@ final class TraceFile {
   private func nextOfLines() throws -> TraceRequest? {
     guard let line = nextLine() else { return nil }
     var request = TraceRequest(key: 0, size: TraceRequest.usualSize)
-    var rest = line
-    for column in 0..<columnCount {
-      guard let comma = rest.lastIndex(of: UInt8(ascii: ",")) else {
-        throw wrong("\(Self.quoted(line)) has \(column + 1) of the \(columnCount + 1) columns that the header promises")
-      }
-      let text = Self.withoutSpaces(rest[(comma + 1)...])
-      if column == sizeColumn {
-        guard let size = Self.number(text) else {
-          throw wrong("\(Self.quoted(text)) is no size; write a whole number of bytes, below 2^64")
-        }
-        request.size = size
-      }
-      if column == costColumn {
-        guard let cost = Double(String(decoding: text, as: UTF8.self)), (0...Self.mostCost).contains(cost) else {
-          throw wrong("\(Self.quoted(text)) is no cost; write a number from 0 to 10^12")
-        }
-        request.cost = cost
-      }
-      rest = rest[..<comma]
+    // A key may have commas of its own: it is what other columns leave.
+    let comma = UInt8(ascii: ",")
+    var (rest, count) = (line, 1)
+    for column in 0..<keyColumn {
+      guard let end = rest.firstIndex(of: comma) else { throw tooShort(line, count) }
+      try note(Self.withoutSpaces(rest[..<end]), column, in: &request)
+      (rest, count) = (rest[(end + 1)...], count + 1)
     }
-    request.key = try key(rest)
+    for column in (keyColumn + 1..<columnCount).reversed() {
+      guard let start = rest.lastIndex(of: comma) else { throw tooShort(line, count) }
+      try note(Self.withoutSpaces(rest[(start + 1)...]), column, in: &request)
+      (rest, count) = (rest[..<start], count + 1)
+    }
+    request.key = try key(keyColumn == 0 ? rest : Self.withoutSpaces(rest))
     return request
+  }
+
+  private func tooShort(_ line: ArraySlice<UInt8>, _ count: Int) -> UsageError {
+    wrong("\(Self.quoted(line)) has \(count) of the \(columnCount) columns that the header promises")
+  }
+
+  private func note(_ text: ArraySlice<UInt8>, _ column: Int, in request: inout TraceRequest) throws {
+    if column == sizeColumn {
+      guard let size = Self.number(text) else {
+        throw wrong("\(Self.quoted(text)) is no size; write a whole number of bytes, below 2^64")
+      }
+      request.size = size
+    }
+    if column == costColumn {
+      guard let cost = Double(String(decoding: text, as: UTF8.self)), (0...Self.mostCost).contains(cost) else {
+        throw wrong("\(Self.quoted(text)) is no cost; write a number from 0 to 10^12")
+      }
+      request.cost = cost
+    }
+    if column == timeColumn {
+      guard let time = Double(String(decoding: text, as: UTF8.self)), (0..<0x1p32).contains(time) else {
+        throw wrong("\(Self.quoted(text)) is no time; write seconds, from 0 to below 2^32")
+      }
+      request.time = UInt32(time)
+    }
   }
 
   /// The next line that is not blank, without its end; nil where the buffer has no whole one.

@@ -226,7 +226,7 @@ struct RunChart {
       guard let held = sample.heldBytes, let resident = sample.residentBytes else { return nil }
       return held - min(held, resident)
     }
-    if let most = offered.map(\.value).max() { sentences.append("Up to \(Self.size(most)) of that is on offer.") }
+    if let most = offered.map(\.value).max(), most > 0 { sentences.append("Up to \(Self.size(most)) of that is on offer.") }
     if let most = missing.max(), most > 0 { sentences.append("Up to \(ByteSize(most)) of what it holds is not in memory.") }
     if let limit = record.header.limitBytes { sentences.append("The group's limit is \(ByteSize(limit)).") }
     for sample in record.samples {

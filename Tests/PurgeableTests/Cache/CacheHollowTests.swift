@@ -44,6 +44,28 @@ struct CacheHollowTests {
     cache.checkBooksSwept()
   }
 
+  @Test("notices of changes go by entries: one that stays has not left", arguments: EvictionOrder.allCases)
+  func changes(order: EvictionOrder) throws {
+    try needRealDiscards()
+    let told = Guarded<[CacheChanges<UInt32>]>([])
+    let cache = try PurgeableCache<UInt32, [UInt8]>(options(order))
+    try cache.setChangeHandler(every: .seconds(100_000)) { changes in told.withLock { $0.append(changes) } }
+    func changes() -> [CacheChanges<UInt32>] {
+      cache.deliverChanges()
+      return told.withLock { exchange(&$0, with: []) }
+    }
+    cache[1] = value(1)
+    #expect(changes() == [CacheChanges(updatedKeys: [1], removedKeys: [])])
+    cache[2] = value(2)
+    cache.discardAll()
+    #expect(changes() == [CacheChanges(updatedKeys: [2], removedKeys: [])])
+    #expect(MissReason.of(cache.lookUpValue(forKey: 1)) == .discarded && cache.sweep() == 0 && cache.count == 2)
+    #expect(changes().isEmpty)
+    cache.remove(forKey: 1)
+    cache[2] = value(2, version: 2)
+    #expect(changes() == [CacheChanges(updatedKeys: [2], removedKeys: [1])])
+  }
+
   @Test("a store, a removal, or the removal of all ends them, and is told", arguments: EvictionOrder.allCases)
   func end(order: EvictionOrder) throws {
     try needRealDiscards()

@@ -46,6 +46,28 @@ struct CacheReactionTests {
     }
   }
 
+  @Test("a cache of one slab gives it when calls have come to a quarter of it", arguments: EvictionOrder.allCases)
+  func smallest(order: EvictionOrder) throws {
+    var options = CacheOptions()
+    options.evictionOrder = order
+    func filled() throws -> PurgeableCache<Int, [UInt8]> {
+      let cache = try PurgeableCache<Int, [UInt8]>(options)
+      for key in 0..<20 { cache[key] = pattern(1000) }
+      return cache
+    }
+    let cache = try filled()
+    for level in [PressureLevel.warning, .normal, .warning, .warning] {
+      cache.trimUntimed(level: level)
+      #expect(cache.count == 20 && cache.value(forKey: 7) == pattern(1000))
+    }
+    let other = try filled()
+    other.trimUntimed(level: .critical)
+    #expect(other.count == 0)
+    _ = cache.trimUntimed(level: .warning)
+    #expect(cache.count < 20)
+    cache.checkBooksSwept()
+  }
+
   @Test("some gives back a sixteenth, critical a quarter, in slabs that are gone from the process")
   func shares() throws {
     for (level, share) in [(PressureLevel.warning, 16), (.critical, 4)] {

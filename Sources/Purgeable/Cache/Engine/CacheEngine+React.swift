@@ -55,6 +55,10 @@ extension CacheEngine: PressureClient {
     if isFelt, base.asks(.pressure) { return false }
     let lostBytes = base.keepsLost ? shards.all.reduce(0) { sum, shard in sum + shards.hold(shard) { $0.lostBytes } } : 0
     let byteCount = (base.heldBytes + lostBytes) / parts
+    // Of few slabs, one is far more than a slice: it goes once slices have come to a quarter of it.
+    let owed = owedBytes.add(byteCount, ordering: .relaxed).newValue
+    guard owed >= min(base.heldBytes, heap.slabBytes) / 4 else { return true }
+    owedBytes.store(0, ordering: .relaxed)
     let begin = relievedBytes
     giveBack(isFelt ? .pressure : .trimmed, shrinksIndexes: false) { byteCount - (relievedBytes - begin) }
     return relievedBytes > begin
@@ -83,7 +87,7 @@ extension CacheEngine: PressureClient {
   /// quarter.
   @discardableResult
   func trim(level: PressureLevel, timeLimit: UInt64 = PressureReaction.timeLimit) -> PressureRelief {
-    // At the critical level, one more is given without asking. A slice is a slab at least: of a small cache one may be enough.
+    // At the critical level, one more is given without asking. What goes is a slab at least: of a small cache one may be enough.
     var slices = level == .critical ? 3 : level == .warning ? 1 : 0
     defer { enforceAfterCopying() }
     return PressureReaction.run(CollectionOfOne<any PressureClient>(self), level, timeLimit: timeLimit, isFelt: false) { _ in

@@ -48,7 +48,9 @@ final class CacheEngine: ForkProtected {
   let link = ClientLink<UnownedClient>()
   /// The bytes that were held when the last reaction began to give back.
   let heldBeforeReaction = Atomic<Int>(0)
-  /// What `relievedBytes` was then.
+  /// What slices have come to since the last slab that went for one.
+  let owedBytes = Atomic<Int>(0)
+  /// What `relievedBytes` was when the last reaction began to give back.
   let freedBeforeReaction = Atomic<Int>(0)
   let lastIdleRound = Atomic<UInt64>(0)
   /// Look-ups that found bytes of which no value could be made. The indexes count them as hits, and the statistics take them off.

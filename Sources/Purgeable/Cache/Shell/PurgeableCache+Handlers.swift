@@ -89,14 +89,14 @@ extension PurgeableCache {
   /// wait for each other for ever. Any thread.
   public func deliverChanges() { teller?.board.load()?.deliverAll() }
 
-  /// As `containsValue`, but what is dead is dropped and told of.
-  private func holdsValue(forKey key: Key) -> Bool {
-    withEntry(key) { engineKey, prefix, held in held.contains(engineKey, prefix) } ?? false
+  /// What is dead is dropped and told of, unless its entry stays.
+  private func holdsEntry(forKey key: Key) -> Bool {
+    withEntry(key) { engineKey, prefix, held in held.contains(engineKey, prefix) || held.isHollow(engineKey) } ?? false
   }
 
   private func board(_ operation: String) throws(PurgeableError) -> ChangeBoard<Key> {
     let teller = try tracking(operation)
     return teller.board.load()
-      ?? LazyParts.publish(ChangeBoard(engine.lazy) { [weak self] in self?.holdsValue(forKey: $0) }, teller.board)
+      ?? LazyParts.publish(ChangeBoard(engine.lazy) { [weak self] in self?.holdsEntry(forKey: $0) }, teller.board)
   }
 }

@@ -198,9 +198,8 @@ extension PurgeableCache: Loading {
   func keep(_ value: Value, forKey key: Key, _ terms: LoadTerms, _ permit: LoadPermit, recomputeCost: UInt64) {
     let outcome = keep(value, forKey: key, terms, if: .announced(permit, terms.announce), recomputeCost: recomputeCost)
     guard let announce = terms.announce, !outcome.isStored else { return }
-    // The second tier may take what this one does not; then no older value is to be here.
-    if permit.take() { _ = announce() }
-    remove(forKey: key)
+    // The second tier may take what this one does not; then no older value is to be here, and what has come meanwhile stays.
+    if permit.isKept { remove(forKey: key) } else { _ = drop(key, version: nil, permit, announce) }
   }
 
   @discardableResult

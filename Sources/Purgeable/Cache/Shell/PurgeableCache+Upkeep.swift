@@ -35,9 +35,11 @@ extension PurgeableCache {
   /// Takes the steps that the library takes when memory is short: offers everything idle, drops what is lost, gives slabs back in
   /// the policy's order, makes bookkeeping smaller, and grows slowly for a minute. How much goes back depends on the level alone,
   /// not on how much memory is free: a sixteenth of what is held at `warning`, a quarter at `critical`, nothing at `normal`, in
-  /// whole slabs. A cache of one slab (64 KiB; 16 with a byte limit below 4 MiB, 256 with one from a GiB on) loses all its
-  /// entries at `critical`, none at `warning`. Returns the result. Giving back takes about a second for each GiB of values of a
-  /// kilobyte, of which a fifth is copied; a call ends after 0.2 s.
+  /// whole slabs (64 KiB; 16 with a byte limit below 4 MiB, 256 with one from a GiB on), of which a cache of three or fewer gives
+  /// one when calls have come to a quarter of it. A slab goes with all its entries that were not used since they were stored, and
+  /// with half of its bytes at least: a cache of one slab may lose all of them at `critical`, and none at the first `warning`.
+  /// Returns the result. Giving back takes about a second for each GiB of values of a kilobyte, of which a fifth is copied; a
+  /// call ends after 0.2 s.
   @discardableResult
   public func trim(level: PressureLevel) -> PressureRelief { engine.trim(level: level) }
 
