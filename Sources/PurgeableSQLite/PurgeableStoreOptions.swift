@@ -86,17 +86,16 @@ public struct PurgeableStoreOptions: Sendable, Hashable {
   }
 
   extension PurgeableStoreStatistics: CustomStringConvertible {
-    /// In one line: "4012 records, 38.2 MiB, 12 to be written, 4100 written, found 611 of 900, 88 evicted, 3 converted, 1 failed
+    /// In one line: "4012 records, 38.2 MiB, found 611 of 900, 12 to be written, 4100 written, 88 evicted, 3 converted, 1 failed
     /// (last: ...)". Parts that are zero are left out.
     public var description: String {
       var text = "\(recordCount) \(recordCount == 1 ? "record" : "records"), \(CacheStatistics.mebibytes(byteCount)) MiB"
-      for (count, what) in [(pendingCount, "to be written"), (writeCount, "written")] where count > 0 {
-        text += ", \(count) \(what)"
-      }
       if hitCount + missCount > 0 { text += ", found \(hitCount) of \(hitCount + missCount)" }
-      for (count, what) in [(evictedCount, "evicted"), (convertedCount, "converted"), (failureCount, "failed")] where count > 0 {
-        text += ", \(count) \(what)"
-      }
+      let parts = [
+        (pendingCount, "to be written"), (writeCount, "written"), (evictedCount, "evicted"), (convertedCount, "converted"),
+        (failureCount, "failed"),
+      ]
+      for (count, what) in parts where count > 0 { text += ", \(count) \(what)" }
       if let lastError { text += " (last: \(lastError))" }
       return text
     }

@@ -47,15 +47,6 @@
       try store.close()
     }
 
-    /// Has bytes, but for 13.
-    private struct Odd: PurgeableValue, BitwiseCopyable, Equatable {
-      let number: UInt8
-
-      func withPurgeableBytesIfEncodable<R, E: Error>(_ body: (RawSpan) throws(E) -> R) throws(E) -> R? {
-        number == 13 ? nil : try withPurgeableBytes(body)
-      }
-    }
-
     @Test("what is loaded and kept nowhere changes nothing, in memory or in the database")
     func keptNowhere() async throws {
       let place = try StorePlace()

@@ -30,6 +30,15 @@
     func add() { count.add(1, ordering: .relaxed) }
   }
 
+  /// Has bytes, but for 13.
+  struct Odd: PurgeableValue, BitwiseCopyable, Equatable {
+    let number: UInt8
+
+    func withPurgeableBytesIfEncodable<R, E: Error>(_ body: (RawSpan) throws(E) -> R) throws(E) -> R? {
+      number == 13 ? nil : try withPurgeableBytes(body)
+    }
+  }
+
   /// Where a store is; it outlives the store.
   struct StorePlace {
     let folder: FakeRoot

@@ -225,20 +225,14 @@ import Testing
 
     @Test("a value that neither memory nor the database can keep changes nothing")
     func keptNowhere() throws {
-      /// Has bytes, but for 13.
-      struct Odd: PurgeableValue, BitwiseCopyable, Equatable {
-        let number: UInt8
-
-        func withPurgeableBytesIfEncodable<R, E: Error>(_ body: (RawSpan) throws(E) -> R) throws(E) -> R? {
-          number == 13 ? nil : try withPurgeableBytes(body)
-        }
-      }
       try withPlace { place in
         let store = try place.open(PurgeableStoreOptions(), of: Odd.self, .purgeableBytes)
         store.setValue(Odd(number: 1), forKey: "a")
         try store.flush()
         #expect(store.setValue(Odd(number: 13), forKey: "a") == .notEncodable)
         #expect(throws: PurgeableError.self) { try store.flush() }
+        let text = "\(store.statistics)"
+        #expect(text.hasPrefix("1 record, <0.1 MiB, 1 written, 1 failed (last: ") && text.contains("does not encode"), "\(text)")
         for _ in 0..<2 {
           #expect(store.value(forKey: "a") == Odd(number: 1))
           store.cache.removeAll()

@@ -32,7 +32,7 @@ protocol PressureClient: ForkProtected {
   /// From here on it may have to give.
   func beginReaction()
   /// Step 3: gives back that part of what it holds, or a little more. `isFelt`: not because the program asked for it. False when
-  /// nothing could be given back.
+  /// nothing could be given back, nor will be by more slices.
   func giveSlice(ofParts parts: Int, isFelt: Bool) -> Bool
   /// Step 4.
   func shrinkBookkeeping(_ level: PressureLevel)

@@ -58,6 +58,10 @@ struct Replay {
     }
   }
 
+  private func openTrace() throws -> TraceFile {
+    try TraceFile(options.trace, format: options.format, cost: options.cost, readsTimes: options.expirySeconds != nil)
+  }
+
   private mutating func replay(_ capacity: ReplayCapacity) throws -> ReplayReport {
     var footprint = Footprint()
     let isShare = if case .percent = capacity { true } else { false }
@@ -71,8 +75,7 @@ struct Replay {
         return "\(Figures.count(footprint.objects)) objects"
       }
     }
-    let trace = try TraceFile(
-      options.trace, format: options.format, cost: options.cost, readsTimes: options.expirySeconds != nil)
+    let trace = try openTrace()
     let limit = try capacity.limit(of: trace, footprint)
     var cache = try ReplayCache(
       limit, order: options.order, expiry: options.expiry(of: trace), tellsCosts: options.tellsCosts)
@@ -110,8 +113,7 @@ struct Replay {
   // MARK: In a memory group
 
   private mutating func replayInGroup(_ limitBytes: UInt64) throws -> ReplayReport {
-    let trace = try TraceFile(
-      options.trace, format: options.format, cost: options.cost, readsTimes: options.expirySeconds != nil)
+    let trace = try openTrace()
     try Children.watchSignals()
     let group: PressureGroup
     do throws(PressureGroup.Refusal) {

@@ -278,6 +278,7 @@ final class TraceFile {
       try note(Self.withoutSpaces(rest[(start + 1)...]), column, in: &request)
       (rest, count) = (rest[..<start], count + 1)
     }
+    // Those at the beginning of a line are the key's own.
     request.key = try key(keyColumn == 0 ? rest : Self.withoutSpaces(rest))
     return request
   }
